@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 from torch import fx
@@ -137,13 +138,43 @@ def test_damaged_files_next_to_the_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(tfkit.SpecError) as metrics:
         model_card(parts_of(tfkit.load("gpt2")), tmp_path)
     assert "metrics.jsonl`, line 2: `loss` must be an integer of at most 64 bits" in str(metrics.value)
-    settings, tokenizer = tmp_path / "tokenizer_config.json", tmp_path / "chars.json"
+    settings, tokenizer = tmp_path / "tokenizer_config.json", tmp_path / "tokenizer.json"
     settings.write_text('{"bos_token": "a",\n "eos_token": }')
-    CharacterTokenizer("abc").save(tokenizer)
-    (tmp_path / "out").mkdir()
     with pytest.raises(tfkit.SpecError) as token_settings:
-        complete_tokenizer(tmp_path / "out", [tokenizer, settings], 9)
+        Companions.read(tmp_path, None)
     assert f"cannot read `{settings}`: its JSON is broken at line 2, column 15" in str(token_settings.value)
+    tokenizer.write_text('{"model": }')
+    with pytest.raises(tfkit.SpecError, match=r"cannot read the tokenizer `tokenizer\.json`: not JSON"):
+        complete_tokenizer(tmp_path, ["tokenizer.json"], 9)
+
+
+def test_a_card_shows_names_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").touch()
+    metrics = {"val.x|<img src=a>": 2.5, "[a](b) `c` _d_ e_f": 3.5, "g\nh": 4.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
+    graph = tfkit.loads(DECODER.replace("name: small", 'name: small\ndescription: "a <script> in\\n# words"'))
+    card = model_card(parts_of(graph), tmp_path)
+    for text in (
+        "| val.x\\|&lt;img src=a&gt; | 2.5 |",
+        "| \\[a\\](b) \\`c\\` \\_d\\_ e_f | 3.5 |",
+        "| g h | 4.5 |",
+        "a &lt;script&gt; in \\# words",
+    ):
+        assert f"{text}\n" in card
+
+
+def test_a_tokenizer_has_no_padding_that_ends_a_text(tmp_path: Path) -> None:
+    words = {"sheep": 0, "goats": 1, "<|endoftext|>": 2}
+    file = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab=words, unk_token="sheep"))
+    file.add_special_tokens(["<|endoftext|>"])
+    file.save(str(tmp_path / "tokenizer.json"))
+    assert complete_tokenizer(tmp_path, ["tokenizer.json"], 8) == {"eos_token_id": 2}
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["eos_token"] == "<|endoftext|>"
+    assert "pad_token" not in settings
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "goats"}))
+    files = ["tokenizer.json", "tokenizer_config.json"]
+    assert complete_tokenizer(tmp_path, files, 8) == {"eos_token_id": 2, "pad_token_id": 1}
 
 
 @pytest.mark.slow

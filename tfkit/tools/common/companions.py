@@ -307,8 +307,8 @@ def _contents(folder: Path, name: str, limit: int) -> bytes:
 
 
 def _settings(path: Path, content: bytes) -> dict[str, Any]:
-    """Return the settings in a file that may name code; empty for any other file."""
-    return _parsed(path, content) if path.name.endswith("_config.json") and CODE.encode() in content else {}
+    """Return the settings in a file of settings; empty for any other file."""
+    return _parsed(path, content) if path.name.endswith("_config.json") else {}
 
 
 def _parsed(path: Path, content: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:

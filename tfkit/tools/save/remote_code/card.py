@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,10 @@ def model_card(parts: Parts, weights: Path | None) -> str:
         "tags: [custom_code]",
         "---",
         "",
-        f"# {model.name}",
+        f"# {_escaped(model.name)}",
         "",
-        *([model.description, ""] if model.description else []),
-        *([f"Source: {model.source}", ""] if model.source else []),
+        *([_escaped(model.description), ""] if model.description else []),
+        *([f"Source: {_escaped(model.source)}", ""] if model.source else []),
         "| | |",
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in rows.items()),
@@ -52,9 +54,15 @@ def model_card(parts: Parts, weights: Path | None) -> str:
         f'model = {auto}.from_pretrained("PATH OR NAME", trust_remote_code=True)',
         "```",
         "",
-        f"![The layers of {model.name}]({PICTURE})",
+        f"![The layers of {_escaped(model.name)}]({PICTURE})",
     ]
     return "\n".join([*text, *_training(weights)]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Return a text on one line in which Markdown and HTML have no meaning; addresses stay links."""
+    plain = html.escape(" ".join(text.split()), quote=False)
+    return re.sub(r"[\\`*\[\]|~!#]|(?<!\w)_|_(?!\w)", r"\\\g<0>", plain)
 
 
 def _training(weights: Path | None) -> list[str]:
@@ -67,5 +75,5 @@ def _training(weights: Path | None) -> list[str]:
     metrics: dict[str, Any] = {}
     for line in lines(run):
         metrics |= line
-    rows = [f"| {name} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, int | float)]
+    rows = [f"| {_escaped(name)} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, int | float)]
     return ["", "## Training", "", "| at the end of the run | |", "|---|---|", *rows] if rows else []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.decoding.text import CharacterTokenizer, FileTokenizer, load_tokenizer
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.folder import MAX_CONFIG, TOKENIZERS
 from tfkit.spec.header import read_object
 
@@ -29,7 +30,11 @@ def complete_tokenizer(folder: Path, files: Collection[str], max_len: int | None
     name = next((name for name in TOKENIZERS if name in files), None)
     if name is None:
         return {}
-    tokenizer = load_tokenizer(folder / name)
+    try:
+        tokenizer = load_tokenizer(folder / name)
+    except SpecError as error:  # the folder has a temporary name
+        message = error.diagnostics[0].message.replace(str(folder / name), name)
+        raise SpecError(Diagnostic(message, help="correct the file next to the weights, or remove it")) from error
     if isinstance(tokenizer, CharacterTokenizer):
         _write_characters(tokenizer, folder / FILE)
         tokenizer = load_tokenizer(folder / FILE)
@@ -39,7 +44,8 @@ def complete_tokenizer(folder: Path, files: Collection[str], max_len: int | None
     else:
         end = next((text for text in ENDS if tokenizer.special(text) is not None), None)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        settings |= {} if end is None else {"eos_token": end, "pad_token": end}
+        # Without a `pad_token`: collators would hide the end of each text from the loss if it were the same token.
+        settings |= {} if end is None else {"eos_token": end}
         settings |= {} if max_len is None else {"model_max_length": max_len}
         (folder / SETTINGS).write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
     tokens = {role: settings.get(role) for role in ROLES}
