@@ -328,7 +328,7 @@ def companions_of(weights: Path | None, family: FamilyConfig | None) -> Companio
         companions = Companions(omitted=("the tokenizer and all settings, because it no longer exists",))
     else:
         companions = Companions.read(weights, family)
-    if companions.omitted:
+    if weights is not None and companions.omitted:
         text = f"not copied from {shown(weights)}: {listing(companions.omitted, 12)}"
         warnings.warn(text, LeftOutWarning, stacklevel=4)
     return companions
