@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tfkit.tools.train.history import lines
 
 from tfkit.decoding.text import load_tokenizer
 from tfkit.errors import Invalid, SpecError
@@ -26,7 +27,6 @@ from tfkit.tools.common.run_facts import read_facts
 from tfkit.tools.generate.prompts import _text
 from tfkit.tools.import_.importing import import_config
 from tfkit.tools.tokens import _chunks
-from tfkit.tools.train.history import lines
 
 PLUGINS = load_plugins()
 DEEP = "[" * 100_000 + "]" * 100_000

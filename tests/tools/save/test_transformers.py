@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.console.hub import on_disk
-from tfkit.decoding.text import CharacterTokenizer
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import holds_code
 from tfkit.spec.render import render

@@ -184,10 +184,10 @@ class PretrainedConfig(TokenizerConfig):
         try:
             from transformers import AutoTokenizer
         except ImportError:
-            tokenizer = FileConfig(path=os.path.join(self.path, "tokenizer.json")).build(text)
-            assert isinstance(tokenizer, tfkit.FileTokenizer)
-            tokenizer.folder = Path(self.path)
-            return tokenizer
+            file = FileConfig(path=os.path.join(self.path, "tokenizer.json")).build(text)
+            assert isinstance(file, tfkit.FileTokenizer)
+            file.folder = Path(self.path)
+            return file
         try:
             loaded = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
             return tfkit.FileTokenizer(loaded.backend_tokenizer, shown(self.path), Path(self.path))
