@@ -129,7 +129,7 @@ class Run:
     def _branch_step(self) -> Value:
         """Return the step of the branch: as written in the run, else as recorded, else the latest of its source."""
         written = ("branch", "step") in self.file.provenance.spans
-        latest = self.config.branch and self.config.branch.step
+        latest = None if self.config.branch is None else self.config.branch.step
         return latest if written or self.recorded is None else self.recorded.get("branch_step", latest)
 
     @property
