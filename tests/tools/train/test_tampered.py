@@ -243,6 +243,7 @@ LINKS = {
     **{f"{name} linked outside": (linked(name, f"../{OUTSIDE}"), LINK) for name in ("step-4", "step-6", "ema", "tb")},
     "report.html linked to a new file outside": (linked("report.html", f"../{OUTSIDE}/new"), LINK),
     "lock linked to a new file outside": (linked("lock", f"../{OUTSIDE}/new"), LINK),
+    "ema linked to itself": (linked("ema", "ema"), "cannot write `FOLDER/ema`: Too many levels of symbolic links"),
     "latest linked inside": (linked("latest", METRICS), "must name a checkpoint"),
     "step-6 linked inside": (linked("step-6", OLDER), LINK),
     "a link that tfkit never writes to": (linked("best", OLDER), CONTINUES),

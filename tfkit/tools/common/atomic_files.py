@@ -128,9 +128,9 @@ def check_entries(folder: Path) -> None:
     with writing(folder):
         root = os.path.realpath(folder)
         for path in sorted(folder.iterdir()):
-            target = Path(os.path.realpath(path))
-            if not path.name.startswith(".") and not (path.is_symlink() and target.is_relative_to(root)):
-                _check_plain(path, os.lstat(path).st_mode)
+            if path.name.startswith(".") or (path.is_symlink() and _place(path).is_relative_to(root)):
+                continue
+            _check_plain(path, os.lstat(path).st_mode)
 
 
 def _check_plain(path: Path, mode: int) -> None:
