@@ -153,7 +153,8 @@ def differences(case: Case, source: Path, target: Path, *, trained: bool) -> Ite
     for name in TOKENIZER_FILES:
         files = [folder / name for folder in (source, target)]
         contents = [file.read_bytes() if file.exists() else None for file in files]
-        if contents[0] != contents[1]:
+        # A run has the tokenizer that AutoTokenizer makes of the file, which a class such as Qwen2Tokenizer changes.
+        if contents[0] != contents[1] and not (trained and name == "tokenizer.json"):
             yield f"file {name}"
     if not trained:
         texts = [generated(model, tokenizer) for model, tokenizer in zip(models, tokenizers, strict=True)]
