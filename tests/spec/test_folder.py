@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import tfkit
+from tfkit.spec.weight_files import content_of
 from tfkit.testing import check_model
 
 Run = Callable[..., str]
@@ -136,6 +137,8 @@ def test_weights_may_be_the_folder_of_a_run(folder: Path, run: Run) -> None:
     run("build", "small.yaml", "-o", "run/step-2", "--seed", "9")
     Path("run/run.yaml").write_text("")
     Path("run/latest").write_text("step-2")
+    digest = content_of(Path("run/step-2/model.safetensors"))
+    Path("run/step-2/state.json").write_text(json.dumps({"model": digest}))
     Path("run/step-2/chars.json").write_text('{"characters": "abcde"}')
     expected = tfkit.build("run").state_dict()
     assert same(tfkit.build(tfkit.load("run")), expected)
@@ -166,7 +169,7 @@ def test_commands_that_need_no_weights(command: str, folder: Path, run: Run) -> 
 
 def test_what_solve_writes_finds_the_folder_again(folder: Path, run: Run) -> None:
     Path("deep").mkdir()
-    run("solve", "out", "--params", "20K", "--keep", "n_layers", "-o", "deep/solved.yaml")
+    run("solve", "out", "--params", "18K", "--keep", "n_layers", "-o", "deep/solved.yaml")
     assert "extends: ../out/spec.yaml" in Path("deep/solved.yaml").read_text()
     assert run("validate", "deep/solved.yaml") == "deep/solved.yaml: ok\n"
 
@@ -212,12 +215,12 @@ def test_profile_reads_the_weights_of_a_folder(folder: Path, run: Run, monkeypat
 def test_the_published_layout_is_a_folder_too_and_keeps_the_tokenizer(folder: Path, run: Run) -> None:
     run("build", "gpt2", *SETS, "-o", "gpt2_small")
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "notes.txt"):
-        Path("gpt2_small", name).write_text(f"of {name}")
+        Path("gpt2_small", name).write_text(f'{{"file": "{name}"}}')
     run("save", "gpt2_small", "--layout", "huggingface", "-o", "published")
     assert sorted(path.name for path in Path("published").iterdir()) == [
         *("config.json", "merges.txt", "model.safetensors", "spec.yaml", "tokenizer_config.json", "vocab.json")
     ]
-    assert Path("published/vocab.json").read_text() == "of vocab.json"
+    assert Path("published/vocab.json").read_text() == '{"file": "vocab.json"}'
     before, after = tfkit.build("gpt2_small").state_dict(), tfkit.build("published").state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     run("import", "published", "-o", "again.yaml")

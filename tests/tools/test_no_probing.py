@@ -23,6 +23,7 @@ OF_OTHERS = {
     "console/signals.py": "signal",
     "building/initialize.py": "module",
     "tools/common/atomic_files.py": "error, os, library",
+    "tools/common/companions.py": "data, tokenizer",
     "tools/compare/other_model.py": "transformers, result, theirs.config",
     "tools/check/measure.py": "error",
     "tools/check/run_under_test.py": "data",
@@ -34,7 +35,8 @@ OF_OTHERS = {
 }
 """The objects that a file asks for a name they may lack: of the system, torch, another library; none is a config.
 
-The data of a run lack `n_classes` unless their targets are classes.
+The data of a run lack `n_classes` unless their targets are classes, and may lack `start`, `end` and `classes`. Tokenizers of
+plugins lack `folder` and `pieces`.
 """
 SYNTAX = PACKAGE / "tools" / "eject"
 """Reads the nodes of Python's syntax trees, live modules and functions."""

@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from tfkit.building.builder import assemble, graph_of
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.torch_private.tensors import has_forward_hook, has_forward_pre_hook
 
 PLAIN = bool | int | float | complex | str | bytes | None | torch.dtype
 FUNCTIONS = FunctionType | BuiltinFunctionType | MethodType | type
@@ -91,9 +92,9 @@ def _different_module(module: nn.Module, expected: nn.Module, *, root: bool) -> 
         yield ": the code of its forward was changed"
     if "forward" in vars(module):
         yield ".forward: replaced on the module"
-    if module._forward_hooks:
+    if has_forward_hook(module):
         yield ": a forward hook, which can change its output"
-    if module._forward_pre_hooks:
+    if has_forward_pre_hook(module):
         yield ": a forward pre-hook, which can change its inputs"
     attributes = vars(module)
     for name, value in vars(expected).items():

@@ -220,15 +220,17 @@ class FileTokenizer:
         self._tokenizer.save(str(path))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, name: str | None = None) -> Tokenizer:
     """Read a `tokenizer.json`, or a file that `CharacterTokenizer.save` wrote.
 
-    Any other name is a text file, whose characters become the tokens. Raises SpecError for a file of neither format.
+    Any other name is a text file, whose characters become the tokens. Raises SpecError for a file of neither format;
+    errors show `name`, by default the path.
     """
+    name = name or str(path)
     try:
         text = contents(path).decode()
         data = json.loads(text) if path.suffix == ".json" else {CHARACTERS: "".join(sorted(set(text)))}
-        return _tokenizer(text, data, str(path))
+        return _tokenizer(text, data, name)
     except (KeyboardInterrupt, SystemExit):
         raise
     except OSError as error:
@@ -239,7 +241,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         cause = f"not JSON: {error}"
     except BaseException as error:  # the library raises plain `Exception`, and panics, which are no `Exception`
         cause = _cause(error)
-    raise SpecError(Diagnostic(f"cannot read the tokenizer {quoted(str(path))}: {cause}"))
+    raise SpecError(Diagnostic(f"cannot read the tokenizer {quoted(name)}: {cause}"))
 
 
 def _cause(error: BaseException) -> str:

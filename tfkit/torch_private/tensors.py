@@ -39,6 +39,16 @@ def replace_tensors(module: nn.Module, f: Callable[[Tensor], Tensor]) -> None:
     module._apply(f)
 
 
+def has_forward_hook(module: nn.Module) -> bool:
+    """Return True if a hook of the module can change its output."""
+    return bool(module._forward_hooks)
+
+
+def has_forward_pre_hook(module: nn.Module) -> bool:
+    """Return True if a hook of the module can change its inputs."""
+    return bool(module._forward_pre_hooks)
+
+
 def has_state_dict_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:
     """Return True if `register_state_dict_post_hook` registered this hook on the module, or on its original."""
     return hook in module._state_dict_hooks.values()

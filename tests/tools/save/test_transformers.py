@@ -149,7 +149,7 @@ def test_damaged_files_next_to_the_weights_are_named(tmp_path: Path) -> None:
 
 def test_a_card_shows_names_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").touch()
-    metrics = {"val.x|<img src=a>": 2.5, "[a](b) `c` _d_ e_f": 3.5, "g\nh": 4.5}
+    metrics = {"step": 9, "val.x|<img src=a>": 2.5, "[a](b) `c` _d_ e_f": 3.5, "g\nh": 4.5}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
     graph = tfkit.loads(DECODER.replace("name: small", 'name: small\ndescription: "a <script> in\\n# words"'))
     card = model_card(parts_of(graph), tmp_path)
@@ -173,7 +173,7 @@ def test_a_tokenizer_has_no_padding_that_ends_a_text(tmp_path: Path) -> None:
     assert "pad_token" not in settings
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "goats"}))
     files = ["tokenizer.json", "tokenizer_config.json"]
-    assert complete_tokenizer(tmp_path, files, 8) == {"eos_token_id": 2, "pad_token_id": 1}
+    assert complete_tokenizer(tmp_path, files, 8) == {"eos_token_id": 2}
 
 
 @pytest.mark.slow

@@ -136,12 +136,12 @@ def test_a_run_that_diverged_is_not_trained_again(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("line", "error"),
     {
-        "[1]": "line 1 has no `step`",
-        '{"loss": 1}': "line 1 has no `step`",
-        '{"step": true, "loss": 1}': "line 1 has no `step`",
-        '{"step": 1, "loss": [1]}': "`loss` of line 1 must be a number or a text",
-        '{"step": 1, "loss": null}': "`loss` of line 1 must be a number or a text",
-        "[" * 100_000: "maximum recursion depth exceeded",
+        "[1]": "line 1: its JSON is not an object",
+        '{"loss": 1}': "line 1: it has no `step`",
+        '{"step": true, "loss": 1}': "line 1: it has no `step`",
+        '{"step": 1, "loss": [1]}': "line 1: `loss` must be a number or a text",
+        '{"step": 1, "loss": null}': "line 1: `loss` must be a number or a text",
+        "[" * 100_000: "line 1: its JSON is nested too deeply",
     }.items(),
     ids=lambda text: text[:30],
 )

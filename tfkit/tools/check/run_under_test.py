@@ -389,7 +389,7 @@ def _tensors_in(loss: nn.Module, seen: set[int]) -> Iterator[tuple[str, Tensor]]
         elif isinstance(value, list | tuple | set | deque):
             inside = dict(enumerate(value))
         else:
-            inside = getattr(value, "__dict__", {})
+            inside = vars(value) if type(value).__dictoffset__ else {}
         values += [(f"{path}.{name}".lstrip("."), entry) for name, entry in reversed(list(inside.items()))]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.decoding.text import CharacterTokenizer, FileTokenizer, load_tokenizer
-from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.folder import MAX_CONFIG, TOKENIZERS
 from tfkit.spec.header import read_object
 
@@ -30,11 +29,7 @@ def complete_tokenizer(folder: Path, files: Collection[str], max_len: int | None
     name = next((name for name in TOKENIZERS if name in files), None)
     if name is None:
         return {}
-    try:
-        tokenizer = load_tokenizer(folder / name)
-    except SpecError as error:  # the folder has a temporary name
-        message = error.diagnostics[0].message.replace(str(folder / name), name)
-        raise SpecError(Diagnostic(message, help="correct the file next to the weights, or remove it")) from error
+    tokenizer = load_tokenizer(folder / name, name)  # the folder has a temporary name
     if isinstance(tokenizer, CharacterTokenizer):
         _write_characters(tokenizer, folder / FILE)
         tokenizer = load_tokenizer(folder / FILE)
