@@ -35,8 +35,8 @@ OF_OTHERS = {
 }
 """The objects that a file asks for a name they may lack: of the system, torch, another library; none is a config.
 
-The data of a run lack `n_classes` unless their targets are classes, and may lack `start`, `end` and `classes`. Tokenizers of
-plugins lack `folder` and `pieces`.
+The data of a run lack `n_classes` unless their targets are classes, and may lack `start`, `end` and `classes`.
+Tokenizers of plugins lack `folder` and `pieces`.
 """
 SYNTAX = PACKAGE / "tools" / "eject"
 """Reads the nodes of Python's syntax trees, live modules and functions."""
