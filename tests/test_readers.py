@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tfkit.tools.train.history import lines
+from tfkit.tools.common.history import lines
 
 from tfkit.decoding.text import load_tokenizer
 from tfkit.errors import Invalid, SpecError

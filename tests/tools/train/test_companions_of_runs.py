@@ -53,6 +53,7 @@ def test_the_names_of_classes(tmp_path: Path) -> None:
         tmp_path,
         LABELLED,
         "model.graph.head=null",
+        "model.graph.pooled={block: pooler, select: last}",
         "model.graph.classes={block: classifier, n_classes: data.n_classes}",
         length=9,
     )
