@@ -1,4 +1,4 @@
-"""Components that differ from the built-in components: a memory in a field of any name, an FFN with the context."""
+"""Components that differ from the built-in components: a memory of any name, an FFN with the context, a depth."""
 
 from __future__ import annotations
 
@@ -78,8 +78,29 @@ class Contextual(nn.Module):
         return self.output(x)
 
 
+class ScaledByDepthConfig(tfkit.FFNConfig):
+    """A linear layer whose output is divided by the depth of the stack."""
+
+    kind: Literal["scaled_by_depth"] = "scaled_by_depth"
+
+    def build(self, make: tfkit.Make) -> nn.Module:
+        return ScaledByDepth(self.d_model, make.layer, make.n_layers)
+
+
+class ScaledByDepth(nn.Module):
+    def __init__(self, d_model: int, layer: int | None, n_layers: int | None) -> None:
+        super().__init__()
+        assert n_layers is not None
+        self.layer = layer
+        self.scale = 1 / n_layers
+        self.output = tfkit.Linear(d_model, d_model, bias=True, residual=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.output(x)
+
+
 PLUGINS = tfkit.load_plugins(entry_points=False)
-for _config in (RecallConfig, ContextualConfig):
+for _config in (RecallConfig, ContextualConfig, ScaledByDepthConfig):
     PLUGINS.registry.add(_config, "under test")
 
 
@@ -106,3 +127,26 @@ def test_cost_counts_a_memory_of_any_name() -> None:
 
 def test_an_ffn_with_a_context_is_not_called_without_it() -> None:
     check_model(graph(), plugins=PLUGINS, only=["alone"])
+
+
+def test_a_component_has_the_depth_of_its_stack() -> None:
+    """Layers that share weights count each time that they run."""
+    text = """
+tfkit: 1
+name: deep
+d_model: 16
+vocab_size: 23
+graph:
+  embedding: embedding
+  decoder:
+    block: decoder
+    n_layers: 6
+    attention: {kind: mha, n_heads: 2, position: rope}
+    ffn: scaled_by_depth
+    layers: {groups: 2}
+  head: lm_head
+"""
+    graph = tfkit.loads(text, plugins=PLUGINS)
+    model = tfkit.build(graph)
+    assert [(layer.ffn.layer, layer.ffn.scale) for layer in model.decoder.layers] == [(0, 1 / 6), (1, 1 / 6)]
+    check_model(graph, only=["look-ahead", "meaning", "recompute"], plugins=PLUGINS)

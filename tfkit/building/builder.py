@@ -46,6 +46,7 @@ class Builder:
         self.attention_backend = attention_backend
         self.recompute = recompute
         self.layer: int | None = None
+        self.n_layers: int | None = None
         self.configs: dict[nn.Module, Component] = {}
         self.arguments: dict[nn.Module, tuple[Any, ...]] = {}
 

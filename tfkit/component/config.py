@@ -210,6 +210,8 @@ class Make(Protocol):
     """If true, a layer saves only its arguments for the backward pass, and runs again there."""
     layer: int | None
     """The number of the layer of a stack that is being built, from 0; None outside of layers."""
+    n_layers: int | None
+    """The number of layers of the stack whose layer is being built; None outside of layers."""
 
     def __call__(self, config: Component, /, *args: Any, **arguments: Any) -> nn.Module:
         """Build `config` and pass the remaining arguments to its `build`."""

@@ -280,13 +280,15 @@ class StackConfig(LayerConfig, BlockConfig):
         contexts, layers = self._contexts(make.attention_backend), []
         stack, signal = self.stack(), inputs["input"]
         wired = stack.wired
+        make.n_layers = self.n_layers
         for make.layer, (layer, (name, key)) in enumerate(zip(stack.layers, contexts, strict=True)):
             if name not in shared:
                 shared[name] = key.build(make, gaps=signal.gaps)
             layers.append(
                 build_layer(layer, make, d_model=self.d_model, d_memory=d_memory, causal=key.flag, wired=wired)
             )
-        make.layer, streams = None, stack.streams
+        make.layer = make.n_layers = None
+        streams = stack.streams
         order = sorted(shared)  # TorchScript shares code between ModuleDicts of equal keys, whatever their order
         return self.module(inputs)(
             shared={name: shared[name] for name in order},
