@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,23 @@ def test_the_end_of_the_data_ends_a_text(data: str, tmp_path: Path) -> None:
     assert run_companions(run, None).fields == {"decoder_start_token_id": 251, "eos_token_id": 250}
 
 
-def test_the_names_of_classes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [(("so", "nö", "far"), ["far", "nö", "so"]), (("so", "7", "0"), ["0", "7", "so"]), ("021", None)],
+)
+def test_the_names_of_classes(labels: Sequence[str], names: list[str] | None, tmp_path: Path) -> None:
+    rows = [{"source": "ab" * (number + 1), "label": label} for number, label in enumerate([*labels] * 4)]
+    Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     run = small_run(
         tmp_path,
         LABELLED,
         "model.graph.head=null",
         "model.graph.pooled={block: pooler, select: last}",
         "model.graph.classes={block: classifier, n_classes: data.n_classes}",
-        length=9,
+        length=32,
     )
-    assert run_companions(run, None).fields["id2label"] == {"0": "far", "1": "nö", "2": "so"}
+    expected = None if names is None else {str(number): name for number, name in enumerate(names)}
+    assert run_companions(run, None).fields.get("id2label") == expected
 
 
 def test_the_end_replaces_ids_that_lack_it() -> None:

@@ -186,8 +186,8 @@ class _Target:
     @property
     def classes(self) -> list[str] | None:
         """The names of the classes in order; None for classes that are numbers."""
-        names = [name for name in self.numbers if isinstance(name, str) and not name.isdecimal()]
-        return names if len(names) == self.n_classes else None
+        are_numbers = all(str(name) == str(number) for name, number in self.numbers.items())
+        return None if are_numbers else [str(name) for name in self.numbers]
 
     def labels(self, row: Row, count: int) -> list[int]:
         """Return the numbers of the classes of a row of `count` positions."""
