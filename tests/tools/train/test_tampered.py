@@ -469,3 +469,30 @@ def test_a_later_checkpoint_stays_until_the_next_one_is_written(run: Run) -> Non
     assert trained.steps_made == 2
     assert not (folder / NEWEST).exists()
     assert end_of("resumed") == end_of("whole")
+
+
+def test_the_remains_of_a_killed_removal_are_still_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"optimizer.safetensors", "model.safetensors", "state.json", "latest"}
+    remains = []
+    for last in range(len(names) + 1):
+        folder = tmp_path / f"step-{last}"
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+        with monkeypatch.context() as patch:
+            calls = iter([*[Path.unlink] * last, killed])
+            patch.setattr(Path, "unlink", lambda path, calls=calls: next(calls)(path))
+            patch.setattr(Path, "rmdir", killed)
+            with pytest.raises(KeyboardInterrupt):
+                record_module._remove(folder)
+        remains.append(len(list(folder.iterdir())))
+        assert record_module._is_checkpoint(folder)
+        record_module._remove(folder)
+        assert not folder.exists()
+    assert remains == [4, 3, 2, 1, 0]
+
+
+def killed(path: Path) -> None:
+    raise KeyboardInterrupt

@@ -178,7 +178,12 @@ class PretrainedConfig(TokenizerConfig):
             raise Invalid(
                 "path", f"there is no folder {quoted(shown(self.path))}", help="name the folder of a tokenizer"
             )
-        for path in Path(self.path).iterdir():
+        try:
+            files = sorted(Path(self.path).iterdir())
+        except OSError as error:
+            message = f"cannot read {quoted(shown(self.path))}: {error.strerror}"
+            raise Invalid("path", message, help="name a folder that you may read") from error
+        for path in files:
             if path.exists() and not path.is_file() and not path.is_dir():  # reading could block or never end
                 raise Invalid("path", f"{quoted(shown(str(path)))} must be a file; got a pipe or a device")
         try:

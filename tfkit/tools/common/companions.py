@@ -276,9 +276,13 @@ def _matches(name: str, patterns: frozenset[str]) -> bool:
 
 def _names(folder: Path) -> list[str]:
     """Return the names of the companion files in a folder, sorted."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
     inner = [pattern.partition("/")[0] for pattern in FILES if "/" in pattern]
-    names += [f"{name}/{file}" for name in inner if os.path.isdir(folder / name) for file in os.listdir(folder / name)]
+    try:
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        folders = [name for name in inner if os.path.isdir(folder / name)]
+        names += [f"{name}/{file}" for name in folders for file in os.listdir(folder / name)]
+    except OSError as error:
+        raise unreadable(folder, error) from error
     return sorted(name for name in names if _matches(name, FILES))
 
 

@@ -219,7 +219,7 @@ class RunFolder:
         self._write(LATEST, f"{place.name}\n")
         for path in self._later:
             if path != place:  # `place` was replaced
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
         self._later = []
         self._remove_old()
 
@@ -227,7 +227,7 @@ class RunFolder:
         """Remove old checkpoints. The later checkpoints of a previous process do not count as checkpoints to keep."""
         checkpoints = [path for path in checkpoints_in(self.folder) if _is_checkpoint(path) and path not in self._later]
         for path in checkpoints[: -self._run.config.checkpoint.last]:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
 
     def save_model(self, name: str, model: fx.GraphModule) -> None:
         folder = self.folder / name
@@ -278,7 +278,19 @@ class Follower:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    return os.path.isfile(folder / STATE)
+    """Return True if a folder has the file `state.json`, or is what `_remove` leaves if the process is killed."""
+    return os.path.isfile(folder / STATE) or (os.path.isdir(folder) and not os.listdir(folder))
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint, and last its `state.json`, by which a later process knows the remains of a checkpoint."""
+    with suppress(OSError):
+        for path in sorted(checkpoint.iterdir(), key=lambda path: path.name == STATE):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        checkpoint.rmdir()
 
 
 def _check_replaceable(folder: Path) -> None:
