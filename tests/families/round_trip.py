@@ -56,7 +56,9 @@ def published(case: Case, folder: Path) -> None:
     pads = {"pad_token_id": 1 if case.model_type in PAD_OF_ONE else 17}
     starts = {"decoder_start_token_id": 16} if case.kind == "seq2seq" else {}
     model: Any = reference(replace(case, config={**config, **pads, **starts}))
-    tokenizer = _tokenizer(model.config.pad_token_id)
+    model.save_pretrained(folder)
+    _tokenizer(model.config.pad_token_id).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)  # a class such as Qwen2Tokenizer splits the prompt differently
     model.generation_config = GenerationConfig(
         bos_token_id=19,
         eos_token_id=[_end(model, tokenizer), 18],
@@ -65,8 +67,7 @@ def published(case: Case, folder: Path) -> None:
         max_new_tokens=NEW_TOKENS,
         **starts,
     )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
 
 
 def _tokenizer(pad: int) -> PreTrainedTokenizerFast:
