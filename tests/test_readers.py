@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tfkit.tools.common.history import lines
 
 from tfkit.decoding.text import load_tokenizer
 from tfkit.errors import Invalid, SpecError
@@ -23,6 +22,7 @@ from tfkit.run.read_rows import read_rows
 from tfkit.run.read_run import read_run
 from tfkit.run.read_sweep import read_sweep
 from tfkit.spec.load import read_spec
+from tfkit.tools.common.history import lines
 from tfkit.tools.common.run_facts import read_facts
 from tfkit.tools.generate.prompts import _text
 from tfkit.tools.import_.importing import import_config

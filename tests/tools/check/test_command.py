@@ -163,8 +163,16 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
             "block `encoder` cannot be checked alone\n   = help: check a spec that has it: `tfkit check albert_base --no-plugins`",
         ),
         (1, "--kind pooler", "check a spec that has it; `tfkit components block --no-plugins` shows its fields"),
-        (1, "--kind characters", "it is part of a run, not of a model; `tfkit components tokenizer --no-plugins` shows its\n     fields"),
-        (1, "tiny.yaml --only schedule", "`schedule` is a property of a run\n   = help: check a run: `tfkit check RUN --no-plugins`"),
+        (
+            1,
+            "--kind characters",
+            "it is part of a run, not of a model; `tfkit components tokenizer --no-plugins` shows its\n     fields",
+        ),
+        (
+            1,
+            "tiny.yaml --only schedule",
+            "`schedule` is a property of a run\n   = help: check a run: `tfkit check RUN --no-plugins`",
+        ),
         (1, "--plugin nothing", "there is no plugin `nothing`"),
     ],
 )
