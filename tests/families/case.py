@@ -35,6 +35,8 @@ AUTO = {
     "pretraining": transformers.AutoModelForPreTraining,
     "body": transformers.AutoModel,
 }
+ZEROED = {"youtu"}
+"""Types whose class zeroes the row of the padding token in a tied table when it loads a folder."""
 CLASSES = {"id2label": {0: "so", 1: "not so", 2: "unsaid"}, "label2id": {"so": 0, "not so": 1, "unsaid": 2}}
 
 
@@ -282,6 +284,9 @@ def check_saved(trial: Trial) -> None:
     if trial.case.repair is not None:
         trial.case.repair(again)
     ids, masks = _batch(trial, "none")
+    if trial.case.model_type in ZEROED:
+        theirs = AUTO[trial.case.kind].from_pretrained(trial.folder / "theirs", attn_implementation="eager")
+        trial = replace(trial, theirs=theirs.eval())
     expected = _theirs(trial, ids, masks, "none", [])
     actual = _theirs(replace(trial, theirs=again.eval()), ids, masks, "none", [])
     torch.testing.assert_close(actual, expected)  # the bits depend on where the weights lie in memory

@@ -10,7 +10,7 @@ from .llama_kin import ROPE
 
 DEEPSEEK_LAYERS = {key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"}
 
-INDEX = {"index_n_heads": 9, "index_head_dim": 6, "index_topk": 4}  # with few heads, all ReLUs may be 0
+INDEX = {"index_n_heads": 17, "index_head_dim": 6, "index_topk": 4}  # with few heads, all ReLUs may be 0, and tie
 
 
 def deepseek_v3(**more: Any) -> Case:
