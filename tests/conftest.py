@@ -21,6 +21,8 @@ os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the test
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = re.compile(r"(= (?:known )?(?:kinds|blocks): |is a key of the [a-z ]+? (?=kinds? `)).*(?:\n +[^\s=|-].*)*")
 """Lists of kinds in errors, up to the next note. `tests/spec/test_listed_kinds.py` checks that they are complete."""
+OVERLOADS: dict[str, list[object]] = {}
+"""The overloads of torch's functions before any is compiled, by the name of the function."""
 
 # Plugins are loaded once: most tests load a spec, which then takes half the time. The patch is here, before any other
 # module imports the name.
@@ -34,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave modules and tests out of every collection of garbage, which begin now: there are many, and they stay."""
+    if (internal := sys.modules.get("torch._jit_internal")) is not None:
+        OVERLOADS.update(internal._overloaded_fns)
     gc.freeze()
     gc.set_threshold(200_000, 10, 50)
     gc.enable()
@@ -43,7 +47,8 @@ def pytest_runtest_teardown() -> None:
     """Let go of the programs that torch has scripted, so that a process does not grow with each scripted model.
 
     torch keeps all their classes and execution plans, about 20 MB for a small T5. Programs that are still in use hold
-    their compilation unit.
+    their compilation unit. The overloads of functions such as `interpolate`, which torch forgets once it has compiled
+    them, are registered again.
     """
     recursive = sys.modules.get("torch.jit._recursive")
     if recursive is not None and recursive.concrete_type_store.type_store:
@@ -52,6 +57,7 @@ def pytest_runtest_teardown() -> None:
         state._clear_class_state()
         state._jit_caching_layer.clear()
         state._jit_function_overload_caching.clear()
+        sys.modules["torch._jit_internal"]._overloaded_fns |= OVERLOADS
         state._python_cu = recursive._python_cu = type(state._python_cu)()
 
 

@@ -35,8 +35,9 @@ AUTO = {
     "pretraining": transformers.AutoModelForPreTraining,
     "body": transformers.AutoModel,
 }
-ZEROED = {"youtu"}
-"""Types whose class zeroes the row of the padding token in a tied table when it loads a folder."""
+CHANGED = {"mamba", "youtu"}
+"""Types whose class changes weights when it loads a folder: it zeroes the row of the padding token in a tied table, or
+divides by the square root of the depth."""
 CLASSES = {"id2label": {0: "so", 1: "not so", 2: "unsaid"}, "label2id": {"so": 0, "not so": 1, "unsaid": 2}}
 
 
@@ -284,7 +285,7 @@ def check_saved(trial: Trial) -> None:
     if trial.case.repair is not None:
         trial.case.repair(again)
     ids, masks = _batch(trial, "none")
-    if trial.case.model_type in ZEROED:
+    if trial.case.model_type in CHANGED:
         theirs = AUTO[trial.case.kind].from_pretrained(trial.folder / "theirs", attn_implementation="eager")
         trial = replace(trial, theirs=theirs.eval())
     expected = _theirs(trial, ids, masks, "none", [])

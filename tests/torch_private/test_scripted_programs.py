@@ -25,3 +25,17 @@ def test_scripted_programs_are_let_go_and_those_in_use_still_run() -> None:
     assert _recursive._python_cu is _state._python_cu
     assert torch.equal(program(x), expected)
     assert torch.equal(torch.jit.script(nn.ReLU())(x), x.relu())
+
+
+class Resize(nn.Module):
+    """Calls a function of torch that has overloads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(x, size=[5, 7])
+
+
+def test_functions_with_overloads_can_be_scripted_again() -> None:
+    x = torch.randn(1, 2, 3, 4)
+    for _ in range(2):
+        assert torch.equal(torch.jit.script(Resize())(x), Resize()(x))
+        pytest_runtest_teardown()

@@ -68,7 +68,7 @@ WRITERS: dict[str, tuple[list[str], str, Seen]] = {
     "safetensors": (["export", "spec.yaml"], "a.safetensors", of_weights),
     "eject": (["eject", "spec.yaml"], "a.py", lambda path: ast.dump(ast.parse(path.read_text()))),
     "draw": (["draw", "spec.yaml"], "a.svg", lambda path: ElementTree.fromstring(path.read_text()).get("viewBox")),
-    "solve": (["solve", "spec.yaml", "--params", "9000"], "a.yaml", lambda path: path.read_text()),
+    "solve": (["solve", "spec.yaml", "--params", "9856"], "a.yaml", lambda path: path.read_text()),
     "import": (["import", str(PUBLISHED / "distilgpt2.json")], "a.yaml", lambda path: tfkit.load(path).name),
     "schema": (["schema"], "a.json", lambda path: json.loads(path.read_text())["title"]),
 }

@@ -59,7 +59,7 @@ ORIGINAL_MAX_LEN = 16
 """Training length of rotary scalings, more than most sequences of a check have."""
 TEMPERATURE = 4
 """Number of tokens with an equal query temperature."""
-DISTANCES = {"n_buckets": 4, "max_distance": 5}
+DISTANCES = {"n_buckets": 6, "max_distance": 9}
 """Number of rows for distances, all of which occur in the sequences of a check."""
 RULE = 5
 """Size of a chunk or block in a mask rule. It does not divide a window."""
