@@ -72,7 +72,11 @@ WRITERS: dict[str, tuple[list[str], str, Seen]] = {
     "import": (["import", str(PUBLISHED / "distilgpt2.json")], "a.yaml", lambda path: tfkit.load(path).name),
     "schema": (["schema"], "a.json", lambda path: json.loads(path.read_text())["title"]),
 }
-CHANGES = {"import": ["--name", "new"], "draw": ["--set", "decoder.placement=post"], "solve": ["--set", "decoder.dropout=0.25"]}
+CHANGES = {
+    "import": ["--name", "new"],
+    "draw": ["--set", "decoder.placement=post"],
+    "solve": ["--set", "decoder.dropout=0.25"],
+}
 """What makes the second of two runs another one, where it is not the width."""
 QUICK = ("safetensors",)
 
