@@ -192,7 +192,9 @@ def choose_top(scores: Tensor, k: int, positions: Tensor | None = None) -> Tenso
     ties = scores == top.amin(dim=-1, keepdim=True)
     n_tied = (chosen & ties).sum(dim=-1, keepdim=True)
     if positions is None:
-        return torch.where(ties, ties.cumsum(dim=-1, dtype=torch.int32) <= n_tied, chosen)
+        # Boolean operators, because onnxruntime has no `where` for booleans.
+        return (chosen & ~ties) | (ties & (ties.cumsum(dim=-1, dtype=torch.int32) <= n_tied))
     order = positions.argsort(dim=-1, stable=True).expand_as(scores)
     counts = ties.gather(-1, order).cumsum(dim=-1, dtype=torch.int32)
-    return torch.where(ties, torch.zeros_like(counts).scatter(-1, order, counts) <= n_tied, chosen)
+    counts = torch.zeros_like(counts).scatter(-1, order, counts)
+    return (chosen & ~ties) | (ties & (counts <= n_tied))
