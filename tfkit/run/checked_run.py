@@ -78,7 +78,7 @@ class Run:
         config, data = self.config, self.data
         if config.flops is None:
             examples = len(data.examples("train", "sequential"))
-            return config.count_steps(mean_length=mean_length(data), examples=examples)
+            return config.count_steps(mean_length=self._mean_length, examples=examples)
         assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
             return math.ceil(config.flops / (self.count(self.graph, config.batch.sequences, self.length) * self.fill))
@@ -86,9 +86,13 @@ class Run:
             raise self.file.placed(error, "flops") from error
 
     @cached_property
+    def _mean_length(self) -> Fraction:
+        return mean_length(self.data)
+
+    @cached_property
     def tokens_of_step(self) -> float:
         """Mean number of positions in the batch of a training step, without padding."""
-        return float(self.config.batch.sequences * mean_length(self.data))
+        return float(self.config.batch.sequences * self._mean_length)
 
     @cached_property
     def length(self) -> int:
@@ -97,12 +101,12 @@ class Run:
         The FLOPs of an example are `fill` times this count. The FLOPs of attention grow with the square of the length,
         so for examples of unequal lengths the count is slightly too low.
         """
-        return math.ceil(mean_length(self.data))
+        return math.ceil(self._mean_length)
 
     @cached_property
     def fill(self) -> float:
         """The mean number of positions of a training example, divided by `length`; 1 for examples of equal length."""
-        return float(mean_length(self.data) / self.length)
+        return float(self._mean_length / self.length)
 
     def factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step. Raise SpecError if the schedule fails."""
