@@ -133,8 +133,8 @@ def check_text(text: str, run: Run) -> None:
         assert key in RunSpec.model_fields, f"{key} is no key of runs"
         if key in LISTS and not isinstance(part, list) and part is not None:
             part = [part]
-        if merged and isinstance(part, Mapping):
-            continue  # it is merged with that of the other run
+        if merged and (part is None or isinstance(part, Mapping)):
+            continue  # a mapping is merged with the mapping of the other run, and null removes its key
         compare_field(_without_paths(key, part), run.config, key, "")
     if isinstance(model, Mapping) and "extends" not in model and not merged:
         _compare_model(model, run)
