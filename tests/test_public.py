@@ -89,6 +89,13 @@ def test_importing_tfkit_imports_little() -> None:
     assert [name for name in loaded if name.startswith("tfkit")] == ["tfkit"]
 
 
+@pytest.mark.parametrize("name", ["nn", "reference", "testing"])
+def test_a_module_that_nobody_has_imported_is_an_attribute(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module(f"tfkit.{name}")
+    monkeypatch.delattr(tfkit, name)
+    assert getattr(tfkit, name) is module
+
+
 def test_no_other_name_is_there() -> None:
     with pytest.raises(AttributeError, match="'tfkit' has no attribute 'buidl': one with a similar name is 'build'"):
         tfkit.buidl  # noqa: B018

@@ -37,7 +37,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(_unknown(name))
     from importlib import import_module
 
-    return getattr(import_module(_homes()[name]), name)
+    home = _homes()[name]
+    return import_module(f"tfkit.{name}") if home == "tfkit" else getattr(import_module(home), name)
 
 
 def _unknown(name: str) -> str:

@@ -1,5 +1,8 @@
 """The public names of tfkit, each with the module that it is imported from when it is first used."""
 
+from tfkit import nn as nn
+from tfkit import reference as reference
+from tfkit import testing as testing
 from tfkit.building.builder import build as build
 from tfkit.component import ActivationConfig as ActivationConfig
 from tfkit.component import AttentionBackend as AttentionBackend

@@ -98,7 +98,7 @@ def test_a_debugger_steps_through_it():
     assert "-> x = x + self.attention(self.attention_norm_in(x), context)" in text
     assert "-> return x + self.ffn(self.ffn_norm_in(x))" in text
     assert "torch.Size([1, 6, 8])" in text
-    assert '-> tokens_mask = may_read(tokens_mask, "tokens_mask")' in text
+    assert '-> tokens_mask = as_attention_mask(tokens_mask, "tokens_mask")' in text
 
 
 def test_names_that_mean_something_else_in_the_text():

@@ -25,7 +25,7 @@ from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import AnySpec, Graph, Node, load, place_of
 from tfkit.graph.input_shapes import fixed_lengths
 from tfkit.graph.wiring import masks_in_use, pairwise_masks, table_owner
-from tfkit.nn import Program, Value, is_token, may_read, of_length, of_length_if_given
+from tfkit.nn import Program, Value, as_attention_mask, as_padding_mask, check_length, check_optional_length
 from tfkit.spec.messages import crashed, refused
 from tfkit.torch_private.tensors import replace_tensors
 
@@ -272,7 +272,7 @@ def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", reco
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
     values |= {name: program.input(name, optional=True) for name, s in graph.inputs.items() if s.optional}
     for name, length in fixed_lengths(graph).items():
-        check = of_length_if_given if graph.inputs[name].optional else of_length
+        check = check_optional_length if graph.inputs[name].optional else check_length
         values[name] = program.apply(name, check, values[name], length, name)
     used = masks_in_use(graph.nodes)
     masks = [s.mask for s in graph.inputs.values() if s.mask in used and s.mask]
@@ -348,7 +348,7 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
 def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str | None] = ()) -> dict[str, Value]:
     """Add masks as optional inputs, with checks before their first use. Masks in `pairs` may be pairwise."""
     masks = {name: program.input(name, optional=True) for name in names}
-    checks = {name: may_read if name in pairs else is_token for name in masks}
+    checks = {name: as_attention_mask if name in pairs else as_padding_mask for name in masks}
     return {name: program.apply(name, checks[name], value, name) for name, value in masks.items()}
 
 

@@ -38,7 +38,7 @@ from tfkit.component import (
     same_length,
 )
 from tfkit.errors import Invalid, listing
-from tfkit.nn import Linear, Past, Program, Table, Value, count_positions, within
+from tfkit.nn import Linear, Past, Program, Table, Value, check_max_len, count_positions
 
 Stage = Literal["scale", "position", "tables", "norm", "dropout", "project"]
 
@@ -177,7 +177,7 @@ class EmbeddingConfig(BlockConfig):
         program = Program()
         tokens = program.input("tokens")
         if (limit := self._limit()) is not None:
-            tokens = program.apply("within_limit", within, tokens, limit)
+            tokens = program.apply("tokens", check_max_len, tokens, limit)
         table = program.input("tie") if self.tie is not None else None
         optional = any(signal.optional for signal in inputs.get("tables", ()))
         ids = program.input("tables", list[Tensor | None] if optional else list[Tensor]) if self.tables else None

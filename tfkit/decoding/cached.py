@@ -26,7 +26,7 @@ from tfkit.errors import listing
 from tfkit.graph.decode_split import memory_field, returning, split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import beyond, fixed_lengths, max_len
-from tfkit.nn import Past, is_token, of_length
+from tfkit.nn import Past, as_padding_mask, check_length
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.torch_private import compiler
 from tfkit.torch_private.tensors import leaves, map_nested
@@ -117,7 +117,7 @@ class CachedModel:
                 shape = tuple(value.shape[:2])
                 raise ValueError(f"`{name}` is {shape}, but the input that it masks is {tuple(hidden)}")
             if name in fixed and value.dim() > 1:
-                of_length(value, fixed[name], f"`{name}`")
+                check_length(value, fixed[name], f"`{name}`")
         values = dict(inputs)
         if self._reading is not None:
             taken = inputs_of(self._reading)
@@ -150,7 +150,7 @@ class CachedModel:
         _check_call(tokens, mask, keep)
         if not self._batch:
             self.start(tokens.size(0))
-        mask = is_token(mask, "mask")
+        mask = as_padding_mask(mask, "mask")
         self._check_piece(tokens, mask, inputs)
         if self._lengths is None and (mask is not None or self._compiled is not None):
             self._lengths = torch.full((tokens.size(0),), self.used, device=tokens.device)

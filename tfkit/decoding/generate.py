@@ -21,7 +21,7 @@ from tfkit.errors import listing
 from tfkit.graph.decode_split import returning, split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
-from tfkit.nn import is_token
+from tfkit.nn import as_padding_mask
 
 End: TypeAlias = Literal["stop", "length"]
 Id: TypeAlias = Annotated[int, INT64, "a token id"]
@@ -240,7 +240,7 @@ def left_padded(tokens: Tokens, mask: Tensor | None = None, *, pad: int = 0) -> 
         shape = ", ".join(map(str, tokens.shape))
         raise ValueError(f"tokens must be integers [b, t]; got {tokens.dtype} [{shape}]")
     tokens = tokens.long()
-    real = None if mask is None else is_token(mask.cpu(), "mask")
+    real = None if mask is None else as_padding_mask(mask.cpu(), "mask")
     mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real.to(tokens.device)
     if mask.shape != tokens.shape:
         raise ValueError(f"mask must have the shape of tokens, {list(tokens.shape)}; got {list(mask.shape)}")

@@ -1,13 +1,13 @@
 """The torch side of the contract: the parts and arguments of every component's module."""
 
+from tfkit.nn.checked import as_attention_mask as as_attention_mask
+from tfkit.nn.checked import as_padding_mask as as_padding_mask
 from tfkit.nn.checked import can_look as can_look
+from tfkit.nn.checked import check_length as check_length
+from tfkit.nn.checked import check_max_len as check_max_len
+from tfkit.nn.checked import check_optional_length as check_optional_length
 from tfkit.nn.checked import is_pairwise as is_pairwise
-from tfkit.nn.checked import is_token as is_token
-from tfkit.nn.checked import may_read as may_read
-from tfkit.nn.checked import of_length as of_length
-from tfkit.nn.checked import of_length_if_given as of_length_if_given
 from tfkit.nn.checked import one_run as one_run
-from tfkit.nn.checked import within as within
 from tfkit.nn.context import Cache as Cache
 from tfkit.nn.context import Context as Context
 from tfkit.nn.context import Past as Past

@@ -6,15 +6,15 @@ from torch import Tensor
 from tfkit.nn.layers import is_scripting, is_tracing
 
 
-def is_token(mask: Tensor | None, name: str) -> Tensor | None:
-    """Return a padding mask as bool [b, t], True where there is a token; see `may_read` for its errors.
+def as_padding_mask(mask: Tensor | None, name: str) -> Tensor | None:
+    """Return a padding mask as bool [b, t], True where there is a token; see `as_attention_mask` for its errors.
 
     Raises:
         ValueError: the mask is one of pairs.
     """
     if mask is not None and mask.dim() == 3:
         raise ValueError(f"{name} has pairs of tokens, but here it can only tell tokens [b, t] from padding")
-    return may_read(mask, name)
+    return as_attention_mask(mask, name)
 
 
 def is_pairwise(mask: Tensor) -> bool:
@@ -22,7 +22,7 @@ def is_pairwise(mask: Tensor) -> bool:
     return mask.dim() == 3
 
 
-def may_read(mask: Tensor | None, name: str) -> Tensor | None:
+def as_attention_mask(mask: Tensor | None, name: str) -> Tensor | None:
     """Return a mask as bool: [b, t], True at tokens; or pairwise [b, q, k], True where token q may attend to token k.
 
     A mask of pairs can hide more than padding, such as documents in one row from each other. None: nothing is hidden.
@@ -67,19 +67,19 @@ def one_run(mask: Tensor) -> Tensor:
     return mask
 
 
-def of_length(x: Tensor, length: int, name: str) -> Tensor:
+def check_length(x: Tensor, length: int, name: str) -> Tensor:
     """Return sequences [b, t, ...] unchanged; raise ValueError for a different number of positions."""
     if x.size(1) != length:
         raise ValueError(f"{name} must have {length} positions, which this model always reads; got {x.size(1)}")
     return x
 
 
-def of_length_if_given(x: Tensor | None, length: int, name: str) -> Tensor | None:
-    """Return an optional input unchanged; see `of_length`."""
-    return None if x is None else of_length(x, length, name)
+def check_optional_length(x: Tensor | None, length: int, name: str) -> Tensor | None:
+    """Return an optional input unchanged; see `check_length`."""
+    return None if x is None else check_length(x, length, name)
 
 
-def within(tokens: Tensor, max_len: int) -> Tensor:
+def check_max_len(tokens: Tensor, max_len: int) -> Tensor:
     """Return the tokens [b, t] unchanged; raise ValueError if they, padding included, are longer than `max_len`."""
     if tokens.size(1) > max_len:
         raise ValueError(f"{tokens.size(1)} tokens are more than max_len ({max_len}), which can be set when building")

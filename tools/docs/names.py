@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from importlib import import_module
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import tfkit
@@ -67,7 +67,8 @@ def description(name: str) -> str:
     value = getattr(tfkit, name)
     if inspect.isclass(value):
         return _class(value)
-    return docstring(value.__doc__ or "" if isinstance(value, FunctionType) else _alias_doc(_home(name), name))
+    has_docstring = isinstance(value, FunctionType | ModuleType)
+    return docstring(value.__doc__ or "" if has_docstring else _alias_doc(_home(name), name))
 
 
 def _home(name: str) -> str:

@@ -416,11 +416,11 @@ class Function(Expressions):
         return value, self._opaque(node, written)[1]
 
     def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
-        if function is tfkit.nn.may_read and self.module is not None:  # files have no pairwise masks
-            function, written = tfkit.nn.is_token, self.use("is_token", tfkit.nn.is_token)
+        if function is tfkit.nn.as_attention_mask and self.module is not None:  # files have no pairwise masks
+            function, written = tfkit.nn.as_padding_mask, self.use("as_padding_mask", tfkit.nn.as_padding_mask)
         if function in (tfkit.nn.is_scripting, tfkit.nn.can_look, tfkit.nn.is_pairwise):
             return Known(False, literal=True), ast.Constant(False)
-        if function is tfkit.nn.within:  # the config of the file lacks the limit
+        if function is tfkit.nn.check_max_len:  # the config of the file lacks the limit
             return self.eval(node.args[0])
         if isinstance(function, FunctionType) and not is_library(function):
             return self._specialised([(None, function)], node, written)

@@ -27,7 +27,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, as_list
 from tfkit.graph.input_shapes import fixed_lengths, max_len
-from tfkit.nn import Past, is_token
+from tfkit.nn import Past, as_padding_mask
 from tfkit.tools.common.model_inputs import example
 from tfkit.tools.export.failing_component import failing, quiet, refused
 from tfkit.tools.export.formats import CachedReader, Inputs, Opened
@@ -344,7 +344,7 @@ class PieceReader:
         if self._used + tokens.size(1) > self._length:
             raise ValueError(f"{tokens.size(1)} more tokens do not fit: {self._used} of {self._length} have been read")
         main = self._caches.parts.step_inputs[0]
-        real = is_token(mask, f"{main}_mask")
+        real = as_padding_mask(mask, f"{main}_mask")
         mask = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
         arguments = {main: tokens, f"{main}_mask": mask, **inputs}
         results = self._prefill(arguments) if self._lengths is None else self._decode(arguments, mask)

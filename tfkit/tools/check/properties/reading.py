@@ -18,7 +18,7 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_length
 from tfkit.graph.wiring import node_ignoring_pairs, pairwise_masks
 from tfkit.nn import StackedLinear
-from tfkit.nn.checked import of_length
+from tfkit.nn.checked import check_length
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import (
     TOLERANCE,
@@ -152,7 +152,7 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
         return leaves[-1]
 
     (tokens,) = model.graph.find_nodes(op="placeholder", target=name)
-    checked = [user for user in tokens.users if user.target is of_length]
+    checked = [user for user in tokens.users if user.target is check_length]
     readers = [user for node in (tokens, *checked) for user in node.users if user.op == "call_module"]
     with hooked(model.get_submodule(str(user.target)).register_forward_hook(hook) for user in readers):
         yield leaves
