@@ -23,26 +23,32 @@ from tfkit.tools.check.properties import (
 )
 from tfkit.tools.check.properties.of_runs import data, optimizer, options, record, schedule, step
 
-PROPERTIES: tuple[Property, ...] = (
-    *(basics.building, basics.weights, basics.forward, basics.eval_mode),
-    *(trained.in_places, values.fields_read),
-    *(reading.alone, numbers.types, reading.look_ahead, reading.look_ahead_gradient),
-    *(attention.extents, attention.nothing_to_read, reading.padding, reading.neighbours, reading.documents),
-    *(attention.memory_order, reading.token_order, attention.head_order),
-    *(steps.cached_steps, steps.cached_types, steps.state, steps.cached_step),
-    *(numbers.meaning, choices.equal_scores, attention.backends, numbers.silent, values.values, values.neutral),
-    *(numbers.rounding, numbers.large, numbers.inputs_kept),
-    *(training.gradients, training.gradients_beside_padding, training.every_row, training.finite_differences),
-    *(training.ties, training.recompute, training.train_mode, training.dropout),
-    *(basics.init, basics.first_loss),
-    *(forms.state, forms.copies, forms.saved, forms.publish, forms.in_transformers),
-    *(costs.counts, costs.flops, costs.kept_bytes, costs.cache_bytes),
-    *(forms.scripted, forms.captured, forms.exported, forms.ejected),
-    *(step.steps, step.sums, step.loss, step.noise, step.clipping),
-    *(schedule.schedule, schedule.rates, optimizer.groups, optimizer.decay, optimizer.formula),
-    *(options.options, data.examples, data.passes, data.metrics),
-    *(record.evaluation, record.callbacks, record.resume, record.digest),
-)
+
+def _of_tfkit() -> tuple[Property, ...]:
+    return (
+        *(basics.building, basics.weights, basics.forward, basics.eval_mode),
+        *(trained.in_places, values.fields_read),
+        *(reading.alone, numbers.types, reading.look_ahead, reading.look_ahead_gradient),
+        *(attention.extents, attention.nothing_to_read, reading.padding, reading.neighbours, reading.documents),
+        *(attention.memory_order, reading.token_order, attention.head_order),
+        *(steps.cached_steps, steps.cached_types, steps.state, steps.cached_step),
+        *(numbers.meaning, choices.equal_scores, attention.backends, numbers.silent, values.values, values.neutral),
+        *(numbers.rounding, numbers.large, numbers.inputs_kept),
+        *(training.gradients, training.gradients_beside_padding, training.every_row, training.finite_differences),
+        *(training.ties, training.recompute, training.train_mode, training.dropout),
+        *(basics.init, basics.first_loss),
+        *(forms.state, forms.copies, forms.saved, forms.publish, forms.in_transformers),
+        *(costs.counts, costs.flops, costs.kept_bytes, costs.cache_bytes),
+        *(forms.scripted, forms.captured, forms.exported, forms.ejected),
+        *(step.steps, step.sums, step.loss, step.noise, step.clipping),
+        *(schedule.schedule, schedule.rates, optimizer.groups, optimizer.decay, optimizer.formula),
+        *(options.options, data.examples, data.passes, data.metrics),
+        *(record.evaluation, record.callbacks, record.resume, record.digest),
+    )
+
+
+# A function's body is checked after all modules, so mypy knows the types that decorators return.
+PROPERTIES = _of_tfkit()
 
 
 @dataclass(frozen=True)
