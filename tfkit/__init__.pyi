@@ -1,6 +1,7 @@
 """The public names of tfkit, each with the module that it is imported from when it is first used."""
 
 from tfkit.building.builder import build as build
+from tfkit.building.component import component as component
 from tfkit.component import ActivationConfig as ActivationConfig
 from tfkit.component import AttentionBackend as AttentionBackend
 from tfkit.component import AttentionConfig as AttentionConfig

@@ -63,7 +63,7 @@ def with_likes(root: Mapping, registry: Registry) -> tuple[Mapping, Taken, list[
                 if before <= MAX_NODES < count:
                     message = f"nodes must take at most {MAX_NODES:,} keys and values by `{LIKE}`"
                     errors.append(Diagnostic(message, word.span, f"graph.{name}.{LIKE}"))
-    nodes = {name: node for name in graph.items if (node := full[name]) is not None}
+    nodes = {name: value for name in graph.items if (value := full[name]) is not None}
     graph = Mapping(nodes, {name: graph.keys[name] for name in nodes}, graph.span)
     return Mapping({**root.items, "graph": graph}, root.keys, root.span), taken, errors
 
