@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import PydanticUserError
 
-from tfkit.component import BlockConfig, Component, Config, SharedMarker, marker
+from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.plugin.import_code import OWN_NAME
 
@@ -109,10 +109,6 @@ def check_config(config: object) -> type[Component]:
     slot_base(config)
     _check_kind(config)
     _check_complete(config)
-    if issubclass(config, BlockConfig) and "like" in config.model_fields:
-        raise TypeError(
-            f"`{config.__name__}` cannot have a field `like`: a node has this key for the keys of another node"
-        )
     return config
 
 
