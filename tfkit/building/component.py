@@ -11,7 +11,6 @@ from torch import nn
 from tfkit.arguments import Positive, Seed, checked
 from tfkit.building.builder import build
 from tfkit.building.placement import AnyDevice, AnyDtype
-from tfkit.component import Call
 from tfkit.errors import SpecError
 from tfkit.graph.expand import expand
 from tfkit.nn import Context, Program, order_tokens, restore_order
@@ -78,7 +77,7 @@ def component(
         raise ValueError(
             f"{slot} `{keys['kind']}` cannot be alone: its key `{min(clash)}` is an argument of `component`"
         )
-    inputs = {"x": {"type": "features", "width": "d_model"}}
+    inputs: dict[str, Any] = {"x": {"type": "features", "width": "d_model"}}
     if slot == "cross_attention":
         inputs["memory"] = {"type": "features", "width": d_memory or d_model}
     if kind is not None and kind.config.takes_condition:
@@ -101,22 +100,23 @@ def component(
         model: Any = build(graph, device=device, dtype=dtype, seed=seed)
     except SpecError as error:
         prefix = ".".join([*path, ""])
-        raise SpecError(*(replace(d, path=d.path.removeprefix(prefix)) for d in error.diagnostics)) from None
-    (step,), layers = node.stack.layers[0].steps, model.get_submodule(slot).layers
+        diagnostics = (replace(d, path=d.path.removeprefix(prefix)) for d in error.diagnostics)
+        raise SpecError(*diagnostics) from error.__cause__
+    described: Any = node.stack
+    (step,), layers = described.layers[0].steps, model.get_submodule(slot).layers
     if slot == "activation":
         return layers[0].ffn.activation
-    call = step.after if slot == "norm" else Call(step.name, step.config)
-    module, takes_context = (
-        layers[0].get_submodule(call.name),
-        getattr(call.config, "takes_context", call.config.takes_condition),
-    )
+    name, takes_context = step.name, getattr(step.config, "takes_context", False)
+    if slot == "norm":
+        name, takes_context = step.after.name, step.norm_after.takes_condition
+    module = layers[0].get_submodule(name)
     if slot == "norm" and not takes_context:
         return module
     program = Program()
     y, context = program.input("x"), program.input("context", Context)
     context = program.input("cross_context", Context) if step.reads_memory else context
     y = program.apply("ordered", order_tokens, y, context) if step.ordered else y
-    y = program.call(call.name, module, y, *[context] * takes_context)
+    y = program.call(name, module, y, *[context] * takes_context)
     layers[0] = program.build(program.apply("y", restore_order, y, context) if step.ordered else y, "Layer")
     model.meta.clear()  # its graph describes a stack with norms and a residual
     return model

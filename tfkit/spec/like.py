@@ -28,11 +28,13 @@ def with_likes(root: Mapping, registry: Registry) -> tuple[Mapping, dict[str, st
     graph, bases, errors = root.items.get("graph"), dict[str, str](), list[Diagnostic]()
     if not isinstance(graph, Mapping):
         return root, bases, errors
+    mappings = {name: node for name, node in graph.items.items() if isinstance(node, Mapping)}
+    words = {name: node.items[LIKE] for name, node in mappings.items() if LIKE in node.items}
     nodes: dict[str, Node] = {}
     count = 0
     for name, span in graph.keys.items():
         try:
-            nodes[name] = _full((name,), graph, registry, bases)
+            nodes[name] = _full((name,), graph, words, registry, bases)
         except SpecError as error:
             errors += error.diagnostics
         count += _size(nodes.get(name))
@@ -50,11 +52,12 @@ def with_base(error: Diagnostic, bases: dict[str, str]) -> Diagnostic:
     return replace(error, notes=(*error.notes, f"`{name}` takes `{key}` from `{base}`")) if base else error
 
 
-def _full(trail: tuple[str, ...], graph: Mapping, registry: Registry, bases: dict[str, str]) -> Node:
+def _full(
+    trail: tuple[str, ...], graph: Mapping, words: dict[str, Node], registry: Registry, bases: dict[str, str]
+) -> Node:
     """Return the last node of `trail`, in which each node is like the next; raise SpecError."""
-    name, node = trail[-1], graph.items[trail[-1]]
-    word = node.items.get(LIKE) if isinstance(node, Mapping) else None
-    if not isinstance(node, Mapping) or word is None:
+    name, node, word = trail[-1], graph.items[trail[-1]], words.get(trail[-1])
+    if word is None or not isinstance(node, Mapping):
         return node
     changes, source = without(node, {LIKE}), word.value if isinstance(word, Scalar) else ""
     if is_null(word):
@@ -70,8 +73,8 @@ def _full(trail: tuple[str, ...], graph: Mapping, registry: Registry, bases: dic
         first = min(trail[trail.index(source) if source in trail else 0 :], key=list(graph.items).index)
         message = f"`{LIKE}` must lead to a node without `{LIKE}`, in at most {MAX_LIKES} steps"
         notes = (f"by way of {' -> '.join((*trail, source))}",)
-        raise SpecError(Diagnostic(message, graph.items[first].items[LIKE].span, f"graph.{first}.{LIKE}", notes))
-    base = _full((*trail, source), graph, registry, bases)
+        raise SpecError(Diagnostic(message, words[first].span, f"graph.{first}.{LIKE}", notes))
+    base = _full((*trail, source), graph, words, registry, bases)
     if isinstance(base, Scalar):
         base = Mapping({"block": base}, {"block": base.span}, base.span)
     if not isinstance(base, Mapping):
