@@ -26,10 +26,10 @@ def with_likes(root: Mapping, registry: Registry) -> tuple[Mapping, dict[str, st
     A node with an error is removed, because its missing keys would cause further errors.
     """
     graph, bases, errors = root.items.get("graph"), dict[str, str](), list[Diagnostic]()
-    if not isinstance(graph, Mapping):
+    items = graph.items.items() if isinstance(graph, Mapping) else ()
+    words = {name: node.items[LIKE] for name, node in items if isinstance(node, Mapping) and LIKE in node.items}
+    if not words or not isinstance(graph, Mapping):
         return root, bases, errors
-    mappings = {name: node for name, node in graph.items.items() if isinstance(node, Mapping)}
-    words = {name: node.items[LIKE] for name, node in mappings.items() if LIKE in node.items}
     nodes: dict[str, Node] = {}
     count = 0
     for name, span in graph.keys.items():
