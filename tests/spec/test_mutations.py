@@ -193,6 +193,11 @@ def compare_field(data: Any, config: Config, key: str, path: str) -> None:
         compare(data, value, f"{path}.{key}")
 
 
+def without_like(node: Any) -> Any:
+    """The keys that a node says itself."""
+    return {key: value for key, value in node.items() if key != "like"} if isinstance(node, Mapping) else node
+
+
 def check_text(text: str, graph: Graph) -> None:
     data = plain(parse(text, "spec"))
     if "extends" in data:
@@ -200,6 +205,7 @@ def check_text(text: str, graph: Graph) -> None:
     model, inherited = graph.spec.model, set(graph.spec.provenance.inherited.values())
     if isinstance(data.get("inputs"), list):
         data["inputs"] = dict.fromkeys(data["inputs"], "tokens")
+    data["graph"] = {name: without_like(node) for name, node in data["graph"].items()}
     for key, part in data.items():
         if key in type(model).model_fields:
             compare_field(part, model, key, "")

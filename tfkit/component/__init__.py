@@ -6,7 +6,12 @@ mapping. Nothing here imports torch: a spec is checked before any tensor exists.
 
 `config.py` has the base classes of configs, `slots.py` the slots inside a block, `block.py` the nodes of the graph,
 `field.py` the slot of a family's fields, `stack.py` the description of a block's layers that tools read.
+
+`tfkit.component` is also the function that builds a component alone: the package can be called.
 """
+
+import sys
+from types import ModuleType
 
 from tfkit.component.block import OWN_MASK as OWN_MASK
 from tfkit.component.block import BlockConfig as BlockConfig
@@ -84,3 +89,13 @@ from tfkit.component.stack import ResidualConfig as ResidualConfig
 from tfkit.component.stack import Scale as Scale
 from tfkit.component.stack import Stage as Stage
 from tfkit.component.stack import Step as Step
+
+
+class _Package(ModuleType):
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        import tfkit
+
+        return tfkit.__getattr__("component")(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -23,6 +23,7 @@ from tfkit.spec import source
 from tfkit.spec.data import read_data
 from tfkit.spec.extending import Language, Read, based, find_spec, plugin_folders, read_based, shortest
 from tfkit.spec.families import FamilyConfig, full_family, in_place
+from tfkit.spec.like import with_base, with_likes
 from tfkit.spec.merge import assign, extended, is_null, left_out, without
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Provenance
@@ -183,22 +184,25 @@ class _ModelText:
         model: the tree of a `ModelSpec`.
         shared: the values at the top that components inherit.
         nulls: the values at the top that are null although no base has a value that they could remove.
+        bases: the node from which a node takes a key, by the path of the key.
         errors: the errors in short forms.
     """
 
     model: Mapping
     shared: Mapping
     nulls: dict[str, Node]
+    bases: dict[str, str]
     errors: list[Diagnostic]
 
 
 def _written_out(root: Mapping, plugins: Plugins) -> _ModelText:
-    """Expand the short forms of a model: a list of inputs, and a family that is named by a path."""
+    """Expand the short forms of a model: a list of inputs, nodes like others, and a family that is named by a path."""
     root, names = in_place(root, plugins.specs), plugins.registry.shared_names()
     model, errors = _inputs_as_mapping(without(root, names))
+    model, bases, faults = with_likes(model, plugins.registry)
     shared = without(root, root.items.keys() - names)
     nulls = {name: node for name, node in shared.items.items() if is_null(node)}
-    return _ModelText(model, shared, nulls, errors)
+    return _ModelText(model, shared, nulls, bases, [*errors, *faults])
 
 
 def _inputs_as_mapping(root: Mapping) -> tuple[Mapping, list[Diagnostic]]:
@@ -240,7 +244,7 @@ def _resolved(text: _ModelText, plugins: Plugins) -> _Resolved:
     resolver = Resolver(plugins)
     resolver.provenance.spans |= {(name,): value.node.span for name, value in scope.items()}
     model = resolver.config(ModelSpec, text.model, (), scope)
-    errors = [*text.errors, *resolver.diagnostics]
+    errors = [*text.errors, *(with_base(error, text.bases) for error in resolver.diagnostics)]
     idle = [] if errors else [name for name in scope if (name,) not in resolver.used]
     return _Resolved(model, resolver.provenance, errors, idle)
 

@@ -17,11 +17,12 @@ from typing import Any
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 
-from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
+from tfkit.component import BlockConfig, Component, Config, PatchMarker, SharedMarker, marker
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, field_docs
 from tfkit.spec.annotations import ConfigShape, extra, numeric, shape_of
+from tfkit.spec.like import LIKE
 from tfkit.spec.model_spec import ModelSpec
 
 Schema = dict[str, Any]
@@ -33,6 +34,7 @@ NOTHING = {"enum": [None, False, "none"], "description": "Nothing: the slot stay
 SHARED = "Inherited from the enclosing mappings of the spec if it is not given."
 LEAST_SHARED = 60  # length in characters below which a reference would not be shorter than the field
 ARITHMETIC = {"$ref": "#/$defs/arithmetic"}  # as `ref` writes it
+LIKE_NODE = {LIKE: {"type": ["string", "null"], "description": "The node whose keys are defaults, except its wires."}}
 TEXTS = ("title", "description", "markdownDescription")
 
 
@@ -124,6 +126,7 @@ class SchemaWriter:
         properties = {
             name: self._field(config, name, fields[name], partial=partial) for name in dict.fromkeys([*first, *fields])
         }
+        properties |= LIKE_NODE if issubclass(config, BlockConfig) else {}
         required = [] if partial else _required(config)
         return {
             **_documented(inspect.cleandoc(config.__doc__ or "")),
@@ -207,6 +210,10 @@ class SchemaWriter:
         ]
         if partial:
             cases.append({"if": named, "else": self._of_some_kind(kinds.values(), name)})
+        elif base.slot == BlockConfig.slot:
+            changes = self._slot(base, None, partial=True)
+            cases = [{"if": {"required": [LIKE]}, "then": changes, "else": {**named, "allOf": cases}}]
+            named = {}
         return {
             "type": "object",
             "properties": {word: {"enum": list(kinds)}},
@@ -226,7 +233,7 @@ class SchemaWriter:
                     fields[field].append(schema)
         properties = {
             field: {**about_of(schemas[0]), **any_of(map(_bare, schemas))} for field, schemas in fields.items()
-        }
+        } | (LIKE_NODE if name == BlockConfig.slot else {})
         self.defs[key] |= {"type": "object", "properties": properties, "additionalProperties": False}
         return ref(key)
 

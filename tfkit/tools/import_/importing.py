@@ -22,6 +22,7 @@ from tfkit.plugin.missing import where_it_is
 from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded, in_place
 from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
+from tfkit.spec.like import with_likes
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
 from tfkit.spec.merge import merge, nested
 from tfkit.spec.render import render_tree
@@ -192,7 +193,7 @@ def _unknown_family(
 
 def _family(name: str | os.PathLike[str], plugins: Plugins, head: str | None = None) -> tuple[Mapping, FamilyConfig]:
     """Return the tree of a spec and its family, with `head` selected if it is set."""
-    tree = in_place(read_tree(name, plugins.specs), plugins.specs)
+    tree, _, _ = with_likes(in_place(read_tree(name, plugins.specs), plugins.specs), plugins.registry)
     if head is not None:
         tree = merge(tree, _mapping({"checkpoint": {"head": head}}, tree.span))
     family = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs))).family

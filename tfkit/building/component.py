@@ -1,0 +1,122 @@
+"""A component alone: the only part of a stack of one layer, which provides masks, positions, memory and condition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import nn
+
+from tfkit.arguments import Positive, Seed, checked
+from tfkit.building.builder import build
+from tfkit.building.placement import AnyDevice, AnyDtype
+from tfkit.errors import SpecError
+from tfkit.graph.expand import expand
+from tfkit.nn import Context, Program, order_tokens, restore_order
+from tfkit.plugin.manager import AnyPlugins, load_plugins
+from tfkit.spec.data import NAME, read_data
+from tfkit.spec.load import resolve_spec
+from tfkit.spec.merge import merge, nested
+
+
+@checked
+def component(
+    slot: Literal["attention", "cross_attention", "ffn", "mixer", "norm", "activation"],
+    *,
+    causal: bool = False,
+    width: Positive | None = None,
+    d_memory: Positive | None = None,
+    init: str | Mapping[str, Any] = "fan_in",
+    device: AnyDevice = "cpu",
+    dtype: AnyDtype | None = None,
+    seed: Seed = 0,
+    plugins: AnyPlugins | None = None,
+    **keys: Any,
+) -> nn.Module:
+    """Build a component alone, outside of a model, for instance to try a kind of a plugin.
+
+        attention = tfkit.component("attention", kind="gqa", d_model=64, n_heads=8, n_kv_heads=2, position="rope")
+        y = attention(torch.randn(2, 10, 64))
+
+    Args:
+        slot: the slot that the component fills.
+        causal: for an attention: no query attends to a later key. An extent can also be set as `mask`.
+        width: for a norm: the size of the last axis.
+        d_memory: for a cross-attention: the width of the memory; by default d_model.
+        init: the initialization, as in a spec.
+        device: as `build` takes it.
+        dtype: as `build` takes it.
+        seed: as `build` takes it.
+        plugins: the result of `load_plugins`; by default, all installed plugins.
+        keys: the kind and the other keys of the component, as in a spec.
+
+    Returns:
+        A module. A norm and an activation take a tensor. A sublayer takes x [b, t, d_model] and `mask`, as a model, and
+        a cross-attention `memory` [b, k, d_memory] and `memory_mask`. A component that depends on a condition or on
+        layer features takes `condition` or `layer_features`. Sublayers are in a stack, as in a model.
+
+    Raises:
+        SpecError: the keys are wrong, or the component cannot be alone, or its `build` failed.
+        ValueError: an argument has no effect on the slot, or is missing; or there is no such device or type.
+    """
+    arguments = locals().keys() - {"keys"}
+    for name, idle in (
+        ("causal", causal and (slot != "attention" or keys.get("mask") is not None)),
+        ("width", width is not None and slot != "norm"),
+        ("d_memory", d_memory is not None and slot != "cross_attention"),
+    ):
+        if idle:
+            raise ValueError(f"`{name}` of `component` has no effect on this {slot}")
+    d_model = width if slot == "norm" else 1 if slot == "activation" else keys.get("d_model")
+    if d_model is None:
+        raise ValueError(f"`{'width' if slot == 'norm' else 'd_model'}` of `component` is missing: {slot} needs it")
+    plugins = plugins or load_plugins()
+    kind = plugins.registry.find(slot.removeprefix("cross_"), str(keys.get("kind")))
+    if kind is not None and (clash := arguments & kind.config.model_fields.keys()):
+        raise ValueError(
+            f"{slot} `{keys['kind']}` cannot be alone: its key `{min(clash)}` is an argument of `component`"
+        )
+    inputs: dict[str, Any] = {"x": {"type": "features", "width": "d_model"}}
+    if slot == "cross_attention":
+        inputs["memory"] = {"type": "features", "width": d_memory or d_model}
+    if kind is not None and kind.config.takes_condition:
+        inputs["condition"] = {"type": "vector", "width": keys.get("d_condition", d_model)}
+    if kind is not None and kind.config.takes_features:
+        inputs["layer_features"] = {"type": "features", "width": keys.get("d_features", d_model)}
+    stack: dict[str, Any] = {"block": "decoder" if causal else "encoder", "n_layers": 1, "placement": "post"}
+    stack |= {"input": "x", **{name: name for name in inputs if name != "x"}}
+    if slot in ("norm", "activation"):
+        stack["ffn"] = {"kind": "mlp", "d_ff": 1, "activation": "relu"}
+    path = ["graph", slot, *(["ffn"] if slot == "activation" else [])]
+    tree = read_data({"tfkit": 1, "name": slot, "d_model": d_model, "inputs": inputs, "graph": {slot: stack}})
+    part = read_data({slot: keys, "init": init}).items  # errors have the paths of this mapping
+    tree = merge(merge(tree, nested([*path, slot], part[slot])), nested(["init"], part["init"]))
+    try:
+        graph = expand(resolve_spec(tree, plugins, file=NAME))
+        x = replace(graph.inputs["x"], mask="mask")
+        (node,) = (replace(node, signals={**node.signals, "input": x}) for node in graph.nodes)
+        graph = replace(graph, inputs={**graph.inputs, "x": x}, nodes=(node,))
+        model: Any = build(graph, device=device, dtype=dtype, seed=seed)
+    except SpecError as error:
+        prefix = ".".join([*path, ""])
+        diagnostics = (replace(d, path=d.path.removeprefix(prefix)) for d in error.diagnostics)
+        raise SpecError(*diagnostics) from error.__cause__
+    described: Any = node.stack
+    (step,), layers = described.layers[0].steps, model.get_submodule(slot).layers
+    if slot == "activation":
+        return layers[0].ffn.activation
+    name, takes_context = step.name, getattr(step.config, "takes_context", False)
+    if slot == "norm":
+        name, takes_context = step.after.name, step.norm_after.takes_condition
+    module = layers[0].get_submodule(name)
+    if slot == "norm" and not takes_context:
+        return module
+    program = Program()
+    y, context = program.input("x"), program.input("context", Context)
+    context = program.input("cross_context", Context) if step.reads_memory else context
+    y = program.apply("ordered", order_tokens, y, context) if step.ordered else y
+    y = program.call(name, module, y, *[context] * takes_context)
+    layers[0] = program.build(program.apply("y", restore_order, y, context) if step.ordered else y, "Layer")
+    model.meta.clear()  # its graph describes a stack with norms and a residual
+    return model
