@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from difflib import unified_diff
 from pathlib import Path
@@ -18,6 +21,9 @@ from tfkit.cli import main
 from tfkit.plugin import manager
 
 os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the tests
+if "TFKIT_CACHE" not in os.environ:  # the cache of whoever runs the tests stays as it is; workers share a folder
+    os.environ["TFKIT_CACHE"] = tempfile.mkdtemp(prefix="tfkit_cache_")
+    atexit.register(shutil.rmtree, os.environ["TFKIT_CACHE"], ignore_errors=True)
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = re.compile(r"(= (?:known )?(?:kinds|blocks): |is a key of the [a-z ]+? (?=kinds? `)).*(?:\n +[^\s=|-].*)*")
 """Lists of kinds in errors, up to the next note. `tests/spec/test_listed_kinds.py` checks that they are complete."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name, run_text
+from tfkit.nn.code_files import run_text
+from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name
 from tfkit.torch_private.compiler import forget_source
 
 Steps = Mapping[Value, Step]

@@ -26,7 +26,7 @@ from tfkit.component import Cached, State
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import DecodeSplit, memory_field, split_if_decodable
-from tfkit.nn.forward_text import run_text
+from tfkit.nn.code_files import run_text
 from tfkit.nn.program import written_forward
 from tfkit.plugin.registry import written_in
 from tfkit.tools.common.model_inputs import as_tensors
