@@ -101,7 +101,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`run("params", "tiny.yaml")` gives what is printed; it must end with `status`, and nothing wider than 80."""
+    """`run("params", "tiny.yaml")` gives what is printed; it must end with `status`. Only code is wider than 80."""
 
     def call(*arguments: str, status: int = 0, stderr: bool = False) -> str:
         plain = arguments[0].startswith("-") or arguments[0] == "list" or len(arguments) == 0
@@ -112,7 +112,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         if not stderr:
             assert err == ""
         if "--json" not in arguments and not stderr:
-            assert max((len(line) for line in out.splitlines()), default=0) <= 80
+            widest = 116 if arguments[0] == "build" else 80
+            assert max((len(line) for line in out.splitlines()), default=0) <= widest
         return err if stderr else out
 
     return call

@@ -41,7 +41,7 @@ def run_text(text: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
             weakref.finalize(source, _forget, file)
         # TorchScript compiles this text, even if someone has changed or removed the file in the meantime.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names["__tfkit_source__"] = source
+    names |= {"__tfkit_source__": source, "__file__": file}  # Python's module `trace` reads `__file__`
     exec(compile(text, file, "exec", dont_inherit=True), names)
     return names
 

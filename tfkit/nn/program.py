@@ -176,7 +176,6 @@ def _write_class(steps: Steps, class_name: str) -> type[Written]:
     kind: type[Written] = run_text(f"class {class_name}(Written):\n{indent(code, '    ')}", class_name, vars(module))[
         class_name
     ]
-    module.__file__ = kind.forward.__code__.co_filename
     kind.steps, kind.code = dict(steps), code
     return kind
 
