@@ -202,7 +202,7 @@ def test_where_the_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (None, "relative", home / ".cache" / "tfkit"),
         (None, str(caches), caches / "tfkit"),
         ("~/mine", str(caches), home / "mine"),
-        ("nearby", str(caches), Path.cwd() / "nearby"),
+        ("relative", str(caches), caches / "tfkit"),
         ("", str(caches), caches / "tfkit"),
     ):
         for variable, value in ((CACHE, cache), ("XDG_CACHE_HOME", xdg)):

@@ -52,37 +52,29 @@ def _forget(file: str) -> None:
         linecache.cache.pop(file, None)
 
 
-def _folder() -> str:
-    """Return the folder of the files: an absolute path, unless nothing defines the home folder of the user."""
-    if folder := os.environ.get(CACHE):
-        return os.path.abspath(os.path.join(os.path.expanduser(folder), "code"))
-    caches = os.environ.get("XDG_CACHE_HOME", "")
-    # By the XDG specification, a relative path is ignored.
-    return os.path.join(caches if os.path.isabs(caches) else os.path.expanduser("~/.cache"), "tfkit", "code")
+def _folder() -> str | None:
+    """Return the folder of the files, None if the home folder of the user is unknown. Relative paths are ignored."""
+    caches = os.environ.get(CACHE, ""), os.path.join(os.environ.get("XDG_CACHE_HOME", ""), "tfkit"), "~/.cache/tfkit"
+    folders = [os.path.join(os.path.expanduser(cache), "code") for cache in caches]
+    return next((folder for folder in folders if os.path.isabs(folder)), None)
 
 
 def _write(data: bytes, name: str) -> str | None:
     """Write a file unless it exists with these contents, and return its path; None if it cannot be written."""
-    if not os.path.isabs(folder := _folder()):
+    if (folder := _folder()) is None:
         return None
     path = os.path.join(folder, name)
     temporary = f"{path}.{os.getpid()}.{threading.get_ident()}"
     try:
-        if _contents(path) != data:
-            os.makedirs(folder, exist_ok=True)
-            with open(temporary, "xb") as stream:
-                stream.write(data)
-            os.replace(temporary, path)
+        with suppress(FileNotFoundError), open(path, "rb") as stream:
+            if stream.read() == data:
+                return path
+        os.makedirs(folder, exist_ok=True)
+        with open(temporary, "xb") as stream:
+            stream.write(data)
+        os.replace(temporary, path)
     except OSError:
         with suppress(OSError):
             os.unlink(temporary)
         return None
     return path
-
-
-def _contents(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return None
