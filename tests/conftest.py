@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from difflib import unified_diff
 from pathlib import Path
@@ -18,6 +21,9 @@ from tfkit.cli import main
 from tfkit.plugin import manager
 
 os.environ.pop("TFKIT_PLUGIN_DIR", None)  # the plugins of whoever runs the tests
+if "TFKIT_CACHE" not in os.environ:  # the cache of whoever runs the tests stays as it is; workers share a folder
+    os.environ["TFKIT_CACHE"] = tempfile.mkdtemp(prefix="tfkit_cache_")
+    atexit.register(shutil.rmtree, os.environ["TFKIT_CACHE"], ignore_errors=True)
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = re.compile(r"(= (?:known )?(?:kinds|blocks): |is a key of the [a-z ]+? (?=kinds? `)).*(?:\n +[^\s=|-].*)*")
 """Lists of kinds in errors, up to the next note. `tests/spec/test_listed_kinds.py` checks that they are complete."""
@@ -95,7 +101,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`run("params", "tiny.yaml")` gives what is printed; it must end with `status`, and nothing wider than 80."""
+    """`run("params", "tiny.yaml")` gives what is printed; it must end with `status`. Only code is wider than 80."""
 
     def call(*arguments: str, status: int = 0, stderr: bool = False) -> str:
         plain = arguments[0].startswith("-") or arguments[0] == "list" or len(arguments) == 0
@@ -106,7 +112,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         if not stderr:
             assert err == ""
         if "--json" not in arguments and not stderr:
-            assert max((len(line) for line in out.splitlines()), default=0) <= 80
+            widest = 116 if arguments[0] == "build" else 80
+            assert max((len(line) for line in out.splitlines()), default=0) <= widest
         return err if stderr else out
 
     return call

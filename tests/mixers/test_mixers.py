@@ -21,7 +21,7 @@ from tfkit.reference import Part
 from tfkit.reference.model import Array
 from tfkit.run.checked_run import mask_of
 from tfkit.testing import Layout, check_cached, check_component, check_model, example_inputs
-from tfkit.testing.component import broken_properties
+from tfkit.testing.component import raise_faults
 from tfkit.tools.check.components import with_component
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.draw.model_scene import scene_of
@@ -353,4 +353,4 @@ def test_check_model(name: str) -> None:
 def test_programs_and_meaning() -> None:
     kinds = {"mixer": {"gated_conv": gated_conv, "decay": decay}}
     subject = ModelUnderTest(tfkit.loads(HYBRID, plugins=PLUGINS), PLUGINS, kinds=kinds)
-    assert not broken_properties(subject, "full", ["meaning", "cached-step", "eject"])
+    raise_faults("hybrid", {"": subject}, PLUGINS, "full", ["meaning", "cached-step", "eject"])

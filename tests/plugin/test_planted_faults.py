@@ -135,7 +135,8 @@ def failures_of(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 def test_a_forward_that_does_not_script(plant: Plant, failures_of: Callable[[str], list[str]], project: Path) -> None:
     line = plant(FORWARD, f"{FORWARD}        x = x / (1 + x.norm(dim=-1, keepdim=True))\n", "x.norm")
     _, text = failures_of("script")
-    assert text.startswith("- script, in a decoder: ffn kind `shift` cannot be scripted by TorchScript: ")
+    path = "stack.layers.0.ffn"
+    assert text.startswith(f"- script, in a decoder: {path}: ffn kind `shift` cannot be scripted by TorchScript: ")
     assert text.endswith(f" ({project / CODE}:{line})")
 
 

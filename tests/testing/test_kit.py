@@ -116,10 +116,10 @@ BROKEN: dict[type[nn.Module], list[str]] = {
     ],
     Fails: ["forward", "the forward of ffn kind `wrong` fails, in `stack.layers.0.ffn`: RuntimeError: "],
     Unused: ["gradients", f"{WEIGHT}gets no gradient: nothing uses it"],
-    DoesNotScript: ["script", "ffn kind `wrong` cannot be scripted by TorchScript: "],
+    DoesNotScript: ["script", "stack.layers.0.ffn: ffn kind `wrong` cannot be scripted by TorchScript: "],
     DoesNotScriptInTheMiddle: [
         "script",
-        "ffn kind `wrong` cannot be scripted by TorchScript: Arguments for call are not valid",
+        "stack.layers.0.ffn: ffn kind `wrong` cannot be scripted by TorchScript: Arguments for call are not valid",
     ],
     BreaksTheGraph: ["capture", "torch.compile does not capture the entire model: "],
 }

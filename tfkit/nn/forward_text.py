@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import builtins
-import hashlib
 import keyword
-import linecache
 import math
 import operator
-import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +62,6 @@ class Style(NamedTuple):
     """The most calls that are nested."""
     stream: str | None
     """The name for each value that replaces the previous one, which is no longer read."""
-    columns: int = WIDTH
 
 
 LAYER = Style(calls=4, stream="x")
@@ -87,36 +82,6 @@ def forward_text(steps: Mapping[Value, Step], outside: dict[str, Any], style: St
     steps with an effect stay in their order.
     """
     return _Writer(steps, outside, style).text()
-
-
-class _Source:
-    """A text in `linecache`: each of its globals refers to it."""
-
-
-_SOURCES: weakref.WeakValueDictionary[str, _Source] = weakref.WeakValueDictionary()
-_LOCK = threading.Lock()
-
-
-def _forget(file: str) -> None:
-    """Remove a text whose globals are gone, unless an equal text was run in the meantime."""
-    if file not in _SOURCES:
-        linecache.cache.pop(file, None)
-
-
-def run_text(text: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run a text in such a way that debuggers, TorchScript and tracebacks find it; returns its globals, `names`.
-
-    The text can be found as long as globals of an equal text exist.
-    """
-    file = f"<tfkit {name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
-    with _LOCK:
-        if (source := _SOURCES.get(file)) is None:
-            source = _SOURCES[file] = _Source()
-            weakref.finalize(source, _forget, file)
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names["__tfkit_source__"] = source
-    exec(compile(text, file, "exec", dont_inherit=True), names)
-    return names
 
 
 @dataclass
@@ -163,7 +128,7 @@ class _Writer:
             elif step.op != "placeholder":
                 self._write(value, step)
         parameters = ["self", *map(self._parameter, inputs)]
-        head = _broken("def forward(", parameters, f"){self._result()}:", self.style.columns)
+        head = _broken("def forward(", parameters, f"){self._result()}:", WIDTH)
         return "\n".join([*head, *(INDENT + line for line in self.lines)]) + "\n"
 
     def _write(self, value: Value, step: Step) -> None:
@@ -191,7 +156,7 @@ class _Writer:
         written = write()
         start = "return " if self.style.stream else f"{self.steps[value].name} = "
         bare = len(drawn) == 1 and written is self.pending[drawn[0]]
-        long = not bare and len(INDENT + start + written.text) > self.style.columns
+        long = not bare and len(INDENT + start + written.text) > WIDTH
         if drawn and (long or written.calls > self.style.calls):
             self._flush(max((n for n, operand in enumerate(self.pending.values(), 1) if operand.calls), default=0))
             written = write()
@@ -221,7 +186,7 @@ class _Writer:
         self._line(f"{', '.join(self.variables[part] for part in parts)} = ", written)
 
     def _line(self, start: str, written: _Expression) -> None:
-        (before, arguments), columns = written.broken, self.style.columns - len(INDENT)
+        (before, arguments), columns = written.broken, WIDTH - len(INDENT)
         if arguments and len(start + written.text) > columns:
             self.lines += _broken(start + before, arguments, ")", columns)
         else:

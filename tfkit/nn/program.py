@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name, run_text
+from tfkit.nn.code_files import run_text
+from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name
 from tfkit.torch_private.compiler import forget_source
 
 Steps = Mapping[Value, Step]
@@ -175,7 +176,6 @@ def _write_class(steps: Steps, class_name: str) -> type[Written]:
     kind: type[Written] = run_text(f"class {class_name}(Written):\n{indent(code, '    ')}", class_name, vars(module))[
         class_name
     ]
-    module.__file__ = kind.forward.__code__.co_filename
     kind.steps, kind.code = dict(steps), code
     return kind
 

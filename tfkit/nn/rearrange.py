@@ -15,7 +15,8 @@ from einops.layers import RearrangeMixin
 from einops.parsing import ParsedExpression
 from torch import Tensor, nn
 
-from tfkit.nn.forward_text import is_name, run_text
+from tfkit.nn.code_files import run_text
+from tfkit.nn.forward_text import is_name
 
 Side: TypeAlias = Sequence[Sequence[str]]
 """One side of a pattern: for each axis of the tensor, the names of its factors."""

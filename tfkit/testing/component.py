@@ -18,9 +18,9 @@ from tfkit.spec.load import take_spec
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.check import Subject, outcomes
 from tfkit.tools.check.components import LAYOUTS, Layout, models_of, with_component
-from tfkit.tools.check.measure import Level, Property
+from tfkit.tools.check.measure import Level, Outcome, Property
 from tfkit.tools.check.model_under_test import ModelUnderTest
-from tfkit.tools.check.properties.all import properties_of
+from tfkit.tools.check.properties.all import PropertySet, properties_of
 from tfkit.tools.check.run_under_test import reduced_run
 from tfkit.tools.check.small_run import RUN_SLOTS, runs_of
 from tfkit.tools.cost.of_run import flops_of_step
@@ -38,6 +38,7 @@ def check_component(
     level: Level = "quick",
     only: Sequence[str] = (),
     reference: Callable[..., Any] | None = None,
+    xfail: Mapping[str, str] | None = None,
 ) -> None:
     """Check that small models around a component have every property that tfkit guarantees.
 
@@ -56,12 +57,13 @@ def check_component(
         only: names of properties; by default, all properties of that level.
         reference: a function in NumPy that computes the output of the component, as `tfkit.reference` and
             `tfkit.reference.training` describe it.
+        xfail: properties that are expected to fail, by name, with the reason. A property that holds again fails.
 
     Raises:
         AssertionError: properties are broken; the message lists all of them, each with the models that show it.
         SpecError: the component rejects its fields or its slot.
         TypeError: the class is not a proper config.
-        ValueError: there is no such kind or slot, or no small model for it.
+        ValueError: there is no such kind, slot or property in `xfail`, or no small model for the component.
     """
     plugins = plugins or load_plugins()
     if not isinstance(component, str):
@@ -75,27 +77,30 @@ def check_component(
             f"there is no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}"
         )
     models = _subjects(registered.config, plugins, options or {}, fields, within, reference)
-    broken = {name: broken_properties(subject, level, only) for name, subject in models.items()}
-    if any(broken.values()):
-        name = f"{kind_of(registered.config)} `{component}`, {place_of(registered.config)},"
-        raise AssertionError(fault_lines(name, broken))
+    name = f"{kind_of(registered.config)} `{component}`, {place_of(registered.config)},"
+    raise_faults(name, models, plugins, level, only, xfail)
 
 
 @checked
 def check_model(
-    graph: AnySpec, *, plugins: Plugins | None = None, level: Level = "quick", only: Sequence[str] = ()
+    graph: AnySpec,
+    *,
+    plugins: Plugins | None = None,
+    level: Level = "quick",
+    only: Sequence[str] = (),
+    xfail: Mapping[str, str] | None = None,
 ) -> None:
     """Measure every property on the model of a spec, with the weights of its folder if it has any.
 
-    A graph must have been loaded with these plugins.
+    A graph must have been loaded with these plugins. `xfail` contains properties that are expected to fail, by name,
+    with the reason.
 
     Raises AssertionError with all broken properties, except consequences of other broken properties.
     """
     plugins = plugins or load_plugins()
     graph = graph if isinstance(graph, Graph) else load(graph, plugins=plugins)
     subject = ModelUnderTest(replace(graph, weights=None), plugins, weights=graph.weights)
-    if broken := broken_properties(subject, level, only):
-        raise AssertionError(fault_lines(f"`{graph.name}`", {"": broken}))
+    raise_faults(f"`{graph.name}`", {"": subject}, plugins, level, only, xfail)
 
 
 def _subjects(
@@ -112,10 +117,41 @@ def _subjects(
     return models_of(config, plugins, options=options, fields=fields, within=within, reference=reference)
 
 
-def broken_properties(subject: Subject, level: Level, only: Sequence[str]) -> dict[str, str]:
-    """Return the faults of a model, by the name of the property."""
-    properties = properties_of(subject.plugins).chosen(only, level)
-    return {outcome.name: outcome.fault for outcome in outcomes(subject, properties) if outcome.status == "failed"}
+def raise_faults(
+    name: str,
+    models: Mapping[str, Subject],
+    plugins: Plugins,
+    level: Level,
+    only: Sequence[str] = (),
+    xfail: Mapping[str, str] | None = None,
+) -> None:
+    """Raise AssertionError if a property outside `xfail` is broken in a model, or a property of `xfail` in none."""
+    xfail = xfail or {}
+    properties = _properties(plugins, xfail).chosen(only, level)
+    results = {model: list(outcomes(subject, properties, strict=True)) for model, subject in models.items()}
+    failed = {outcome.name for measured in results.values() for outcome in measured if outcome.status == "failed"}
+
+    def fault(outcome: Outcome) -> str:
+        if outcome.name not in xfail:
+            return outcome.fault if outcome.status == "failed" else ""
+        holds = outcome.status == "ok" and outcome.name not in failed
+        return f"it holds, but `xfail` expects a failure: {xfail[outcome.name]}" if holds else ""
+
+    broken = {
+        model: {item.name: fault(item) for item in measured if fault(item)} for model, measured in results.items()
+    }
+    if any(broken.values()):
+        raise AssertionError(fault_lines(name, broken))
+
+
+def _properties(plugins: Plugins, xfail: Mapping[str, str]) -> PropertySet:
+    """Return the available properties; raise ValueError if `xfail` names a property that does not exist."""
+    properties = properties_of(plugins)
+    try:
+        properties.chosen(list(xfail))
+    except SpecError as error:
+        raise ValueError(error.diagnostics[0].message) from None
+    return properties
 
 
 def fault_lines(name: str, broken_by_model: Mapping[str, Mapping[str, str]]) -> str:
@@ -195,10 +231,7 @@ def parametrize_with_checks(
             return {"its spec": ModelUnderTest(expand(take_spec(spec, available)), available)}
         return _subjects(component, available, options or {}, fields, within, reference)
 
-    try:
-        properties_of(available).chosen(list(xfail))
-    except SpecError as error:
-        raise ValueError(error.diagnostics[0].message) from None
+    properties = _properties(available, xfail)
     if component.slot == "block" and spec is None:
         raise ValueError("a block has no small model: pass its `spec`")
     tests = [
@@ -209,7 +242,7 @@ def parametrize_with_checks(
             if prop.name in xfail
             else [],
         )
-        for prop in properties_of(available).chosen((), level)
+        for prop in properties.chosen((), level)
         if prop.of == of
     ]
     return pytest.mark.parametrize("check", tests)
@@ -222,7 +255,7 @@ def _check(prop: Property, subjects: Callable[[], Mapping[str, Subject]]) -> Che
         import pytest
 
         __tracebackhide__ = True  # pytest then shows the author's test alone
-        results = {name: next(outcomes(subject, [prop])) for name, subject in subjects().items()}
+        results = {name: next(outcomes(subject, [prop], strict=True)) for name, subject in subjects().items()}
         broken = [f"in {name}: {o.fault}" for name, o in results.items() if o.status == "failed"]
         if broken:
             raise AssertionError("\n".join(broken))

@@ -8,16 +8,19 @@ import torch
 from torch import fx, nn
 
 from tfkit.graph.expand import Graph
-from tfkit.tools.check.measure import TOLERANCE, Deviation
+from tfkit.tools.check.measure import TOLERANCE, Deviation, UnsupportedError
 from tfkit.tools.check.properties import basics, forms, numbers, reading, steps, training
 from tfkit.tools.check.runs import Inputs
 
 
 def _hold(measured: Iterable[Deviation]) -> None:
     """Raise AssertionError for the first deviation that is too large."""
-    for measurement in measured:
-        if measurement.broken:
-            raise AssertionError(measurement.detail)
+    try:
+        detail = next((measurement.detail for measurement in measured if measurement.broken), None)
+    except UnsupportedError as error:
+        detail = str(error)
+    if detail is not None:
+        raise AssertionError(detail)
 
 
 def check_filled(graph: Graph) -> None:

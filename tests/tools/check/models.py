@@ -104,7 +104,11 @@ def measured(checked: ModelUnderTest, red: str) -> Outcome:
 def faults(checked: ModelUnderTest, only: Sequence[str] = ()) -> dict[str, str]:
     """The details of the broken quick properties, of tfkit and of plugins, by name."""
     properties = properties_of(checked.plugins).chosen(only, "quick")
-    return {outcome.name: outcome.detail for outcome in outcomes(checked, properties) if outcome.status == "failed"}
+    return {
+        outcome.name: outcome.detail
+        for outcome in outcomes(checked, properties, strict=True)
+        if outcome.status == "failed"
+    }
 
 
 PLUGINS = tfkit.load_plugins()

@@ -102,8 +102,6 @@ def _show_run(run: FirstRun, files: Sequence[str]) -> None:
     ]
     total = f"{run.parameters:,} parameters ({short(run.parameters)}), {bytes_text(run.bytes)} in {run.dtype}"
     times = f"built on {run.device} in {run.build_time:.2f} s, one forward in {run.forward_time:.2f} s"
-    show(
-        table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]),
-        *("", run.code, "", total, times),
-        *(f"wrote {printable(file)}" for file in files),
-    )
+    show(table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]))
+    click.echo(f"\n{run.code}\n")  # `show` breaks long lines
+    show(total, times, *(f"wrote {printable(file)}" for file in files))

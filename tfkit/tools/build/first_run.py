@@ -17,8 +17,6 @@ from tfkit.building.builder import build, evaluating, graph_of
 from tfkit.building.guarantees import Watch
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, place_of, sources
-from tfkit.nn.forward_text import GRAPH, forward_text
-from tfkit.nn.program import steps_of
 from tfkit.plugin.registry import last_line
 from tfkit.spec.messages import kind_of
 from tfkit.tools.common.loading_weights import build_with_weights
@@ -84,7 +82,7 @@ def first_run(
     return model, FirstRun(
         name=graph.name,
         nodes=tuple(reports),
-        code=forward_text(steps_of(model.graph), {}, GRAPH._replace(columns=80)).rstrip(),
+        code=str(model.code).rstrip(),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=size_of(model),
         dtype=name_of(dtype),

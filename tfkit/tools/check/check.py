@@ -186,10 +186,12 @@ def outcomes(
     properties: Iterable[Property],
     *,
     stage: Callable[[str], Any] = lambda name: None,
+    strict: bool = False,
 ) -> Iterator[Outcome]:
     """Yield the result of each property in order, of models for a model and of runs for a run.
 
     A property that follows from a broken property is not run. If a basic property is broken, no further property is.
+    With `strict`, a property is broken if the code of a component does not support it.
     """
     broken: dict[str, Property] = {}
     causes: dict[str, str] = {}
@@ -206,7 +208,7 @@ def outcomes(
             yield replace(outcome, status="does not apply", detail="the weights are trained")
         else:
             start = time.perf_counter()
-            measured = outcome_of(prop, subject)
+            measured = outcome_of(prop, subject, strict=strict)
             if measured.status == "failed":
                 broken[prop.name] = prop
             yield replace(measured, seconds=time.perf_counter() - start)

@@ -36,6 +36,10 @@ class DoesNotApplyError(Exception):
     """Raised if a property does not apply to a model; the message is the reason."""
 
 
+class UnsupportedError(DoesNotApplyError):
+    """Raised if the code of a component rules a property out. In the tests of a plugin, the property is broken."""
+
+
 def require(condition: object, reason: str) -> None:
     """Raise `DoesNotApplyError` with a reason if a condition is false."""
     if not condition:
@@ -132,8 +136,11 @@ def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Pr
     return lambda measure: Property(name, claim, measure, **options)
 
 
-def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest) -> Outcome:
-    """Measure a property. An exception is a failure, and a warning about the first loss is ignored."""
+def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest, *, strict: bool = False) -> Outcome:
+    """Measure a property. An exception is a failure, with `strict` also an `UnsupportedError`.
+
+    A warning about the first loss is ignored.
+    """
     outcome = Outcome(check.name, check.claim, "ok")
     try:
         with warnings.catch_warnings(category=FirstLossWarning, action="ignore"):
@@ -144,7 +151,8 @@ def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest) -> Outco
                     return replace(outcome, status="failed", worst=size, component=place, detail=measurement.detail)
                 outcome = replace(outcome, worst=max(outcome.worst or 0.0, measurement.error))
     except DoesNotApplyError as reason:
-        return replace(outcome, status="does not apply", worst=None, detail=str(reason))
+        broken = strict and isinstance(reason, UnsupportedError)
+        return replace(outcome, status="failed" if broken else "does not apply", worst=None, detail=str(reason))
     except Exception as error:
         return replace(outcome, status="failed", worst=None, component=place_of(error), detail=in_words(error))
     return outcome

@@ -12,6 +12,7 @@ and `piece`, the modules of `tfkit.CachedModel`.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +26,7 @@ from tfkit.component import Cached, State
 from tfkit.decoding.modules import made_once, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import DecodeSplit, memory_field, split_if_decodable
-from tfkit.nn.forward_text import run_text
+from tfkit.nn.code_files import run_text
 from tfkit.nn.program import written_forward
 from tfkit.plugin.registry import written_in
 from tfkit.tools.common.model_inputs import as_tensors
@@ -33,7 +34,10 @@ from tfkit.tools.export import script_state
 from tfkit.tools.export.formats import CachedReader, ComponentCall, Format, Inputs, Opened, metadata
 from tfkit.torch_private.torchscript import forget, quiet
 
-HELP = "another --format may take it"
+HELP = "export to a format without TorchScript: --format pt2, aoti, onnx or safetensors"
+
+REASON = 240
+"""Columns of TorchScript's reason: a list of the variants of a function may have many lines."""
 
 
 class TorchScript(Format):
@@ -109,7 +113,7 @@ def scripted(model: fx.GraphModule) -> Any:
     try:
         return script(with_methods(model))
     except Exception as error:
-        raise SpecError(refusal(model, error)) from error
+        raise SpecError(refusal(model, *at_fault(model, error))) from error
 
 
 def script(module: nn.Module) -> Any:
@@ -122,23 +126,32 @@ def script(module: nn.Module) -> Any:
             raise
 
 
-def refusal(model: fx.GraphModule, error: Exception) -> Diagnostic:
-    """Return the error with the innermost component that cannot be scripted alone."""
-    components = model.meta["components"]
-    for path in sorted(components, key=lambda path: -path.count(".")):
+def at_fault(model: fx.GraphModule, error: Exception) -> tuple[str, Exception]:
+    """Return the path and the error of the innermost component that cannot be scripted alone.
+
+    If each component can, return an empty path and `error`.
+    """
+    for path in sorted(model.meta["components"], key=lambda path: -path.count(".")):
         try:
             script(model.get_submodule(path))
         except Exception as cause:
-            config = components[path]
-            message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
-            where = f"the component is written in {written_in(type(config))}"
-            return Diagnostic(message, None, f"graph.{path}", (reason_of(cause), where), HELP)
-    message = f"{quoted(graph_of(model).name)} cannot be scripted by TorchScript"
-    return Diagnostic(message, notes=(reason_of(error),), help=HELP)
+            return path, cause
+    return "", error
+
+
+def refusal(model: fx.GraphModule, path: str, cause: Exception) -> Diagnostic:
+    """Return the error of a component, or of the model if `path` is empty, that cannot be scripted."""
+    if not path:
+        message = f"{quoted(graph_of(model).name)} cannot be scripted by TorchScript"
+        return Diagnostic(message, notes=(reason_of(cause),), help=HELP)
+    config = model.meta["components"][path]
+    message = f"{config.slot} kind {quoted(config.kind_name())} cannot be scripted by TorchScript"
+    where = f"the component is written in {written_in(type(config))}"
+    return Diagnostic(message, None, f"graph.{path}", (reason_of(cause), where), HELP)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the lines of TorchScript's error before the first location, and the location."""
+    """Return the lines of TorchScript's error before the first location, shortened, and the location."""
     text = str(error)
     location = re.search(r'^ *File "(.*)", line (\d+)$', text, re.MULTILINE)
     lines = [line.strip() for line in text[: location.start() if location else None].splitlines()]
@@ -146,7 +159,8 @@ def reason_of(error: Exception) -> str:
     if location is None:
         return lines[0]
     # The first line may be only the signature of a function: the cause follows.
-    return f"{' '.join(lines).removesuffix(':')} ({location[1]}:{location[2]})"
+    reason = textwrap.shorten(" ".join(lines).removesuffix(":"), REASON, placeholder=" ...")
+    return f"{reason} ({location[1]}:{location[2]})"
 
 
 STATE = "dict[str, list[list[Tensor]]]"

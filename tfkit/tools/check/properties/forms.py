@@ -18,12 +18,21 @@ from tfkit.building.builder import build, evaluating, inputs_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import heads_of_tables
-from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, difference, in_words, property_of, require
+from tfkit.tools.check.measure import (
+    Deviation,
+    DoesNotApplyError,
+    UnsupportedError,
+    compared,
+    difference,
+    in_words,
+    property_of,
+    require,
+)
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import Inputs, call, example_inputs
 from tfkit.tools.compare.comparison import compare
 from tfkit.tools.export.exported_programs import looping
-from tfkit.tools.export.torchscript_format import refusal, script
+from tfkit.tools.export.torchscript_format import at_fault, refusal, script
 from tfkit.tools.import_.importing import export_config
 from tfkit.tools.save.save import Layout, save
 from tfkit.torch_private import compiler
@@ -138,17 +147,27 @@ def scripted(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def scripts(model: nn.Module, *calls: Inputs) -> Iterator[Deviation]:
-    """Script a model, and compare the results."""
-    with quiet():
-        try:
-            program = script(model)
-        except Exception as error:
-            assert isinstance(model, fx.GraphModule)
-            why = refusal(model, error)
-            yield Deviation.fault(f"{why.message}: {why.notes[0]}")
-            return
-        with as_written():
-            yield from list(_agree("the scripted model", model, program, calls))
+    """Script a model, and compare the results. Raise `UnsupportedError` if a plugin's component does not script."""
+    try:
+        program = script(model)
+    except Exception as error:
+        assert isinstance(model, fx.GraphModule)
+        yield script_fault(model, error)
+        return
+    with quiet(), as_written():
+        yield from list(_agree("the scripted model", model, program, calls))
+
+
+def script_fault(model: fx.GraphModule, error: Exception) -> Deviation:
+    """Return TorchScript's error as a fault; raise `UnsupportedError` if a plugin's component may be the cause."""
+    path, cause = at_fault(model, error)
+    why = refusal(model, path, cause)
+    detail = f"{why.message}: {why.notes[0]}"
+    # A component that scripts alone, without annotations for instance, may stop the component that calls it.
+    inside = [config for name, config in model.meta["components"].items() if f"{name}.".startswith(path and f"{path}.")]
+    if not all(type(config).__module__.startswith("tfkit.") for config in inside):
+        raise UnsupportedError(f"{path}: {detail}".removeprefix(": ")) from error
+    return Deviation.fault(detail, path)
 
 
 @property_of("capture", "is captured once by torch.compile", level="full")

@@ -32,9 +32,10 @@ from tfkit.tools.check.measure import (
     property_of,
 )
 from tfkit.tools.check.model_under_test import ModelUnderTest
+from tfkit.tools.check.properties.forms import script_fault
 from tfkit.tools.check.runs import Inputs, call, cast
 from tfkit.tools.common.model_inputs import as_tensors
-from tfkit.torch_private.torchscript import quiet
+from tfkit.tools.export.torchscript_format import script
 
 Piece: TypeAlias = int | Tensor
 """A number of columns without a mask, or a mask [b, t], True where there is a token."""
@@ -279,8 +280,11 @@ def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation
             yield from _StepReader(captured, batch, batch.alone(), "by the compiled step", TOLERANCE).read(singles)
         if len(captures) != 1:
             yield Deviation.fault(f"the step of one token was captured {len(captures)} times")
-        with quiet():
-            scripted.stepping = torch.jit.script(scripted.stepping)  # type: ignore[assignment]
+        try:
+            scripted.stepping = script(scripted.stepping)
+        except Exception as error:
+            yield script_fault(model, error)
+            return
         batch = rows.started_by(left[0])
         yield from _StepReader(scripted, batch, batch.alone(), "by the scripted step", TOLERANCE).read(left)
 
