@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -27,3 +29,10 @@ def test_each_listed_mutant_is_a_change_of_its_file() -> None:
         assert mutant["before"] in lines, f"{mutant['before']}: the code has changed: remove the mutant"
         assert mutant["before"] != mutant["after"]
         assert mutant["reason"]
+
+
+def test_every_folder_of_tests_is_collected(pytestconfig: pytest.Config) -> None:
+    """By pytest's default, it looks for no tests in folders called `build`."""
+    patterns = pytestconfig.getini("norecursedirs")
+    folders = {folder for file in Path(__file__).parent.rglob("test_*.py") for folder in file.parents}
+    assert not [folder for folder in folders for pattern in patterns if fnmatch(folder.name, pattern)]
