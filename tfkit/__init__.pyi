@@ -1,6 +1,6 @@
 """The public names of tfkit, each with the module that it is imported from when it is first used."""
 
-from tfkit.building.builder import build as build
+from tfkit.building.instrument import build as build
 from tfkit.component import ActivationConfig as ActivationConfig
 from tfkit.component import AttentionBackend as AttentionBackend
 from tfkit.component import AttentionConfig as AttentionConfig
