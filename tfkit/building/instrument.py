@@ -16,7 +16,7 @@ from tfkit.building import builder
 from tfkit.building.edits import SHOWN, edits
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.manager import unchanged_torch
-from tfkit.torch_private.hooks import Observer, forward_hooks
+from tfkit.torch_private.hooks import ObservingHook, forward_hooks
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=fx.GraphModule)
@@ -48,7 +48,7 @@ def _observing(model: fx.GraphModule, in_run: bool, plugin: str) -> Iterator[Non
     with unchanged_torch(plugin):
         yield
     for hooks in forward_hooks(model):
-        hooks.update({number: Observer(hook, plugin) for number, hook in hooks.items() if number not in numbers})
+        hooks.update({number: ObservingHook(hook, plugin) for number, hook in hooks.items() if number not in numbers})
     if in_run and (changes := sorted(_changes(model) - before)):
         help = "write the change in the spec, or freeze parameters with `freeze` of the run"
         raise SpecError(

@@ -138,9 +138,9 @@ def tfkit_spec_loaded(graph: tfkit.Graph) -> None:
 def tfkit_model_built(model: fx.GraphModule, graph: tfkit.Graph) -> None:
     """Change a model in place, and return nothing: register forward hooks, freeze parameters, replace modules.
 
-    Called once for each model that `tfkit.build` returns, or that `tfkit build`, `generate`, `train` or `eval` runs, and
-    not for models of tools that count, check, compare or export. Forward hooks must return None. In a run, whose results
-    depend on its file alone, a plugin must not replace modules or freeze parameters.
+    Called once for each model that `tfkit.build` returns, or that the commands `build`, `generate`, `train` and `eval`
+    run; not for models with which tools count, check, compare or export. Forward hooks must return None. In a run, a
+    plugin must not replace modules or freeze parameters: results depend on the file of a run alone.
 
     Example:
         @tfkit.hookimpl

@@ -34,7 +34,7 @@ def borrowed_hooks(module: nn.Module, source: nn.Module) -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class Observer:
+class ObservingHook:
     """A forward hook of a plugin. It receives tensors of a model, and cannot replace them."""
 
     hook: Callable[..., Any]
