@@ -237,6 +237,13 @@ def test_a_forward_hook_cannot_change_what_a_model_computes(tmp_path: Path) -> N
         model(TOKENS)
 
 
+def test_the_error_of_torchscript_names_the_plugin() -> None:
+    model = tfkit.build(graph_with(of("tfkit_model_built", lambda m: register(m.decoder.final_norm, print))))
+    (hook,) = model.decoder.final_norm._forward_hooks.values()
+    with pytest.raises(AttributeError, match="a forward hook of plugin lab cannot be scripted"):
+        hook.__name__  # noqa: B018
+
+
 def register(module: nn.Module, hook: Callable[..., Any]) -> None:
     module.register_forward_hook(hook)
 

@@ -166,7 +166,7 @@ class Hooks:
                 if not isinstance(error, HookError):
                     failure = HookError(hook, plugin, f"failed: {in_words(error)}", where(error) or _place(impl))
                     failure.__cause__, error = error, failure
-                if not errors or error.__cause__ is not errors[-1].__cause__:
+                if isolated or not errors or error.__cause__ is not errors[-1].__cause__:
                     errors.append(error)
                     self.calls.append(HookCall(hook, plugin.label, error))
 

@@ -40,6 +40,10 @@ class ObservingHook:
     hook: Callable[..., Any]
     plugin: str
 
+    @property
+    def __name__(self) -> str:  # TorchScript reads it first
+        raise AttributeError(f"a forward hook of plugin {self.plugin} cannot be scripted")
+
     def __call__(self, *arguments: Any) -> None:
         """Call the hook; raise TypeError if it returns a value."""
         if (value := self.hook(*arguments)) is not None:
