@@ -224,6 +224,31 @@ def test_global_settings_are_restored() -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+class Empty:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("part", "cause"),
+    [
+        (Empty(), "it defines no hook; write `@tfkit.hookimpl def tfkit_register(register)`"),
+        (
+            type("Late", (), {"tfkit_register": tfkit.hookimpl(trylast=True)(lambda self, register: None)})(),
+            "`tfkit_register` must not have `trylast`, because tfkit calls it for each plugin separately",
+        ),
+        (
+            type("Fails", (), {"tfkit_register": tfkit.hookimpl(lambda self, register: register(int))})(),
+            "`tfkit_register` failed: TypeError: register() must be called with a subclass of tfkit.Component; got",
+        ),
+    ],
+)
+def test_an_object_that_is_no_plugin_is_an_error(part: object, cause: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        objects(lab=part, probe=Probe())
+    (error,) = caught.value.diagnostics
+    assert error.message.startswith(f"plugin `lab`: {cause}")
+
+
 # ---- what it may change ----
 
 

@@ -105,7 +105,7 @@ def load_plugins(
 
     Raises:
         SpecError: a kind is registered twice, two plugins or two specs have the same name, a hook is misspelt, or a
-            folder contains no plugin.
+            folder contains no plugin, or one of the `objects` fails.
     """
     candidates, names = wanted(_paths(plugin_dirs), entry_points, (objects or {}).items())
     loader = _Loader()
@@ -113,6 +113,11 @@ def load_plugins(
     for candidate in candidates:
         loader.load_or_quarantine(candidate)
     specs = loader.specs()
+    loader.problems += [
+        Diagnostic(f"plugin `{plugin.name}`: {plugin.cause}", notes=(plugin.where,) * bool(plugin.where))
+        for plugin in loader.broken
+        if plugin.name in (objects or {})
+    ]
     if loader.problems:
         raise SpecError(*loader.problems)
     return Plugins(loader.registry, tuple(loader.loaded), tuple(loader.broken), names, specs, loader.hooks)
