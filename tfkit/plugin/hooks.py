@@ -24,7 +24,7 @@ from tfkit.plugin.discover import DISABLE, Candidate, canonical
 from tfkit.plugin.hookspecs import CONTRACT, SEPARATE
 
 T = TypeVar("T")
-Around: TypeAlias = Callable[[str], AbstractContextManager[None]]
+Around: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 MACHINERY = (__file__, pluggy.__file__, importlib.__file__, pydantic.__file__)
 _REDIRECTION = threading.RLock()
 """Lock for replacing `sys.stdout`: two threads that restore it in the wrong order would leave it replaced."""
