@@ -282,7 +282,7 @@ class Reader:
 
         For a run, the changes of `--set` use paths of the run, such as `model.d_model`.
         """
-        from tfkit.graph.expand import expand
+        from tfkit.graph.expand import announced, expand
         from tfkit.spec.extending import is_folder, weights_beside
         from tfkit.spec.load import read_spec
 
@@ -294,10 +294,11 @@ class Reader:
             run = read_run(spec, self.plugins, sets=self.sets)
             warn(run.notes)
             with of_model():
-                return expand(run.model)
+                return announced(expand(run.model), self.plugins)
         read = read_spec(spec, self.plugins, sets=self.sets)
         warn(read.notes)
-        return replace(expand(read), weights=weights_beside(spec, self.plugins.specs))
+        weights = weights_beside(spec, self.plugins.specs)
+        return announced(replace(expand(read), weights=weights), self.plugins)
 
     def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
         """Return the weights of `--weights`, else of the spec folder; None if the weights are random."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from dataclasses import field as field_of
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
@@ -12,7 +13,8 @@ from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Component, Config, Layers, Signal, WireMarker, marker, parts
 from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted, similar
 from tfkit.graph.node_names import SPELLING, is_identifier, taken
-from tfkit.plugin.manager import AnyPlugins, load_plugins
+from tfkit.plugin.hooks import Hooks
+from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.spec.extending import weights_beside
 from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
 from tfkit.spec.merge import as_changes
@@ -64,6 +66,8 @@ class Graph:
     outputs: tuple[str, ...]
     weights: Path | None = None
     """The folder from which the spec was loaded, if it contains weights, which `build` then loads."""
+    hooks: Hooks | None = field_of(default=None, compare=False)
+    """The hooks of the plugins with which a user loaded the spec; None for a graph that a tool derived."""
 
     @property
     def name(self) -> str:
@@ -83,6 +87,9 @@ class Graph:
         for path, part in parts((), self.spec.model):
             if isinstance(part, cast(type[C], cls)):  # mypy rejects an abstract class as an argument of type[C]
                 yield ".".join(path), part
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "hooks": None}  # a pickle contains no code of plugins
 
     def __deepcopy__(self, memo: object) -> Self:
         """Return the graph itself. It is immutable, so copies of a model share it."""
@@ -121,10 +128,10 @@ def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None)
     """
     plugins, changes = plugins or load_plugins(), as_changes(sets)
     if isinstance(spec, Mapping):
-        return expand(_warned(take_spec(spec, plugins, sets=changes)))
+        return announced(expand(_warned(take_spec(spec, plugins, sets=changes))), plugins)
     graph = expand(_warned(read_spec(spec, plugins, sets=changes)))
     folder = weights_beside(spec, plugins.specs)
-    return graph if folder is None else replace(graph, weights=folder.absolute())
+    return announced(graph if folder is None else replace(graph, weights=folder.absolute()), plugins)
 
 
 AnySpec: TypeAlias = Annotated[
@@ -153,7 +160,27 @@ def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> G
     Raises:
         SpecError: with every error in the spec.
     """
-    return expand(_warned(parse_spec(text, plugins or load_plugins(), sets=as_changes(sets))))
+    plugins = plugins or load_plugins()
+    return announced(expand(_warned(parse_spec(text, plugins, sets=as_changes(sets)))), plugins)
+
+
+def announced(graph: Graph, plugins: Plugins) -> Graph:
+    """Call the hook `tfkit_spec_loaded`, and return the graph with the hooks of its plugins.
+
+    Raise SpecError if a plugin rejects the spec or fails.
+    """
+    graph = replace(graph, hooks=plugins.hooks)
+    try:
+        plugins.hooks.act("tfkit_spec_loaded", graph=graph)
+    except SpecError as error:
+        raise SpecError(*(located(diagnostic, graph) for diagnostic in error.diagnostics)) from error.__cause__
+    return graph
+
+
+def located(diagnostic: Diagnostic, graph: Graph) -> Diagnostic:
+    """Return the diagnostic of a plugin with the location of its path in the spec."""
+    path = tuple(diagnostic.path.split(".")) if diagnostic.path else ()
+    return replace(diagnostic, span=diagnostic.span or graph.spec.provenance.span(path)) if path else diagnostic
 
 
 def _warned(spec: Spec) -> Spec:

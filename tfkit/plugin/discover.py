@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, entry_points, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.import_code import load_file, load_points
@@ -25,6 +25,7 @@ from tfkit.plugin.import_code import load_file, load_points
 GROUP, SPECS, COMMANDS = "tfkit", "tfkit.specs", "tfkit.commands"
 """Groups of entry points: modules with hooks, folders of specs, and modules with commands."""
 GROUPS = (GROUP, SPECS, COMMANDS)
+Objects: TypeAlias = Iterable[tuple[str, object]]
 PLUGIN_DIR = "TFKIT_PLUGIN_DIR"
 DISABLE = "TFKIT_DISABLE"
 BUILT_IN, ENTRY_POINT = "built in", "entry point"
@@ -59,12 +60,14 @@ class Candidate:
         return [point for point in self.points if point.group == group]
 
 
-def wanted(plugin_dirs: Iterable[Path], ambient: bool) -> tuple[list[Candidate], tuple[str, ...]]:
+def wanted(
+    plugin_dirs: Iterable[Path], ambient: bool, objects: Objects = ()
+) -> tuple[list[Candidate], tuple[str, ...]]:
     """Return the enabled plugins that `find_plugins` finds, and the names of the disabled plugins.
 
     Raises SpecError for two plugins with the same name, which could not be disabled separately.
     """
-    candidates = find_plugins(plugin_dirs, ambient)
+    candidates = find_plugins(plugin_dirs, ambient, objects)
     off = switched_off()
     names = tuple(dict.fromkeys(candidate.name for candidate in candidates if canonical(candidate.name) in off))
     left = [candidate for candidate in candidates if canonical(candidate.name) not in off]
@@ -95,8 +98,10 @@ def _check_names(candidates: Iterable[Candidate]) -> None:
         raise SpecError(*problems)
 
 
-def find_plugins(plugin_dirs: Iterable[Path], ambient: bool) -> list[Candidate]:
+def find_plugins(plugin_dirs: Iterable[Path], ambient: bool, objects: Objects = ()) -> list[Candidate]:
     """Find the plugins in `plugin_dirs`; if `ambient`, also the installed plugins and those in TFKIT_PLUGIN_DIR.
+
+    `objects` are plugins with their names.
 
     A later plugin replaces an earlier plugin of the same name.
     """
@@ -106,7 +111,8 @@ def find_plugins(plugin_dirs: Iterable[Path], ambient: bool) -> list[Candidate]:
             candidates,
             [replace(candidate, origin=f"{candidate.origin}, by {PLUGIN_DIR}") for candidate in _from_environment()],
         )
-    return _replaced(candidates, _in_folders(plugin_dirs))
+    registered = [Candidate(name, "", "object", partial(list, [part]), name) for name, part in objects]
+    return _replaced(candidates, [*_in_folders(plugin_dirs), *registered])
 
 
 def _replaced(candidates: Sequence[Candidate], later: Iterable[Candidate]) -> list[Candidate]:

@@ -7,14 +7,17 @@ but a plugin that runs code implements at least one. A marked function of any ot
 hook with the most similar name.
 
 A hook that raises, or returns a value of the wrong type, affects only its plugin: tfkit omits the result, and a message
-names the plugin, the hook, the file and the line. If two plugins define the same name (of a kind, a spec, a format, a
-suffix or a command), an error names both plugins; neither silently replaces the other.
+names the plugin, the hook, the file and the line. A failure of `tfkit_spec_loaded` or `tfkit_model_built` is an error.
+If two plugins define the same name (of a kind, a spec, a format, a suffix or a command), an error names both plugins;
+neither silently replaces the other. Hooks are called in pluggy's order: last loaded, first called, except for
+`tryfirst`, `trylast` and wrappers.
 
 | hook | when it is called | entry point |
 |---|---|---|
 | `tfkit_register` | when the plugins are loaded | `[project.entry-points.tfkit]` |
 | `tfkit_specs` | when the plugins are loaded | the same; better: `[project.entry-points."tfkit.specs"]`, without code |
 | `tfkit_export_formats` | when a model is exported | `[project.entry-points.tfkit]` |
+| `tfkit_spec_loaded`, `tfkit_model_built` | for each loaded spec, for each built model | the same |
 | `tfkit_checks` | by `tfkit validate`, `build` and `train`, for each spec | the same |
 | `tfkit_properties` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
 | `tfkit_reference` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
@@ -34,6 +37,7 @@ from tfkit.errors import Diagnostic
 
 if TYPE_CHECKING:
     import click
+    from torch import fx
 
     import tfkit
 
@@ -41,6 +45,9 @@ PROJECT = "tfkit"
 CONTRACT = 1
 """Version of the contract with plugins: the hooks, and the base classes of components. It increases when plugins that
 follow the contract must change; see stability.md."""
+
+SEPARATE = ("tfkit_register", "tfkit_specs", "tfkit_command")
+"""Hooks that tfkit calls for one plugin at a time, so an order or a wrapper would have no effect."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -108,6 +115,38 @@ def tfkit_export_formats() -> Iterable[type[tfkit.Format]]:  # type: ignore[empt
             from tfkit_mine.numpy_format import Npz
 
             return [Npz]
+    """
+
+
+@hookspec
+def tfkit_spec_loaded(graph: tfkit.Graph) -> None:
+    """Observe a spec without errors, or reject it: raise `tfkit.Invalid(path, message)` or `tfkit.SpecError`.
+
+    Called once for each spec that `tfkit.load`, `tfkit.loads` or a command reads, and for the model of a run. A plugin
+    cannot change a spec, because its text describes the model. A returned value is an error.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_spec_loaded(graph: tfkit.Graph) -> None:
+            for path, norm in graph.configs(tfkit.NormConfig):
+                if norm.kind_name() != "rmsnorm":
+                    raise tfkit.Invalid(path, "our models must have RMSNorm")
+    """
+
+
+@hookspec
+def tfkit_model_built(model: fx.GraphModule, graph: tfkit.Graph) -> None:
+    """Change a model in place, and return nothing: register forward hooks, freeze parameters, replace modules.
+
+    Called once for each model that `tfkit.build` returns, or that the commands `build`, `generate`, `train` and `eval`
+    run; not for models with which tools count, check, compare or export. Forward hooks must return None. In a run, a
+    plugin must not replace modules or freeze parameters: results depend on the file of a run alone.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_model_built(model: fx.GraphModule) -> None:
+            for path in model.meta["components"]:
+                model.get_submodule(path).register_forward_hook(partial(record, path))
     """
 
 

@@ -86,7 +86,12 @@ class Available:
 
 
 @checked
-def load_plugins(*, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True) -> Plugins:
+def load_plugins(
+    *,
+    plugin_dirs: Collection[AnyPath] | AnyPath = (),
+    entry_points: bool = True,
+    objects: Mapping[str, Any] | None = None,
+) -> Plugins:
     """Load the built-in components, the installed plugins, and the plugins in folders.
 
     Loading a plugin runs its code. Only plugins that you installed or named are loaded; a spec never loads one. The
@@ -96,17 +101,23 @@ def load_plugins(*, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_point
         plugin_dirs: a folder or several folders, as for `--plugin-dir`.
         entry_points: also load plugins that this call does not name: the installed distributions, and the folders in
             the environment variable `TFKIT_PLUGIN_DIR` (absolute paths, separated as in `PATH`).
+        objects: objects with hooks by the name of their plugin, as in pluggy's `register`: modules, classes, instances.
 
     Raises:
         SpecError: a kind is registered twice, two plugins or two specs have the same name, a hook is misspelt, or a
-            folder contains no plugin.
+            folder contains no plugin, or one of the `objects` fails.
     """
-    candidates, names = wanted(_paths(plugin_dirs), entry_points)
+    candidates, names = wanted(_paths(plugin_dirs), entry_points, (objects or {}).items())
     loader = _Loader()
     loader.load(_built_in())
     for candidate in candidates:
         loader.load_or_quarantine(candidate)
     specs = loader.specs()
+    loader.problems += [
+        Diagnostic(f"plugin `{plugin.name}`: {plugin.cause}", notes=(plugin.where,) * bool(plugin.where))
+        for plugin in loader.broken
+        if plugin.name in (objects or {})
+    ]
     if loader.problems:
         raise SpecError(*loader.problems)
     return Plugins(loader.registry, tuple(loader.loaded), tuple(loader.broken), names, specs, loader.hooks)

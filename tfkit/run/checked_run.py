@@ -16,7 +16,7 @@ import numpy as np
 
 from tfkit.component import AttentionConfig, Component, parts
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar
-from tfkit.graph.expand import Graph, expand
+from tfkit.graph.expand import Graph, announced, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
@@ -215,16 +215,16 @@ class Run:
 
 def load_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = (), count: CountFlops | None = None) -> Run:
     """Read and check a run, which is a path, a run folder, the name of a shipped run, or a mapping; see `check_run`."""
-    return check_run(read_run(run, plugins, sets=sets), count=count)
+    return check_run(read_run(run, plugins, sets=sets), plugins, count=count)
 
 
-def check_run(file: RunFile, *, count: CountFlops | None = None) -> Run:
+def check_run(file: RunFile, plugins: Plugins | None = None, *, count: CountFlops | None = None) -> Run:
     """Check that the parts of a run fit together, and return the run. Raise SpecError if they do not.
 
-    `count` is required if the length of the run is in FLOPs.
+    `count` is required if the length of the run is in FLOPs. The hooks of `plugins` are called with the model.
     """
     with of_model():
-        graph = expand(file.model)
+        graph = expand(file.model) if plugins is None else announced(expand(file.model), plugins)
     run = Run(file, graph, count)
     _check_model(run)
     _check_machine(run)

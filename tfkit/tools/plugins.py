@@ -93,6 +93,8 @@ def _left_out(loaded_plugins: Plugins) -> Iterator[str]:
 
 
 LATER = {
+    "tfkit_spec_loaded": "called for each spec that is loaded",
+    "tfkit_model_built": "called for each model that is built",
     "tfkit_checks": "called for each spec by `tfkit validate` and `tfkit build`",
     "tfkit_properties": "called by `tfkit check`",
     "tfkit_reference": "called by `tfkit check`",

@@ -1,9 +1,11 @@
-"""Sharing of hooks between modules: torch has public functions to register hooks, but none to list them."""
+"""Lists of hooks: torch has public functions to register hooks, but none to list them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -29,3 +31,25 @@ def borrowed_hooks(module: nn.Module, source: nn.Module) -> Iterator[None]:
     finally:
         for (inner, _), hooks in zip(pairs, previous, strict=True):
             inner.__dict__.update(hooks)
+
+
+@dataclass(eq=False)
+class ObservingHook:
+    """A forward hook of a plugin. It receives tensors of a model, and cannot replace them."""
+
+    hook: Callable[..., Any]
+    plugin: str
+
+    @property
+    def __name__(self) -> str:  # TorchScript reads it first
+        raise AttributeError(f"a forward hook of plugin {self.plugin} cannot be scripted")
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the hook; raise TypeError if it returns a value."""
+        if (value := self.hook(*arguments)) is not None:
+            raise TypeError(f"a forward hook of plugin {self.plugin} must return None; got {type(value).__name__}")
+
+
+def forward_hooks(model: nn.Module) -> list[dict[int, Callable[..., Any]]]:
+    """Return the forward hooks and pre-hooks of each module by number. A change of a dictionary changes the module."""
+    return [hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)]

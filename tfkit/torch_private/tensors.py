@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, UntypedStorage, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tfkit.torch_private.hooks import ObservingHook
+
 map_nested = tree_map
 """(f, nested) -> nested lists, tuples and mappings, with `f` applied to each value."""
 
@@ -41,12 +43,12 @@ def replace_tensors(module: nn.Module, f: Callable[[Tensor], Tensor]) -> None:
 
 def has_forward_hook(module: nn.Module) -> bool:
     """Return True if a hook of the module can change its output."""
-    return bool(module._forward_hooks)
+    return any(not isinstance(hook, ObservingHook) for hook in module._forward_hooks.values())
 
 
 def has_forward_pre_hook(module: nn.Module) -> bool:
     """Return True if a hook of the module can change its inputs."""
-    return bool(module._forward_pre_hooks)
+    return any(not isinstance(hook, ObservingHook) for hook in module._forward_pre_hooks.values())
 
 
 def has_state_dict_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:

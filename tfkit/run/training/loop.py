@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tfkit.building.initialize import seed_device
+from tfkit.building.instrument import instrumented
 from tfkit.building.placement import GLOBAL_GENERATORS, threads
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
@@ -116,6 +117,7 @@ class Trainer:
         self.model = self._processes.build(self.run, self.device)
         self.notes = begin(self.model, self.run)
         """Descriptions of the initial weights and of float8, by name."""
+        instrumented(self.model, in_run=True)
         with self.run.guarded(config.loss, "`build`", "loss"):
             try:
                 loss = config.loss.build(self.model)

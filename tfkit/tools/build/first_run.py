@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from tfkit.arguments import name_of
 from tfkit.building.builder import build, evaluating, graph_of
 from tfkit.building.guarantees import Watch
+from tfkit.building.instrument import instrumented
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, place_of, sources
 from tfkit.plugin.registry import last_line
@@ -71,6 +72,7 @@ def first_run(
         check_memory(build(graph, device="meta", dtype=dtype), device)
     with _memory_errors(device):
         model = build_with_weights(graph, weights, allow_change=allow_change, device=device, dtype=dtype, seed=seed)
+        instrumented(model)
     built = time.perf_counter()
     stage("running it once")
     dtype = next((parameter.dtype for parameter in model.parameters()), dtype or torch.get_default_dtype())

@@ -270,7 +270,7 @@ def reference_functions(plugins: Plugins, kinds: Kinds) -> Kinds:
     if answers.faults:
         raise SpecError(*answers.faults)
     merged: dict[str, dict[str, Callable[..., Any]]] = {}
-    for functions_by_slot in (*(functions for _, functions in answers.values), kinds):
+    for functions_by_slot in (*(functions for _, functions in reversed(answers.values)), kinds):
         for slot, functions in functions_by_slot.items():
             merged.setdefault(slot, {}).update(functions)
     return merged

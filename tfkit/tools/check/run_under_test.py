@@ -246,7 +246,7 @@ def _graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]:
         reduced = reduced_model(full.graph, plugins, tokens=tokens, length=data.length)
         check_run(replace(full.file, model=reduced.graph.spec, data=data))
     except (SpecError, ValueError):
-        return full.graph, ""
+        return replace(full.graph, hooks=None), ""
     return reduced.graph, reduced.words
 
 

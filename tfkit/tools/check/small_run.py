@@ -9,7 +9,8 @@ from typing import Any
 from tfkit.component import Component
 from tfkit.errors import SpecError
 from tfkit.plugin.manager import Plugins
-from tfkit.run.checked_run import load_run
+from tfkit.run.checked_run import check_run
+from tfkit.run.read_run import read_run
 from tfkit.tools.check.components import LISTS, all_pairs, required_values
 from tfkit.tools.check.run_under_test import LENGTH, RunUnderTest, reduced_run
 from tfkit.tools.cost.of_run import flops_of_step
@@ -59,7 +60,7 @@ def runs_of(
         words = "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())
         for length in (None, LENGTH) if config.slot == "data" else (None,):
             try:
-                run = load_run(small_run(config.slot, part, length), plugins, count=flops_of_step)
+                run = check_run(read_run(small_run(config.slot, part, length), plugins), count=flops_of_step)
             except SpecError as error:  # an error in the length or in the component
                 rejected.append(error)
             else:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tfkit.errors import Diagnostic
-from tfkit.graph.expand import Graph
+from tfkit.graph.expand import Graph, located
 from tfkit.plugin.manager import Plugins
 
 
@@ -16,15 +16,12 @@ def warnings_of(graph: Graph, plugins: Plugins) -> list[Diagnostic]:
     A check that fails is itself reported as a warning.
     """
     answers = plugins.hooks.call("tfkit_checks", _diagnostics, graph=graph)
-    diagnostics = [_placed(diagnostic, graph, plugin) for plugin, results in answers.values for diagnostic in results]
+    diagnostics = [
+        replace(located(diagnostic, graph), notes=(*diagnostic.notes, f"from the plugin {plugin}"))
+        for plugin, results in answers.values
+        for diagnostic in results
+    ]
     return [*diagnostics, *answers.faults]
-
-
-def _placed(diagnostic: Diagnostic, graph: Graph, plugin: str) -> Diagnostic:
-    span = diagnostic.span or (
-        graph.spec.provenance.span(tuple(diagnostic.path.split("."))) if diagnostic.path else None
-    )
-    return replace(diagnostic, span=span, notes=(*diagnostic.notes, f"from the plugin {plugin}"))
 
 
 def _diagnostics(returned: object) -> list[Diagnostic]:

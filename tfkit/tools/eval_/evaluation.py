@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from tfkit.arguments import AnyPath, Sets, checked
+from tfkit.building.instrument import instrumented
 from tfkit.errors import Diagnostic, SpecError, similar
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, check_length, check_metrics, load_run
@@ -80,6 +81,7 @@ def evaluate_run(
     if not allow_change:
         check_weights(weights)
     model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
+    instrumented(model)
     whole = {name: SplitConfig(batches="all") for name in chosen}
     return numbers_of(model, run, whole, configs)
 

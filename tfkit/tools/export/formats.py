@@ -171,7 +171,7 @@ def formats_of(plugins: Plugins) -> Formats:
     owners: dict[str, str] = {}
     suffixes: dict[str, str] = {}
     clashes = []
-    for plugin, formats in answers.values:
+    for plugin, formats in reversed(answers.values):  # the built-in formats first
         for format in formats:
             if format.name in named:
                 clashes.append(_clash(f"two formats have the name `{format.name}`", owners[format.name], plugin))

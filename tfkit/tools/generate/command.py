@@ -143,6 +143,7 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
     import torch
 
     from tfkit.building.builder import build
+    from tfkit.building.instrument import instrumented
     from tfkit.tools.common.loading_weights import build_with_weights
     from tfkit.tools.common.memory_needs import check_memory
     from tfkit.tools.common.run_code import warnings_about
@@ -154,11 +155,14 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
     if request.weights is not None:
         warn(warnings_about(request.weights, graph.spec.model))
         stage(f"reading {request.weights}")
-        return build_with_weights(graph, request.weights, device=device, dtype=dtype, allow_change=request.allow_change)
+        model = build_with_weights(
+            graph, request.weights, device=device, dtype=dtype, allow_change=request.allow_change
+        )
+        return instrumented(model)
     click.echo("warning: without --weights the model is random, and so is its text", err=True)
     stage("building")
     check_memory(build(graph, device="meta", dtype=dtype), device)
-    return build(graph, device=device, dtype=dtype, seed=request.seed)
+    return instrumented(build(graph, device=device, dtype=dtype, seed=request.seed))
 
 
 def _run(model: fx.GraphModule, job: Job, request: Request, live: Live | None) -> tuple[list[str], Generated, float]:

@@ -160,7 +160,7 @@ class Arms:
     def _sweep_run(self, text: RunText, seed: int) -> SweepRun:
         span = text.root.span
         seeded = text.assigned(Change((("seed", span),), Scalar(seed, span)), self._plugins)
-        run = check_run(resolve_run(seeded, self._plugins, loaded=self._data), count=flops_of_step)
+        run = check_run(resolve_run(seeded, self._plugins, loaded=self._data), self._plugins, count=flops_of_step)
         _check_number(self.file, run)
         return SweepRun(run, self._folder / run.digest[:LETTERS], self._allow_change)
 

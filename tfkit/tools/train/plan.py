@@ -13,7 +13,7 @@ from functools import reduce
 import numpy as np
 import torch
 
-import tfkit
+from tfkit.building.builder import build
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, mean_length
 from tfkit.run.contract import IGNORED, Batch, MetricConfig
@@ -88,7 +88,7 @@ def plan(run: Run, device: Device | None = None) -> Plan:
         flops_of_evaluations=round(_evaluated(run) / micro * total.flops_forward),
         memory=longest.peak + (longest.memory.gradients if config.batch.sequences > micro else 0),
         seconds=_seconds(run, parts, costs, device or known_device(run)),
-        float8=config.machine.float8 and matrices_in_float8(tfkit.build(run.graph, device="meta"), run)[1],
+        float8=config.machine.float8 and matrices_in_float8(build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _points(run)),
     )
 
