@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
+import einops
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -22,8 +24,9 @@ import tfkit.nn
 from tfkit.building.initialize import RESETS
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.eject.cleanup import Replaced, is_path, reads, tidied
+from tfkit.tools.eject import patterns
 from tfkit.tools.eject.expressions import Expressions, Written, item_of, items_of
-from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse, with_patterns
+from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse
 from tfkit.tools.eject.torch_modules import has_torch_class
 from tfkit.tools.eject.values import (
     ANY,
@@ -175,7 +178,7 @@ class Function(Expressions):
         if whole.instead:
             code = replace(code, names={name: whole.replaced(value) for name, value in code.names.items()})
         if module is not None:
-            code = replace(code, tree=with_patterns(code.tree, module))
+            code = replace(code, tree=patterns.with_patterns(code.tree, module))
         super().__init__(module, code, whole.records, whole.read)
         self.whole = whole
         self.name: str = called.__name__ if module is None else called
@@ -422,6 +425,8 @@ class Function(Expressions):
             return Known(False, literal=True), ast.Constant(False)
         if function is tfkit.nn.within:  # the config of the file lacks the limit
             return self.eval(node.args[0])
+        if isinstance(function, FunctionType) and function in _EINOPS:
+            return self._einops(function, node)
         if isinstance(function, FunctionType) and not is_library(function):
             return self._specialised([(None, function)], node, written)
         if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
@@ -434,6 +439,29 @@ class Function(Expressions):
         if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
             return values[0], call.args[0]
         return _library_result(function, values), _without_defaults(function, call)
+
+    def _einops(self, function: FunctionType, node: ast.Call) -> Written:
+        """Evaluate a call of a function of einops, which becomes operations of torch."""
+        _check_no_star(node)
+        if function is einops.einsum:
+            *tensors, (pattern, _) = map(self.eval, node.args)
+            einsum = ast.Attribute(self.use("torch", torch), "einsum")
+            return SOME, patterns.einsum_of([text for _, text in tensors], _constant_text(pattern), einsum)
+        arguments: dict[str, ast.expr] = dict(zip(inspect.signature(function).parameters, node.args, strict=False))
+        arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        text = _constant_text(self.eval(arguments.pop("pattern"))[0])
+        if function in (einops.pack, einops.unpack):
+            before, _, after = (len(side.split()) for side in text.partition("*"))
+            plain, sizes = (patterns.pack, (before, after)) if function is einops.pack else (patterns.unpack, (before,))
+            call = ast.Call(node.func, [*arguments.values(), *map(ast.Constant, sizes)], [])
+            value, written = self._specialised([(None, plain)], call, self.use(plain.__name__, plain))
+            return value, patterns.mark(written, text)
+        value, tensor = self.eval(arguments.pop("tensor"))
+        if isinstance(present(value), Items):
+            tensor = ast.Call(ast.Attribute(self.use("torch", torch), "stack"), [tensor], [])
+        reduction = arguments.pop("reduction", None)
+        operation = _constant_text(self.eval(reduction)[0]) if reduction else function.__name__
+        return SOME, patterns.call_of(operation, tensor, text, {n: self.written(size) for n, size in arguments.items()})
 
     def _bound(self, names: Sequence[str], node: ast.Call) -> dict[str, Written]:
         """Return the arguments of a call by parameter name."""
@@ -491,6 +519,15 @@ def _record_type(value: Value) -> type | None:
     """Return the type of a `NamedTuple`; None for any other value."""
     record = present(value)
     return record.type if isinstance(record, Record) else None
+
+
+_EINOPS = (einops.rearrange, einops.repeat, einops.reduce, einops.einsum, einops.pack, einops.unpack)
+
+
+def _constant_text(value: Value) -> str:
+    if isinstance(value, Known) and isinstance(value.value, str):
+        return value.value
+    raise NotImplementedError("a pattern or a reduction of einops that is not a constant text")
 
 
 def _check_no_star(node: ast.Call) -> None:
