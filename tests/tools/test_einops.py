@@ -255,7 +255,7 @@ REJECTED = {
     'return rearrange(x, "b t d -> b t d", **{"d": 8})': "a `*` or a `**` in the call of a module or of a function",
     'return rearrange(x, "b t (g d) -> b t g d")': "`b t (g d) -> b t g d`: Could not infer sizes for",
     'return x + reduce(x, "... d -> d", "sum")': "a reduction over `...` depends on the number of axes: name them",
-    'return reduce(x, "b t d -> b t", "median")': "a reduction by 'median'",
+    'return reduce(x, "b t d -> b t", "median")': "`b t d -> b t`: Unknown reduction median. Expect one of",
 }
 
 
@@ -269,7 +269,7 @@ def test_a_call_that_cannot_be_ejected_is_an_error(body: str, tmp_path: Path) ->
 
 
 def test_a_layer_that_cannot_be_ejected_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(tfkit.SpecError, match="`Reduce` .* cannot be ejected: .* a reduction over `...`"):
+    with pytest.raises(tfkit.SpecError, match=r"`Reduce` .* cannot be ejected: .* a reduction over `...`"):
         eject(graph_with(tmp_path, "self.mean = Reduce('... d -> d', 'mean')", "return x + self.mean(x)"))
 
 
@@ -303,9 +303,7 @@ def test_layers_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "format"), [*itertools.product(PLUGINS, ("pt2", "onnx")), ("layers", "torchscript")]
-)
+@pytest.mark.parametrize(("name", "format"), [*itertools.product(PLUGINS, ("pt2", "onnx")), ("layers", "torchscript")])
 def test_exports(name: str, format: str, tmp_path: Path) -> None:
     model = trained(graph_with(tmp_path, *PLUGINS[name]))
     assert export(model, tmp_path / "file", format=format).difference < 1e-5
@@ -341,4 +339,3 @@ def test_a_folder_for_transformers(tmp_path: Path) -> None:
             (tmp_path / name).mkdir()
             model = trained(graph_with(tmp_path, *plugin))
             write_folder(model, tmp_path / name, render(model.meta["graph"].spec.model), process)
-

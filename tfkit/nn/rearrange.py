@@ -24,8 +24,6 @@ Cut: TypeAlias = tuple[str, tuple[str, ...]]
 """An axis that is cut, and the names of its parts."""
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 """Any number of axes, as einops writes it in a parsed pattern."""
-REDUCTIONS = {"min": "amin", "max": "amax", **{name: name for name in ("sum", "mean", "prod", "any", "all")}}
-"""The methods of tensors for einops' reductions."""
 
 
 class Rearrange(nn.Module):
@@ -58,7 +56,9 @@ class Rearrange(nn.Module):
         self.pattern = pattern
         self.sizes = sizes
         sizes_by_axis = _by_axis(pattern, sizes)
-        if taken := [axis for axis in sizes_by_axis if hasattr(Rearrange, axis) or axis in vars(self) or axis == "known"]:
+        if taken := [
+            axis for axis in sizes_by_axis if hasattr(Rearrange, axis) or axis in vars(self) or axis == "known"
+        ]:
             raise _wrong(pattern, f"every module has a `{taken[0]}`: an axis needs another name")
         self.known: tuple[str, ...] = tuple(sizes_by_axis)
         cut = [(axis, tuple(size)) for axis, size in sizes.items() if isinstance(size, Mapping)]
@@ -144,7 +144,7 @@ def written(pattern: str, sized: tuple[str, ...], cut: tuple[Cut, ...], operatio
         raise _wrong(pattern, f"a part cannot be called {bad[0]!r}")
     code = _forward(pattern, sized, cut, operation)
     forward = run_text(code, "Rearrange", {"Tensor": Tensor})["forward"]
-    name, docs = ("Reduce", f"{operation}: {pattern}") if operation in REDUCTIONS else ("Rearrange", pattern)
+    name, docs = ("Rearrange", pattern) if operation == "rearrange" else ("Reduce", f"{operation}: {pattern}")
     return type(name, (Rearrange,), {"__module__": __name__, "__doc__": docs, "code": code, "forward": forward})
 
 
@@ -165,7 +165,7 @@ def _forward(pattern: str, sized: Sequence[str], cut: Sequence[Cut], operation: 
     )
 
 
-def operations(pattern: str, sizes: Mapping[str, str], operation: str) -> tuple[str, str]:
+def operations(pattern: str, sizes: Mapping[Any, str], operation: str) -> tuple[str, str]:
     """Return the methods of a tensor that a pattern of einops stands for: those that split its axes, and the others.
 
     Args:
@@ -182,15 +182,19 @@ def operations(pattern: str, sizes: Mapping[str, str], operation: str) -> tuple[
         raise _wrong(pattern, str(error).partition("\n")[2]) from None
     left, right = _sides(pattern)
     before, after = _flat(left), _flat(right)
+    sizes = {**sizes, **{axis: str(axis.value) for axis in before + after if isinstance(axis, AnonymousAxis)}}
     kept, reduced = [axis for axis in after if axis in before], [axis for axis in before if axis not in after]
-    steps: list[str] = []
     if ELLIPSIS in reduced:
         raise _wrong(pattern, "a reduction over `...` depends on the number of axes: name them")
-    # Rounding depends on the order of axes, and einops reduces the last axes. Only these cases have the same bits.
-    if not reduced or operation == "prod" or _without(before, *reduced) != kept:
+    steps: list[str] = []
+    # Rounding depends on the order of axes, and einops reduces the last axes. The other cases have the same bits.
+    if not reduced or operation == "prod" or [axis for axis in before if axis in kept] != kept:
         steps += _orders(before, [*kept, *reduced])
         before = [*kept, *reduced]
-    steps += _reductions(before, reduced, operation)
+    dims = [_dim(before, before.index(axis)) for axis in reduced]
+    name = {"min": "amin", "max": "amax"}.get(operation, operation)
+    if reduced:
+        steps += [".prod(dim=-1)"] * len(dims) if name == "prod" else [f".{name}(dim={_item(dims)})"]
     steps += _additions(kept, after, sizes)
     return "".join(_splits(pattern, left, sizes)), "".join([*steps, *_merges(after, right)])
 
@@ -199,8 +203,8 @@ def _flat(side: Side) -> list[Any]:
     return [axis for names in side for axis in names]
 
 
-def _size(axis: Any, sizes: Mapping[str, str]) -> str:
-    return str(axis.value) if isinstance(axis, AnonymousAxis) else sizes.get(axis, "-1")
+def _item(dims: Sequence[int]) -> int | tuple[int, ...]:
+    return dims[0] if len(dims) == 1 else tuple(dims)
 
 
 def _dim(axes: Sequence[Any], index: int) -> int:
@@ -208,19 +212,14 @@ def _dim(axes: Sequence[Any], index: int) -> int:
     return index - len(axes) if ELLIPSIS in axes[:index] else index
 
 
-def _new_dim(axes: Sequence[Any], index: int) -> int:
-    """Return the number of a dimension that is inserted at an index."""
-    return _dim([*axes, None], index)
-
-
-def _splits(pattern: str, left: Side, sizes: Mapping[str, str]) -> Iterator[str]:
+def _splits(pattern: str, left: Side, sizes: Mapping[Any, str]) -> Iterator[str]:
     axes: list[Any] = list(left)
     index = 0
     for names in left:
         if not names:
             yield f".squeeze({_dim(axes, index)})"
         if len(names) > 1:
-            texts = [_size(axis, sizes) for axis in names]
+            texts = [sizes.get(axis, "-1") for axis in names]
             if texts.count("-1") > 1:
                 raise _wrong(pattern, f"`{' '.join(names)}` has an axis that is cut: it needs the sizes of the others")
             yield f".unflatten({_dim(axes, index)}, ({', '.join(texts)}))"
@@ -236,50 +235,32 @@ def _orders(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
         yield f".permute({', '.join(str(before.index(axis)) for axis in after)})"
     elif moved:
         named = [axis for axis in before if axis != ELLIPSIS]
-        alone = [axis for axis in named if _without(before, axis) == _without(after, axis)]
-        pairs = [(_dim(before, before.index(axis)), _dim(after, after.index(axis))) for axis in alone[:1] or named]
-        sources, targets = (str(dims[0] if len(dims) == 1 else dims) for dims in zip(*pairs, strict=True))
-        yield f".movedim({sources}, {targets})"
+        sources, targets = ([_dim(axes, axes.index(axis)) for axis in named] for axes in (before, after))
+        yield f".movedim({_item(sources)}, {_item(targets)})"
 
 
-def _without(axes: Sequence[Any], *removed: Any) -> list[Any]:
-    return [axis for axis in axes if axis not in removed]
-
-
-def _reductions(axes: Sequence[Any], reduced: Sequence[Any], operation: str) -> Iterator[str]:
-    left = list(axes)
-    if operation in ("prod", "any", "all"):
-        for axis in reversed(reduced):  # in the order of einops
-            yield f".{REDUCTIONS[operation]}(dim={_dim(left, left.index(axis))})"
-            left.remove(axis)
-    elif reduced:
-        dims = tuple(_dim(left, left.index(axis)) for axis in reduced)
-        yield f".{REDUCTIONS[operation]}(dim={dims[0] if len(dims) == 1 else dims})"
-
-
-def _additions(kept: Sequence[Any], after: Sequence[Any], sizes: Mapping[str, str]) -> Iterator[str]:
+def _additions(kept: Sequence[Any], after: Sequence[Any], sizes: Mapping[Any, str]) -> Iterator[str]:
     axes = list(kept)
     added = [index for index, axis in enumerate(after) if axis not in kept]
     for index in added:
-        yield f".unsqueeze({_new_dim(axes, index)})"
         axes.insert(index, after[index])
+        yield f".unsqueeze({_dim(axes, index)})"
     if added and ELLIPSIS not in after:
-        yield f".expand({', '.join('-1' if axis in kept else _size(axis, sizes) for axis in after)})"
+        yield f".expand({', '.join('-1' if axis in kept else sizes[axis] for axis in after)})"
     elif added:
-        for index in added:
-            yield f".repeat_interleave({_size(after[index], sizes)}, dim={_dim(after, index)})"
+        yield from (f".repeat_interleave({sizes[after[index]]}, dim={_dim(after, index)})" for index in added)
 
 
 def _merges(after: Sequence[Any], right: Side) -> Iterator[str]:
     axes = list(after)
     for index, names in enumerate(right):
         if not names:
-            yield f".unsqueeze({_new_dim(axes, index)})"
             axes.insert(index, None)
+            yield f".unsqueeze({_dim(axes, index)})"
         elif len(names) > 1 or names == [ELLIPSIS]:  # in parentheses
             last = index + len(names) - 1
             end = last - len(axes) if ELLIPSIS in axes[: last + 1] else last
-            yield f".flatten({_dim(axes, index)})" if last == len(axes) - 1 else f".flatten({_dim(axes, index)}, {end})"
+            yield f".flatten({_dim(axes, index)}{f', {end}' if last < len(axes) - 1 else ''})"
             axes[index : last + 1] = [None]
 
 

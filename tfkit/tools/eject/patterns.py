@@ -1,8 +1,6 @@
-"""Patterns of einops as operations of torch.
+"""Patterns of einops as operations of torch, in the way of `tfkit.nn.Rearrange`, with the patterns as comments.
 
-The layers and functions of einops become the operations that `tfkit.nn.Rearrange` consists of. Ejected files have no
-class for a rearrangement that a module calls by its name: the operations replace the call. The last operation stores
-the pattern in its attribute `pattern`, and it becomes a comment above the statement.
+Ejected files have no class for a rearrangement that a module calls by its name: the operations replace the call.
 """
 
 from __future__ import annotations
@@ -21,11 +19,10 @@ from einops.layers import torch as layers
 from torch import Tensor, nn
 
 from tfkit.nn import Rearrange
-from tfkit.nn.rearrange import REDUCTIONS, operations, written
+from tfkit.nn.rearrange import operations, written
 from tfkit.tools.eject.cleanup import Replaced, returned
 from tfkit.tools.eject.config import text_of
 from tfkit.tools.eject.source import refuse
-
 
 _COMMENT = "_comment"
 
@@ -44,26 +41,26 @@ class EinMix(layers.EinMix):
 
 
 def pack(tensors: list[Tensor], before: int, after: int) -> tuple[Tensor, list[torch.Size]]:
-    """Flatten the axes between the first and the last axes of each tensor, and concatenate the tensors along them."""
+    """Flatten the axes between the first and the last axes of each tensor, and concatenate the tensors there."""
     shapes = [tensor.shape[before : tensor.dim() - after] for tensor in tensors]
     flat = [tensor.reshape(*tensor.shape[:before], -1, *tensor.shape[tensor.dim() - after :]) for tensor in tensors]
     return torch.cat(flat, dim=before), shapes
 
 
-def unpack(tensor: Tensor, shapes: list[torch.Size], dim: int) -> list[Tensor]:
-    """Split an axis of a tensor, and give each part its shape."""
+def unpack(tensor: Tensor, shapes: list[torch.Size], before: int) -> list[Tensor]:
+    """Split the axis after the first axes of a tensor, and give each part its shape."""
     sizes = [-1 if -1 in shape else math.prod(shape) for shape in shapes]
-    free = tensor.size(dim) - sum([size for size in sizes if size >= 0])
+    free = tensor.size(before) - sum([size for size in sizes if size >= 0])
     sizes = [size if size >= 0 else free for size in sizes]
     parts = zip(accumulate(sizes), sizes, shapes, strict=True)
     return [
-        tensor.narrow(dim, end - size, size).reshape(*tensor.shape[:dim], *shape, *tensor.shape[dim + 1 :])
+        tensor.narrow(before, end - size, size).reshape(*tensor.shape[:before], *shape, *tensor.shape[before + 1 :])
         for end, size, shape in parts
     ]
 
 
 def prepare_patterns(model: nn.Module) -> None:
-    """Replace the layers of einops in a model, and copy the sizes of rearrangements to the modules that contain them."""
+    """Replace the layers of einops, and copy the sizes of rearrangements to the modules that contain them."""
     replaced: dict[nn.Module, nn.Module] = {}
     for module in list(model.modules()):
         for name, child in module._modules.items():
@@ -128,40 +125,24 @@ def comments(step: ast.stmt) -> list[ast.stmt]:
 
 
 def as_comments(text: str) -> str:
-    """Replace the statements of `comments` by comments. A syntax tree cannot contain comments."""
+    """Replace the statements of `comments` by comments, which a syntax tree cannot contain."""
     return re.sub(rf"^( *){_COMMENT}\['(.*)'\]$", r"\1# \2", text, flags=re.MULTILINE)
+
+
+def equation_of(pattern: str) -> str:
+    """Return the equation of `torch.einsum` for a pattern of einops."""
+    from einops.einops import _compactify_pattern_for_einsum  # private: only this function depends on it
+
+    return _compactify_pattern_for_einsum(pattern)
 
 
 def call_of(operation: str, tensor: ast.expr, pattern: str, sizes: Mapping[str, ast.expr]) -> ast.expr:
     """Return the operations that a call of `rearrange`, `repeat` or `reduce` stands for."""
-    if operation not in ("rearrange", "repeat", *REDUCTIONS):
-        raise NotImplementedError(f"a reduction by {operation!r}")
-    text = "".join(operations(pattern, {axis: f"self.{axis}" for axis in sizes}, operation))
-    reduction = f"{operation}: " if operation in REDUCTIONS else ""
+    text = "".join(operations(pattern, {axis: f"size_{axis}" for axis in sizes}, operation))
     call = ast.parse(f"x{text}", mode="eval").body
-    return _Filled(tensor, sizes).visit(mark(call, reduction + pattern) if text else call)
-
-
-class _Filled(ast.NodeTransformer):
-    """Replaces `x` and the sizes in operations."""
-
-    def __init__(self, x: ast.expr, sizes: Mapping[str, ast.expr]) -> None:
-        self.x = x
-        self.sizes = sizes
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return copy.deepcopy(self.x) if node.id == "x" else node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        is_size = isinstance(node.value, ast.Name) and node.value.id == "self"
-        return copy.deepcopy(self.sizes[node.attr]) if is_size else self.generic_visit(node)
-
-
-def einsum_of(tensors: Sequence[ast.expr], pattern: str, function: ast.expr) -> ast.expr:
-    """Return the call of `torch.einsum` that a call of einops' `einsum` stands for."""
-    from einops.einops import _compactify_pattern_for_einsum
-
-    return mark(ast.Call(function, [ast.Constant(_compactify_pattern_for_einsum(pattern)), *tensors], []), pattern)
+    if text:
+        mark(call, pattern if operation in ("rearrange", "repeat") else f"{operation}: {pattern}")
+    return Replaced({"x": tensor, **{f"size_{axis}": size for axis, size in sizes.items()}}).visit(call)
 
 
 class _DrawnIn(ast.NodeTransformer):
@@ -204,10 +185,11 @@ class _DrawnIn(ast.NodeTransformer):
         first = forward.body[0].value  # type: ignore[attr-defined]
         if isinstance(first, ast.Call):
             mark(first, str(type(child).__doc__))
-        lent = {axis: _lent(self.module, name, child, axis) for axis in child.known}
-        sizes = {axis: ast.Attribute(ast.Name(self.self_name), attribute) for axis, attribute in lent.items()}
+        for part in ast.walk(forward):
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
+                part.value.id, part.attr = self.self_name, _lent(self.module, name, child, part.attr)
         x = node.args[0] if node.args else node.keywords[0].value
-        return [_Filled(x, sizes).visit(step) for step in forward.body]
+        return [Replaced({"x": x}).visit(step) for step in forward.body]
 
 
 def _named(steps: list[ast.stmt], targets: Sequence[ast.expr]) -> list[ast.stmt]:

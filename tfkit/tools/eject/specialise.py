@@ -23,8 +23,8 @@ from torch.nn import functional as F
 import tfkit.nn
 from tfkit.building.initialize import RESETS
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.tools.eject.cleanup import Replaced, is_path, reads, tidied
 from tfkit.tools.eject import patterns
+from tfkit.tools.eject.cleanup import Replaced, is_path, reads, tidied
 from tfkit.tools.eject.expressions import Expressions, Written, item_of, items_of
 from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse
 from tfkit.tools.eject.torch_modules import has_torch_class
@@ -443,25 +443,27 @@ class Function(Expressions):
     def _einops(self, function: FunctionType, node: ast.Call) -> Written:
         """Evaluate a call of a function of einops, which becomes operations of torch."""
         _check_no_star(node)
+        parameters = inspect.signature(function).parameters
+        names = [*map(str, range(len(node.args) - 1)), "pattern"] if function is einops.einsum else [*parameters]
+        arguments = dict(zip(names, node.args, strict=False)) | {key.arg: key.value for key in node.keywords if key.arg}
+        pattern = _constant_text(self.eval(arguments.pop("pattern"))[0])
         if function is einops.einsum:
-            *tensors, (pattern, _) = map(self.eval, node.args)
-            einsum = ast.Attribute(self.use("torch", torch), "einsum")
-            return SOME, patterns.einsum_of([text for _, text in tensors], _constant_text(pattern), einsum)
-        arguments: dict[str, ast.expr] = dict(zip(inspect.signature(function).parameters, node.args, strict=False))
-        arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-        text = _constant_text(self.eval(arguments.pop("pattern"))[0])
+            equation = ast.Constant(patterns.equation_of(pattern))
+            name = ast.Attribute(self.use("torch", torch), "einsum")
+            call = ast.Call(name, [equation, *map(self.written, arguments.values())], [])
+            return SOME, patterns.mark(call, pattern)
         if function in (einops.pack, einops.unpack):
-            before, _, after = (len(side.split()) for side in text.partition("*"))
-            plain, sizes = (patterns.pack, (before, after)) if function is einops.pack else (patterns.unpack, (before,))
-            call = ast.Call(node.func, [*arguments.values(), *map(ast.Constant, sizes)], [])
+            plain, count = (patterns.pack, 2) if function is einops.pack else (patterns.unpack, 1)
+            sizes = [ast.Constant(len(side.split())) for side in pattern.split("*")]
+            call = ast.Call(node.func, [*arguments.values(), *sizes[:count]], [])
             value, written = self._specialised([(None, plain)], call, self.use(plain.__name__, plain))
-            return value, patterns.mark(written, text)
+            return value, patterns.mark(written, pattern)
         value, tensor = self.eval(arguments.pop("tensor"))
         if isinstance(present(value), Items):
             tensor = ast.Call(ast.Attribute(self.use("torch", torch), "stack"), [tensor], [])
-        reduction = arguments.pop("reduction", None)
-        operation = _constant_text(self.eval(reduction)[0]) if reduction else function.__name__
-        return SOME, patterns.call_of(operation, tensor, text, {n: self.written(size) for n, size in arguments.items()})
+        reduction = arguments.pop("reduction", ast.Constant(function.__name__))
+        sizes_by_axis = {axis: self.written(size) for axis, size in arguments.items()}
+        return SOME, patterns.call_of(_constant_text(self.eval(reduction)[0]), tensor, pattern, sizes_by_axis)
 
     def _bound(self, names: Sequence[str], node: ast.Call) -> dict[str, Written]:
         """Return the arguments of a call by parameter name."""
