@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import textwrap
 from pathlib import Path
@@ -24,7 +23,7 @@ from tfkit.tools.save.remote_code.modeling import code_of
 from tfkit.tools.save.remote_code.proof import Folders
 from tfkit.torch_private.torchscript import quiet
 
-from ..sampling import some
+from ..sampling import slow, some
 
 SPEC = """
 tfkit: 1
@@ -116,6 +115,7 @@ MIXES = (
     return self.down(h) + a.mean(dim=2, keepdim=True)
     """,
 )
+EINMIX_ALONE = (MIXES[0], "return self.down(torch.relu(self.up(x) + self.mix(x)) * self.scale.sum())")
 PLUGINS = {"layers": LAYERS, "functions": FUNCTIONS, "mixes": MIXES}
 
 
@@ -191,18 +191,6 @@ def test_an_ejected_file_has_operations_of_torch_next_to_patterns(name: str, alo
 
 
 BODIES = {
-    "sequence": (
-        """
-        self.chain = nn.Sequential(Rearrange("b t (g d) -> b t g d", d=4), Reduce("b t g d -> b t d", "max"))
-        self.layers = nn.ModuleList([Rearrange("b t d -> t b d"), Rearrange("t b d -> b t d")])
-        """,
-        """
-        h = self.chain(self.up(x))
-        for layer in self.layers:
-            h = layer(h) * self.scale.sum()
-        return h.mean(dim=2, keepdim=True) + self.down(self.up(x))
-        """,
-    ),
     "taken names": (
         """
         self.g, self.d, self.x = nn.Linear(config.d_ff, config.d_ff), 5, 0.5
@@ -216,14 +204,16 @@ BODIES = {
         return self.down(h + rearrange(self.again(h), "b g t d -> b t (g d)"))
         """,
     ),
-    "lists": (
-        "self.pattern = 'n b t d -> b t (n d)'",
+    "sequence": (
         """
-        h = self.up(x) * self.scale.sum()
-        parts = [part * 2 for part in h.chunk(3, dim=2)]
-        joined = rearrange(pattern=self.pattern, tensor=parts)
-        q, k = repeat(joined, REPEATED, n=2)
-        return self.down(q * k + rearrange([h, h], "n b t d -> b t n d").sum(dim=2))
+        self.chain = nn.Sequential(Rearrange("b t (g d) -> b t g d", d=4), Reduce("b t g d -> b t d", "max"))
+        self.layers = nn.ModuleList([Rearrange("b t d -> t b d"), Rearrange("t b d -> b t d")])
+        """,
+        """
+        h = self.chain(self.up(x))
+        for layer in self.layers:
+            h = layer(h) * self.scale.sum()
+        return h.mean(dim=2, keepdim=True) + self.down(self.up(x))
         """,
     ),
     "other shapes": (
@@ -236,6 +226,16 @@ BODIES = {
         c, h = unpack(packed, shapes, "b t * d")
         total, shapes = pack((a, h.amax(dim=2), c), "b t *")
         return self.down(rearrange(total, "b t (d e) -> b t (e d)", e=13)[..., :1] + self.up(x))
+        """,
+    ),
+    "lists": (
+        "self.pattern = 'n b t d -> b t (n d)'",
+        """
+        h = self.up(x) * self.scale.sum()
+        parts = [part * 2 for part in h.chunk(3, dim=2)]
+        joined = rearrange(pattern=self.pattern, tensor=parts)
+        q, k = repeat(joined, REPEATED, n=2)
+        return self.down(q * k + rearrange([h, h], "n b t d -> b t n d").sum(dim=2))
         """,
     ),
 }
@@ -295,15 +295,16 @@ def test_a_step_of_training_and_cached_decoding(graph: tfkit.Graph) -> None:
     assert torch.allclose(steps, model(tokens), atol=1e-5)
 
 
-def test_layers_script(tmp_path: Path) -> None:
-    model = trained(graph_with(tmp_path, *LAYERS))
+@pytest.mark.parametrize("layers", [LAYERS, slow((EINMIX_ALONE,))], ids=["without weights", "EinMix"])
+def test_layers_script(layers: tuple[str, str], tmp_path: Path) -> None:
+    model = tfkit.build(graph_with(tmp_path, *layers), seed=3).eval()
     tokens = torch.arange(10).reshape(2, 5)
     with quiet():
         assert torch.equal(torch.jit.script(model)(tokens), model(tokens))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "format"), [*itertools.product(PLUGINS, ("pt2", "onnx")), ("layers", "torchscript")])
+@pytest.mark.parametrize(("name", "format"), [("mixes", "pt2"), ("functions", "onnx"), ("layers", "torchscript")])
 def test_exports(name: str, format: str, tmp_path: Path) -> None:
     model = trained(graph_with(tmp_path, *PLUGINS[name]))
     assert export(model, tmp_path / "file", format=format).difference < 1e-5

@@ -65,12 +65,12 @@ def prepare_patterns(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if child is not None:
-                module._modules[name] = child = replaced.setdefault(child, _of_torch(child))
-            for axis in child.known if isinstance(child, Rearrange) else ():
-                setattr(module, _lent(module, name, child, axis), getattr(child, axis))
+                module._modules[name] = layer = replaced.setdefault(child, _of_torch(child))
+                for axis in layer.known if isinstance(layer, Rearrange) else ():
+                    setattr(module, _lent(module, name, layer, axis), getattr(layer, axis))
 
 
-def _of_torch(module: nn.Module) -> nn.Module:
+def _of_torch(module: Any) -> nn.Module:
     """Return a module that computes the same as a layer of einops; any other module unchanged."""
     if type(module) is layers.EinMix:
         with torch.device("meta"):
@@ -78,10 +78,10 @@ def _of_torch(module: nn.Module) -> nn.Module:
         module.weight_bound, module.bias_bound = bounds.weight_bound, bounds.bias_bound
         module.__class__ = EinMix
     if type(module) not in (layers.Rearrange, layers.Reduce):
-        return module
+        return module  # type: ignore[no-any-return]
     sizes, operation = module.axes_lengths, getattr(module, "reduction", "rearrange")
     try:
-        layer: Any = written(module.pattern, tuple(sizes), (), operation)
+        layer = written(module.pattern, tuple(sizes), (), operation)
     except EinopsError as cause:
         raise refuse(module, str(cause)) from cause
     result = layer.__new__(layer)
@@ -142,7 +142,8 @@ def call_of(operation: str, tensor: ast.expr, pattern: str, sizes: Mapping[str, 
     call = ast.parse(f"x{text}", mode="eval").body
     if text:
         mark(call, pattern if operation in ("rearrange", "repeat") else f"{operation}: {pattern}")
-    return Replaced({"x": tensor, **{f"size_{axis}": size for axis, size in sizes.items()}}).visit(call)
+    names = {"x": tensor, **{f"size_{axis}": size for axis, size in sizes.items()}}
+    return Replaced(names).visit(call)  # type: ignore[no-any-return]
 
 
 class _DrawnIn(ast.NodeTransformer):
