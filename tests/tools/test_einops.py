@@ -268,9 +268,13 @@ def test_a_call_that_cannot_be_ejected_is_an_error(body: str, tmp_path: Path) ->
     assert REJECTED[body] in diagnostic.message
 
 
-def test_a_layer_that_cannot_be_ejected_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(tfkit.SpecError, match=r"`Reduce` .* cannot be ejected: .* a reduction over `...`"):
-        eject(graph_with(tmp_path, "self.mean = Reduce('... d -> d', 'mean')", "return x + self.mean(x)"))
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [("'... d -> d', 'mean'", "a reduction over `...`"), ("'b t d -> b t', torch.amax", "Unknown reduction <")],
+)
+def test_a_layer_that_cannot_be_ejected_is_an_error(layer: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(tfkit.SpecError, match=f"`Reduce` .* cannot be ejected: .* {why}"):
+        eject(graph_with(tmp_path, f"self.mean = Reduce({layer})", "return x + self.mean(x)"))
 
 
 def test_einmix_is_filled_as_by_its_constructor(tmp_path: Path) -> None:

@@ -166,15 +166,9 @@ def _forward(pattern: str, sized: Sequence[str], cut: Sequence[Cut], operation: 
 
 
 def operations(pattern: str, sizes: Mapping[Any, str], operation: str) -> tuple[str, str]:
-    """Return the methods of a tensor that a pattern of einops stands for: those that split its axes, and the others.
+    """Return the methods of a tensor that a pattern of einops stands for: methods that split its axes, and the others.
 
-    Args:
-        pattern: in einops' language.
-        sizes: the expressions of the axes with a known size.
-        operation: `rearrange`, `repeat` or a reduction.
-
-    Raises:
-        EinopsError: the pattern is not valid, or the names of the sizes do not fit it.
+    `sizes` holds expressions for the sizes of axes. An operation is `rearrange`, `repeat` or a reduction.
     """
     try:
         ReduceMixin(pattern, operation, **dict.fromkeys(sizes, 1))
@@ -191,20 +185,18 @@ def operations(pattern: str, sizes: Mapping[Any, str], operation: str) -> tuple[
     if not reduced or operation == "prod" or [axis for axis in before if axis in kept] != kept:
         steps += _orders(before, [*kept, *reduced])
         before = [*kept, *reduced]
-    dims = [_dim(before, before.index(axis)) for axis in reduced]
+    dims = tuple(_dim(before, before.index(axis)) for axis in reduced)
     name = {"min": "amin", "max": "amax"}.get(operation, operation)
-    if reduced:
-        steps += [".prod(dim=-1)"] * len(dims) if name == "prod" else [f".{name}(dim={_item(dims)})"]
+    if reduced and name == "prod":
+        steps += [".prod(dim=-1)"] * len(dims)
+    elif reduced:
+        steps += [f".{name}(dim={dims[0] if len(dims) == 1 else dims})"]
     steps += _additions(kept, after, sizes)
     return "".join(_splits(pattern, left, sizes)), "".join([*steps, *_merges(after, right)])
 
 
 def _flat(side: Side) -> list[Any]:
     return [axis for names in side for axis in names]
-
-
-def _item(dims: Sequence[int]) -> int | tuple[int, ...]:
-    return dims[0] if len(dims) == 1 else tuple(dims)
 
 
 def _dim(axes: Sequence[Any], index: int) -> int:
@@ -235,8 +227,8 @@ def _orders(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
         yield f".permute({', '.join(str(before.index(axis)) for axis in after)})"
     elif moved:
         named = [axis for axis in before if axis != ELLIPSIS]
-        sources, targets = ([_dim(axes, axes.index(axis)) for axis in named] for axes in (before, after))
-        yield f".movedim({_item(sources)}, {_item(targets)})"
+        sources, targets = (tuple(_dim(axes, axes.index(axis)) for axis in named) for axes in (before, after))
+        yield f".movedim({sources}, {targets})"
 
 
 def _additions(kept: Sequence[Any], after: Sequence[Any], sizes: Mapping[Any, str]) -> Iterator[str]:

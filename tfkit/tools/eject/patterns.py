@@ -78,8 +78,8 @@ def _of_torch(module: Any) -> nn.Module:
         module.weight_bound, module.bias_bound = bounds.weight_bound, bounds.bias_bound
         module.__class__ = EinMix
     if type(module) not in (layers.Rearrange, layers.Reduce):
-        return module  # type: ignore[no-any-return]
-    sizes, operation = module.axes_lengths, getattr(module, "reduction", "rearrange")
+        return module
+    sizes, operation = module.axes_lengths, str(getattr(module, "reduction", "rearrange"))
     try:
         layer = written(module.pattern, tuple(sizes), (), operation)
     except EinopsError as cause:
@@ -143,7 +143,7 @@ def call_of(operation: str, tensor: ast.expr, pattern: str, sizes: Mapping[str, 
     if text:
         mark(call, pattern if operation in ("rearrange", "repeat") else f"{operation}: {pattern}")
     names = {"x": tensor, **{f"size_{axis}": size for axis, size in sizes.items()}}
-    return Replaced(names).visit(call)  # type: ignore[no-any-return]
+    return Replaced(names).visit(call)
 
 
 class _DrawnIn(ast.NodeTransformer):
