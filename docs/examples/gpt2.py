@@ -86,6 +86,7 @@ class FusedProjection(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.n_heads * config.d_head)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # b t (h d) -> b h t d
         q, k, v = self.qkv(x).unflatten(2, (-1, self.d)).split_with_sizes(self.h, dim=2)  # [b, t, 12, 64]
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
@@ -117,6 +118,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = self.project(x)  # [b, 12, t, 64]
+        # b h q d -> b q (h d)
         return self.output(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
 

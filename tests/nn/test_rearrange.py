@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.nn import Rearrange
+from tfkit.nn.rearrange import operations
 
 WRITTEN = [
     ("b t (h d) -> b h t d", {"d": 4}, "x.unflatten(2, (-1, self.d)).transpose(1, 2)"),
@@ -72,6 +73,85 @@ def test_it_is_what_einops_does(case):
     assert torch.equal(Rearrange(pattern, **sizes)(x), einops.rearrange(x, pattern, **sizes))
 
 
+OPERATIONS = [
+    ("b t (g d) -> b 1 g", "mean", {"g": 3}, ".unflatten(2, (g, -1)).mean(dim=(1, 3)).unsqueeze(1)"),
+    ("b (t 2) d -> d b t", "max", {}, ".unflatten(1, (-1, 2)).permute(3, 0, 1, 2).amax(dim=3)"),
+    ("b (t r) d -> b d", "prod", {"r": 2}, ".unflatten(1, (-1, r)).permute(0, 3, 1, 2).prod(dim=-1).prod(dim=-1)"),
+    (
+        "... (h d) t -> ... t h",
+        "sum",
+        {"d": 4},
+        ".unflatten(-2, (-1, d)).movedim((-3, -2, -1), (-2, -1, -3)).sum(dim=-1)",
+    ),
+    ("b ... d -> b (... d)", "rearrange", {}, ".flatten(1)"),
+    ("b (...) d -> b d ...", "rearrange", {}, None),
+    ("b ... t d -> b (...) (t d) 1", "rearrange", {}, ".flatten(1, -3).flatten(2).unsqueeze(3)"),
+    ("... t d -> ... 1 (t d)", "rearrange", {}, ".unsqueeze(-3).flatten(-2)"),
+    (
+        "b g d -> b (g r) n d",
+        "repeat",
+        {"r": 2, "n": 3},
+        ".unsqueeze(2).unsqueeze(3).expand(-1, -1, r, n, -1).flatten(1, 2)",
+    ),
+    ("... d -> ... 2 d", "repeat", {}, ".unsqueeze(-2).repeat_interleave(2, dim=-2)"),
+    ("b ... d -> d", "sum", {}, None),
+    ("b t d -> b t", "median", {}, None),
+]
+
+
+@pytest.mark.parametrize(("pattern", "operation", "sizes", "written"), OPERATIONS)
+def test_operations_of_a_pattern(pattern, operation, sizes, written):
+    if written is None:
+        with pytest.raises(einops.EinopsError, match=f"^`{re.escape(pattern)}`: "):
+            operations(pattern, {axis: axis for axis in sizes}, operation)
+        return
+    assert "".join(operations(pattern, {axis: axis for axis in sizes}, operation)) == written
+
+
+@st.composite
+def any_operation(draw):
+    """An operation of einops, its pattern and sizes, and the shape of a tensor."""
+    operation = draw(st.sampled_from(["rearrange", "repeat", "mean", "sum", "prod", "min", "all"]))
+    names = draw(st.lists(st.sampled_from(["b", "c", "d", "e"]), unique=True, min_size=1))
+    axes = [*names, "7"] if operation == "mean" else [*names]
+    axes.insert(draw(st.integers(0, len(axes))), "...")
+    kept = [*names] if operation in ("rearrange", "repeat") else [name for name in names if draw(st.booleans())]
+    after = draw(st.permutations([*kept, "..."]))
+    if operation == "repeat":
+        after.insert(draw(st.integers(0, len(after))), "a2")
+
+    def side(order, open_):
+        groups = []
+        while order:
+            groups += ["1"] * draw(st.booleans())
+            n = draw(st.integers(1, len(order)))
+            n = n if open_ or "..." not in order[:n] else max(1, order.index("..."))
+            groups.append(order[0] if n == 1 else f"({' '.join(order[:n])})")
+            order = order[n:]
+        return groups
+
+    left, right, shape = side(axes, open_=False), side(after, open_=True), []
+    lengths = SIZES | {"7": 7, "1": 1}
+    for group in left:
+        inside = group.strip("()").split()
+        shape += [2, 3][: draw(st.integers(1, 2))] if group == "..." else [prod(lengths[name] for name in inside)]
+    sizes = {name: SIZES[name] for group in left if "(" in group for name in group.strip("()").split() if name != "7"}
+    sizes |= {"a2": 2} if operation == "repeat" else {}
+    return f"{' '.join(left)} -> {' '.join(right)}", operation, sizes, shape
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_operation())
+def test_operations_are_those_of_einops_to_the_last_bit(case):
+    pattern, operation, sizes, shape = case
+    x = torch.randn(shape[::-1], generator=torch.Generator().manual_seed(3)).permute(*reversed(range(len(shape))))
+    x = x > 0 if operation == "all" else x
+    text = "".join(operations(pattern, {name: str(size) for name, size in sizes.items()}, operation))
+    expected = einops.reduce(x, pattern, operation, **sizes)
+    assert torch.equal(eval(f"x{text}"), expected)
+    assert eval(f"x{text}").shape == expected.shape
+
+
 def test_an_axis_that_is_cut_gives_its_parts():
     module, x = Rearrange("b t (h d) -> b h t d", h={"q": 4, "k": 2, "v": 2}, d=3), torch.randn(2, 5, 24)
     whole = einops.rearrange(x, "b t (h d) -> b h t d", d=3)
@@ -105,6 +185,11 @@ WRONG = [
     ("b t (h d) -> b h t d", {"h": {"q": 1}, "d": {"a": 1}}, "one axis can be cut, not two"),
     ("b t (h d) -> b h t d", {"h": {"for": 1}, "d": 1}, "a part cannot be called 'for'"),
     ("b t (h half) -> b h t half", {"half": 4}, "every module has a `half`: an axis needs another name"),
+    (
+        "b t (h training) -> b h t training",
+        {"training": 4},
+        "every module has a `training`: an axis needs another name",
+    ),
 ]
 
 

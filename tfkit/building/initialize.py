@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Container, Iterator
+from functools import partial
 from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
+from einops.layers.torch import EinMix
 from torch import Tensor, nn
 
 from tfkit.building.placement import forked_generator
@@ -79,8 +81,16 @@ def initialize(
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:
     """Return the method that fills a module; None if there is none."""
+    if type(module) is EinMix:  # only its constructor fills it
+        return partial(_refill, module)
     methods = [getattr(module, name, None) for name in RESETS]
     return next((method for method in methods if callable(method)), None)
+
+
+def _refill(module: EinMix) -> None:
+    with torch.device("cpu"):
+        again = EinMix(module.pattern, module.weight_shape, module.bias_shape, **module.axes_lengths)
+    module.load_state_dict(again.state_dict())
 
 
 def _holds(module: nn.Module) -> bool:

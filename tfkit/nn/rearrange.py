@@ -2,6 +2,7 @@
 
 einops (https://openreview.net/forum?id=oapKSVM2bcj) parses and checks the pattern once, when the module is made. The
 forward runs the operations of torch that a person would write for it: `unflatten`, `transpose` or `permute`, `flatten`.
+`operations` writes them, also for einops' reductions and repetitions, which ejected files need.
 tfkit's letters for axes are listed in `tfkit/README.md`.
 """
 
@@ -11,17 +12,19 @@ from math import prod
 from typing import Any, ClassVar, TypeAlias
 
 from einops import EinopsError
-from einops.layers import RearrangeMixin
-from einops.parsing import ParsedExpression
+from einops.layers import ReduceMixin
+from einops.parsing import AnonymousAxis, ParsedExpression
 from torch import Tensor, nn
 
 from tfkit.nn.code_files import run_text
 from tfkit.nn.forward_text import is_name
 
-Side: TypeAlias = Sequence[Sequence[str]]
-"""One side of a pattern: for each axis of the tensor, the names of its factors."""
+Side: TypeAlias = Sequence[Sequence[Any]]
+"""One side of a pattern: for each axis of the tensor, its factors. A factor is a name, a number or the ellipsis."""
 Cut: TypeAlias = tuple[str, tuple[str, ...]]
 """An axis that is cut, and the names of its parts."""
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+"""Any number of axes, as einops writes it in a parsed pattern."""
 
 
 class Rearrange(nn.Module):
@@ -54,9 +57,13 @@ class Rearrange(nn.Module):
         self.pattern = pattern
         self.sizes = sizes
         sizes_by_axis = _by_axis(pattern, sizes)
+        if taken := [
+            axis for axis in sizes_by_axis if hasattr(Rearrange, axis) or axis in vars(self) or axis == "known"
+        ]:
+            raise _wrong(pattern, f"every module has a `{taken[0]}`: an axis needs another name")
         self.known: tuple[str, ...] = tuple(sizes_by_axis)
         cut = [(axis, tuple(size)) for axis, size in sizes.items() if isinstance(size, Mapping)]
-        self.__class__ = _written(pattern, self.known, tuple(cut))
+        self.__class__ = written(pattern, self.known, tuple(cut), "rearrange")
         vars(self).update(sizes_by_axis)
 
     def __call__(self, x: Tensor) -> Any:
@@ -82,6 +89,8 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
     """Return the size of each axis, a list if it is cut. Sizes of products are divided and removed."""
     left, right = _sides(pattern)
     axes = {axis for names in left for axis in names}
+    if not all(isinstance(axis, str) and axis != ELLIPSIS for names in (*left, *right) for axis in names):
+        raise _wrong(pattern, _FORM)
     products = {"".join(names): names for names in (*left, *right) if len(names) > 1}
     sizes_by_axis: dict[str, int | list[int]] = {}
     wholes: dict[str, int] = {}
@@ -114,84 +123,138 @@ def _total(size: int | list[int]) -> int:
     return sum(size) if isinstance(size, list) else size
 
 
+_FORM = "a pattern is `axes -> axes`, and an axis is a name or 1"
+
+
 @cache
 def _sides(pattern: str) -> tuple[Side, Side]:
-    sides = pattern.split("->")
     try:
-        expressions = [ParsedExpression(side) for side in sides]
+        sides: list[Side] = [ParsedExpression(side).composition for side in pattern.split("->")]
     except EinopsError as error:
         raise _wrong(pattern, str(error)) from None
-    if len(expressions) != 2 or any(side.has_ellipsis or side.has_non_unitary_anonymous_axes for side in expressions):
-        raise _wrong(pattern, "a pattern is `axes -> axes`, and an axis is a name or 1")
-    return expressions[0].composition, expressions[1].composition
+    if len(sides) != 2:
+        raise _wrong(pattern, _FORM)
+    return sides[0], sides[1]
 
 
 @cache
-def _written(pattern: str, sized: tuple[str, ...], cut: tuple[Cut, ...]) -> type[Rearrange]:
+def written(pattern: str, sized: tuple[str, ...], cut: tuple[Cut, ...], operation: str) -> type[Rearrange]:
     """Return the class of a pattern: all modules with this pattern share it, and it is compiled once."""
-    try:
-        RearrangeMixin(pattern, **dict.fromkeys(sized, 1))
-    except EinopsError as error:
-        raise _wrong(pattern, str(error).partition("\n")[2]) from None
-    if taken := [axis for axis in sized if hasattr(Rearrange, axis) or axis in ("pattern", "sizes", "known")]:
-        raise _wrong(pattern, f"every module has a `{taken[0]}`: an axis needs another name")
     parts = [part for _, names in cut for part in names]
     if bad := [part for part in parts if not is_name(part) or part in ("self", "x")]:
         raise _wrong(pattern, f"a part cannot be called {bad[0]!r}")
-    code = _forward(pattern, sized, cut)
+    code = _forward(pattern, sized, cut, operation)
     forward = run_text(code, "Rearrange", {"Tensor": Tensor})["forward"]
-    return type("Rearrange", (Rearrange,), {"__module__": __name__, "code": code, "forward": forward})
+    name, docs = ("Rearrange", pattern) if operation == "rearrange" else ("Reduce", f"{operation}: {pattern}")
+    return type(name, (Rearrange,), {"__module__": __name__, "__doc__": docs, "code": code, "forward": forward})
 
 
-def _forward(pattern: str, sized: Sequence[str], cut: Sequence[Cut]) -> str:
+def _forward(pattern: str, sized: Sequence[str], cut: Sequence[Cut], operation: str) -> str:
     if len(cut) > 1:
         raise _wrong(pattern, "one axis can be cut, not two")
-    left, right = _sides(pattern)
-    before = [axis for names in left for axis in names]
-    split = "".join(_splits(pattern, sized, cut))
-    ordered = "".join(_orders(before, [axis for names in right for axis in names]))
-    merged = "".join(_merges(right))
+    sizes = {axis: "-1" if axis in dict(cut) else f"self.{axis}" for axis in sized}
+    split, ordered = operations(pattern, sizes, operation)
     if not cut:
-        return f"def forward(self, x: Tensor) -> Tensor:\n    return x{split}{ordered}{merged}\n"
+        return f"def forward(self, x: Tensor) -> Tensor:\n    return x{split}{ordered}\n"
     ((axis, parts),) = cut
     # Cut before the parts are permuted: their gradients are joined in the layout of x, without a copy.
     return (
         f"def forward(self, x: Tensor) -> tuple[{', '.join(['Tensor'] * len(parts))}]:\n"
         f"    {', '.join(parts)}{',' * (len(parts) == 1)} = "
-        f"x{split}.split_with_sizes(self.{axis}, dim={before.index(axis)})\n"
-        f"    return {', '.join(part + ordered + merged for part in parts)}{',' * (len(parts) == 1)}\n"
+        f"x{split}.split_with_sizes(self.{axis}, dim={_flat(_sides(pattern)[0]).index(axis)})\n"
+        f"    return {', '.join(part + ordered for part in parts)}{',' * (len(parts) == 1)}\n"
     )
 
 
-def _splits(pattern: str, sized: Sequence[str], cut: Sequence[Cut]) -> Iterator[str]:
-    dim = 0
-    for names in _sides(pattern)[0]:
+def operations(pattern: str, sizes: Mapping[Any, str], operation: str) -> tuple[str, str]:
+    """Return the methods of a tensor that a pattern of einops stands for: methods that split its axes, and the others.
+
+    `sizes` holds expressions for the sizes of axes. An operation is `rearrange`, `repeat` or a reduction.
+    """
+    try:
+        ReduceMixin(pattern, operation, **dict.fromkeys(sizes, 1))
+    except EinopsError as error:
+        raise _wrong(pattern, str(error).partition("\n")[2]) from None
+    left, right = _sides(pattern)
+    before, after = _flat(left), _flat(right)
+    sizes = {**sizes, **{axis: str(axis.value) for axis in before + after if isinstance(axis, AnonymousAxis)}}
+    kept, reduced = [axis for axis in after if axis in before], [axis for axis in before if axis not in after]
+    if ELLIPSIS in reduced:
+        raise _wrong(pattern, "a reduction over `...` depends on the number of axes: name them")
+    steps: list[str] = []
+    # Rounding depends on the order of axes, and einops reduces the last axes. The other cases have the same bits.
+    if not reduced or operation == "prod" or [axis for axis in before if axis in kept] != kept:
+        steps += _orders(before, [*kept, *reduced])
+        before = [*kept, *reduced]
+    dims = tuple(_dim(before, before.index(axis)) for axis in reduced)
+    name = {"min": "amin", "max": "amax"}.get(operation, operation)
+    if reduced and name == "prod":
+        steps += [".prod(dim=-1)"] * len(dims)
+    elif reduced:
+        steps += [f".{name}(dim={dims[0] if len(dims) == 1 else dims})"]
+    steps += _additions(kept, after, sizes)
+    return "".join(_splits(pattern, left, sizes)), "".join([*steps, *_merges(after, right)])
+
+
+def _flat(side: Side) -> list[Any]:
+    return [axis for names in side for axis in names]
+
+
+def _dim(axes: Sequence[Any], index: int) -> int:
+    """Return the number of a dimension. Dimensions after an ellipsis are counted from the end."""
+    return index - len(axes) if ELLIPSIS in axes[:index] else index
+
+
+def _splits(pattern: str, left: Side, sizes: Mapping[Any, str]) -> Iterator[str]:
+    axes: list[Any] = list(left)
+    index = 0
+    for names in left:
         if not names:
-            yield f".squeeze({dim})"
+            yield f".squeeze({_dim(axes, index)})"
         if len(names) > 1:
-            sizes = [f"self.{axis}" if axis in sized and axis not in dict(cut) else "-1" for axis in names]
-            if sizes.count("-1") > 1:
+            texts = [sizes.get(axis, "-1") for axis in names]
+            if texts.count("-1") > 1:
                 raise _wrong(pattern, f"`{' '.join(names)}` has an axis that is cut: it needs the sizes of the others")
-            yield f".unflatten({dim}, ({', '.join(sizes)}))"
-        dim += len(names)
+            yield f".unflatten({_dim(axes, index)}, ({', '.join(texts)}))"
+        axes[index : index + 1] = names
+        index += len(names)
 
 
-def _orders(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
-    order = [before.index(axis) for axis in after]
-    moved = [dim for dim, source in enumerate(order) if dim != source]
-    if len(moved) == 2:
-        yield f".transpose({moved[0]}, {moved[1]})"
+def _orders(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
+    moved = [index for index, axis in enumerate(after) if before[index] != axis]
+    if len(moved) == 2 and ELLIPSIS not in [before[index] for index in moved]:
+        yield f".transpose({_dim(before, moved[0])}, {_dim(before, moved[1])})"
+    elif moved and ELLIPSIS not in before:
+        yield f".permute({', '.join(str(before.index(axis)) for axis in after)})"
     elif moved:
-        yield f".permute({', '.join(map(str, order))})"
+        named = [axis for axis in before if axis != ELLIPSIS]
+        sources, targets = (tuple(_dim(axes, axes.index(axis)) for axis in named) for axes in (before, after))
+        yield f".movedim({sources}, {targets})"
 
 
-def _merges(right: Side) -> Iterator[str]:
-    for dim, names in enumerate(right):
+def _additions(kept: Sequence[Any], after: Sequence[Any], sizes: Mapping[Any, str]) -> Iterator[str]:
+    axes = list(kept)
+    added = [index for index, axis in enumerate(after) if axis not in kept]
+    for index in added:
+        axes.insert(index, after[index])
+        yield f".unsqueeze({_dim(axes, index)})"
+    if added and ELLIPSIS not in after:
+        yield f".expand({', '.join('-1' if axis in kept else sizes[axis] for axis in after)})"
+    elif added:
+        yield from (f".repeat_interleave({sizes[after[index]]}, dim={_dim(after, index)})" for index in added)
+
+
+def _merges(after: Sequence[Any], right: Side) -> Iterator[str]:
+    axes = list(after)
+    for index, names in enumerate(right):
         if not names:
-            yield f".unsqueeze({dim})"
-        elif len(names) > 1:
-            last = not any(right[dim + 1 :])
-            yield f".flatten({dim})" if last else f".flatten({dim}, {dim + len(names) - 1})"
+            axes.insert(index, None)
+            yield f".unsqueeze({_dim(axes, index)})"
+        elif len(names) > 1 or names == [ELLIPSIS]:  # in parentheses
+            last = index + len(names) - 1
+            end = last - len(axes) if ELLIPSIS in axes[: last + 1] else last
+            yield f".flatten({_dim(axes, index)}{f', {end}' if last < len(axes) - 1 else ''})"
+            axes[index : last + 1] = [None]
 
 
 def _wrong(pattern: str, why: str) -> EinopsError:

@@ -12,7 +12,7 @@ from torch import nn
 import tfkit
 from tfkit.nn import Rearrange
 from tfkit.tools.eject.config import NamedFloat, NamedInt, named, text_of, with_names
-from tfkit.tools.eject.source import lend_sizes
+from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.torch_modules import merge_equal
 
 D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
@@ -140,7 +140,7 @@ def test_rearrangements_are_merged_if_their_widths_have_one_name(name: str, merg
     pattern = "b t (h d) -> b h t d"
     modules = [nn.Sequential(Rearrange(pattern, d=named(8, f"config.{width}"))) for width in ("d_head", name)]
     model = nn.Sequential(*modules)
-    lend_sizes(model)
+    prepare_patterns(model)
     merge_equal(model)
     first, second = (module[0] for module in modules)
     assert (first is second) == merged

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 import tfkit.nn
 from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import Named
+from tfkit.tools.eject.patterns import mark
 from tfkit.tools.eject.source import Code, is_library
 from tfkit.tools.eject.torch_modules import STANDS_FOR
 from tfkit.tools.eject.values import (
@@ -72,6 +73,8 @@ class Expressions:
         """Evaluate an expression by the method for its class."""
         evaluate: Callable[[Any], Written] = getattr(self, f"_{type(node).__name__.lower()}", self._any)
         value, written = evaluate(node)
+        if hasattr(node, "pattern"):
+            mark(written, node.pattern)
         if is_constant(value) and not isinstance(node, ast.Constant):
             return value, ast.Constant(value.value)
         return value, written

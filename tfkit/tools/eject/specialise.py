@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
+import einops
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -21,9 +23,10 @@ from torch.nn import functional as F
 import tfkit.nn
 from tfkit.building.initialize import RESETS
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.eject import patterns
 from tfkit.tools.eject.cleanup import Replaced, is_path, reads, tidied
 from tfkit.tools.eject.expressions import Expressions, Written, item_of, items_of
-from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse, with_patterns
+from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse
 from tfkit.tools.eject.torch_modules import has_torch_class
 from tfkit.tools.eject.values import (
     ANY,
@@ -175,7 +178,7 @@ class Function(Expressions):
         if whole.instead:
             code = replace(code, names={name: whole.replaced(value) for name, value in code.names.items()})
         if module is not None:
-            code = replace(code, tree=with_patterns(code.tree, module))
+            code = replace(code, tree=patterns.with_patterns(code.tree, module))
         super().__init__(module, code, whole.records, whole.read)
         self.whole = whole
         self.name: str = called.__name__ if module is None else called
@@ -422,6 +425,8 @@ class Function(Expressions):
             return Known(False, literal=True), ast.Constant(False)
         if function is tfkit.nn.check_max_len:  # the config of the file lacks the limit
             return self.eval(node.args[0])
+        if isinstance(function, FunctionType) and function in _EINOPS:
+            return self._einops(function, node)
         if isinstance(function, FunctionType) and not is_library(function):
             return self._specialised([(None, function)], node, written)
         if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
@@ -434,6 +439,31 @@ class Function(Expressions):
         if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
             return values[0], call.args[0]
         return _library_result(function, values), _without_defaults(function, call)
+
+    def _einops(self, function: FunctionType, node: ast.Call) -> Written:
+        """Evaluate a call of a function of einops, which becomes operations of torch."""
+        _check_no_star(node)
+        parameters = inspect.signature(function).parameters
+        names = [*map(str, range(len(node.args) - 1)), "pattern"] if function is einops.einsum else [*parameters]
+        arguments = dict(zip(names, node.args, strict=False)) | {key.arg: key.value for key in node.keywords if key.arg}
+        pattern = _constant_text(self.eval(arguments.pop("pattern"))[0])
+        if function is einops.einsum:
+            equation = ast.Constant(patterns.equation_of(pattern))
+            name = ast.Attribute(self.use("torch", torch), "einsum")
+            call = ast.Call(name, [equation, *map(self.written, arguments.values())], [])
+            return SOME, patterns.mark(call, pattern)
+        if function in (einops.pack, einops.unpack):
+            plain, count = (patterns.pack, 2) if function is einops.pack else (patterns.unpack, 1)
+            sizes = [ast.Constant(len(side.split())) for side in pattern.split("*")]
+            call = ast.Call(node.func, [*arguments.values(), *sizes[:count]], [])
+            value, written = self._specialised([(None, plain)], call, self.use(plain.__name__, plain))
+            return value, patterns.mark(written, pattern)
+        value, tensor = self.eval(arguments.pop("tensor"))
+        if isinstance(present(value), Items):
+            tensor = ast.Call(ast.Attribute(self.use("torch", torch), "stack"), [tensor], [])
+        reduction = arguments.pop("reduction", ast.Constant(function.__name__))
+        sizes_by_axis = {axis: self.written(size) for axis, size in arguments.items()}
+        return SOME, patterns.call_of(_constant_text(self.eval(reduction)[0]), tensor, pattern, sizes_by_axis)
 
     def _bound(self, names: Sequence[str], node: ast.Call) -> dict[str, Written]:
         """Return the arguments of a call by parameter name."""
@@ -491,6 +521,15 @@ def _record_type(value: Value) -> type | None:
     """Return the type of a `NamedTuple`; None for any other value."""
     record = present(value)
     return record.type if isinstance(record, Record) else None
+
+
+_EINOPS = (einops.rearrange, einops.repeat, einops.reduce, einops.einsum, einops.pack, einops.unpack)
+
+
+def _constant_text(value: Value) -> str:
+    if isinstance(value, Known) and isinstance(value.value, str):
+        return value.value
+    raise NotImplementedError("a pattern or a reduction of einops that is not a constant text")
 
 
 def _check_no_star(node: ast.Call) -> None:

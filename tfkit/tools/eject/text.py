@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from tfkit.plugin.registry import first_paragraph
-from tfkit.tools.eject.cleanup import Replaced, reads
+from tfkit.tools.eject.cleanup import Replaced, blocks, reads
 from tfkit.tools.eject.config import CONFIG, Config, name_of
+from tfkit.tools.eject.patterns import comments
 from tfkit.tools.eject.source import tree_of
 from tfkit.tools.eject.specialise import Function
 from tfkit.tools.eject.values import Record, Records
@@ -118,7 +119,10 @@ class _Types(ast.NodeTransformer):
 
 
 def steps_text(steps: list[ast.stmt]) -> str:
-    """Return statements as text, without unnecessary parentheses around tuples."""
+    """Return statements as text, without unnecessary parentheses around tuples, and with patterns as comments."""
+    steps = copy.deepcopy(steps)
+    for block in blocks(steps):
+        block[:] = [line for step in block for line in (*comments(step), step)]
     for step in steps:
         for node in ast.walk(step):
             if isinstance(node, ast.Return | ast.Assign) and node.value is not None:

@@ -25,9 +25,10 @@ from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import name_of, text_of, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in
+from tfkit.tools.eject.patterns import as_comments, prepare_patterns
 from tfkit.tools.eject.proof import tried
 from tfkit.tools.eject.shapes import with_shapes
-from tfkit.tools.eject.source import lend_sizes, written_out
+from tfkit.tools.eject.source import written_out
 from tfkit.tools.eject.specialise import Specialiser
 from tfkit.tools.eject.text import Class, function_text, in_docs, record_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
@@ -52,7 +53,7 @@ def eject(graph: AnySpec) -> str:
     with torch.device("meta"), remembering() as sizes:
         model = assemble(named)
     plan = rules(model, graph)
-    lend_sizes(model)
+    prepare_patterns(model)
     check_apart(model)
     merge_equal(model)
     whole = Specialiser(model)
@@ -78,6 +79,7 @@ def formatted(text: str) -> str:
     """Format a text with ruff."""
     if importlib.util.find_spec("ruff") is None:
         raise SpecError(Diagnostic("ejecting needs `ruff`, which is not installed", help='pip install "tfkit[eject]"'))
+    text = as_comments(text)
     for command in (  # imports have the length that ruff's defaults expect
         ["check", "--select=F401,UP,SIM", "--fix", "--quiet", "--line-length=120"],
         ["check", "--select=I,RUF059,SIM201", "--fix", "--unsafe-fixes", "--quiet"],

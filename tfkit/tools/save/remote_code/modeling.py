@@ -29,7 +29,7 @@ from tfkit.tools.eject.cleanup import blocks, reads
 from tfkit.tools.eject.config import Config, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in, draw_in_expressions
-from tfkit.tools.eject.source import lend_sizes
+from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
@@ -115,7 +115,7 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
         plan = {parts.name_in_class(path): rule for path, rule in rules(model, graph).items()}
         plan |= {parts.tied_matrix: Rule("linear")} if parts.tied_matrix else {}
         root = separated(model, parts, name)
-    lend_sizes(root)
+    prepare_patterns(root)
     check_apart(root)
     merge_equal(root)
     whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
