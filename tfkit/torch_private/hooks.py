@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from tfkit.torch_private import attribute
+
 HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -23,7 +25,7 @@ def borrowed_hooks(module: nn.Module, source: nn.Module) -> Iterator[None]:
     pairs = [(inner, sources[path]) for path, inner in module.named_modules() if path and path in sources]
     previous = [{name: inner.__dict__[name] for name in HOOKS} for inner, _ in pairs]
     for inner, original in pairs:
-        inner.__dict__.update({name: original.__dict__[name] for name in HOOKS})
+        inner.__dict__.update({name: attribute(original, name, "tracing inside layers") for name in HOOKS})
     try:
         yield
     finally:

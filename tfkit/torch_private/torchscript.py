@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from tfkit.torch_private import optional
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
@@ -26,4 +28,8 @@ def as_written() -> AbstractContextManager[None]:
 
 def forget() -> None:
     """Discard all scripted classes. A failure leaves an incomplete class, which the next script would use."""
-    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    feature = "discarding a class that could not be scripted"
+    module = optional("torch.jit._recursive", feature)
+    store = optional("torch.jit._recursive.concrete_type_store", feature)
+    if module is not None and store is not None:
+        module.concrete_type_store = type(store)()

@@ -1,0 +1,92 @@
+"""A version of torch without a private name lacks one feature, which reports it; models are built, run and trained."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.torch_private.without_names import FEATURES
+from tfkit.torch_private import Missing, MissingNameError, attribute, optional, private
+
+ADAPTERS = sorted(Path(__file__).parents[2].glob("tfkit/torch_private/*.py"))
+NAME, FEATURE = "torch._inductor.no_such_name", "decoding backwards"
+VERSION = re.escape(torch.__version__)
+TEXT = rf"^error: torch {VERSION} has no `{NAME}`, which tfkit needs for {FEATURE}\n.*a tested version of"
+
+
+def names() -> Iterator[str]:
+    """The names that the adapters look up: literals, and constants of the module."""
+    for path in ADAPTERS:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        constants: dict[str, Any] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Tuple):
+                targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+                constants |= {ast.unparse(target): value for target, value in zip(targets, values, strict=False)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("private", "optional", "attribute"):
+                argument = node.args[1 if ast.unparse(node.func) == "attribute" else 0]
+                value = constants.get(argument.id, argument) if isinstance(argument, ast.Name) else argument
+                if isinstance(value, ast.Constant):
+                    yield value.value
+
+
+def test_every_name_is_hidden_once() -> None:
+    from tfkit.torch_private.hooks import HOOKS
+
+    assert {*names(), *HOOKS, "_state_dict_hooks"} == FEATURES.keys()
+
+
+@pytest.mark.slow
+def test_a_missing_name_costs_one_feature_and_gives_one_message() -> None:
+    script = Path(__file__).with_name("without_names.py")
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    results = [json.loads(line) for line in run.stdout.splitlines() if line]
+    assert [result["name"] for result in results] == [*FEATURES]
+    assert {result["name"]: result["fault"] for result in results if result["fault"]} == {}
+    for result in results:
+        name, messages = result["name"], [*result["warnings"], *filter(None, [result["error"]])]
+        attribute_of_objects = not name.startswith("torch.")
+        if name == "_state_dict_hooks":  # without it, a hook is registered several times, to the same effect
+            assert messages == []
+        for message in messages:
+            assert f"torch {torch.__version__} has no `" in message
+            assert (f".{name}`" if attribute_of_objects else f"`{name}`") in message
+            assert ", which tfkit needs for " in message
+        assert len(set(messages)) == len(messages)
+        assert messages or name == "_state_dict_hooks", name
+
+
+def test_the_use_of_a_missing_name_names_the_version_and_the_feature() -> None:
+    missing = private(NAME, FEATURE)
+    assert isinstance(missing, Missing)
+    for use in (lambda: missing(2), lambda: missing.config, lambda: attribute(missing, "config", FEATURE)):
+        with pytest.raises(MissingNameError, match=TEXT):
+            use()
+
+    class Mode(missing):  # type: ignore[misc, valid-type]
+        pass
+
+    with pytest.raises(MissingNameError, match=TEXT):
+        Mode()
+    with pytest.raises(MissingNameError, match=r"has no `Linear\._speed`, which tfkit needs for decoding backwards"):
+        attribute(torch.nn.Linear(2, 3), "_speed", FEATURE)
+
+
+def test_an_optional_name_that_is_missing_is_reported_once() -> None:
+    assert optional("torch.Tensor._version", FEATURE) is vars(torch._C.TensorBase)["_version"]
+    with pytest.warns(UserWarning, match=rf"^torch .* has no `{NAME}2`, which tfkit needs for {FEATURE}$"):
+        assert optional(f"{NAME}2", FEATURE) is None
+    with warnings.catch_warnings(action="error"):
+        assert optional(f"{NAME}2", FEATURE) is None
