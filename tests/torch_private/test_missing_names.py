@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from tests.torch_private.without_names import FEATURES
-from tfkit.torch_private import Missing, MissingNameError, attribute, optional, private
+from tfkit.tools.check.measure import Deviation, outcome_of, property_of
+from tfkit.torch_private import Missing, MissingNameError, attribute, dispatch, optional, private, transforms
 
 ADAPTERS = sorted(Path(__file__).parents[2].glob("tfkit/torch_private/*.py"))
 NAME, FEATURE = "torch._inductor.no_such_name", "decoding backwards"
@@ -90,3 +91,30 @@ def test_an_optional_name_that_is_missing_is_reported_once() -> None:
         assert optional(f"{NAME}2", FEATURE) is None
     with warnings.catch_warnings(action="error"):
         assert optional(f"{NAME}2", FEATURE) is None
+
+
+def test_a_counter_that_would_miss_an_operation_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatch.DispatchMode()
+    monkeypatch.setattr(dispatch, "OPERATIONS", (dispatch.SOFTMAX, Missing(NAME, FEATURE)))
+    with pytest.raises(MissingNameError, match=TEXT):
+        dispatch.DispatchMode()
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_operations_are_watched_if_torch_cannot_tell(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not transforms.is_watched()
+    names = [*transforms._names()]
+    names[index] = None
+    monkeypatch.setattr(transforms, "_names", lambda: names)
+    assert transforms.is_watched()
+
+
+def test_a_property_that_needs_a_missing_name_does_not_apply() -> None:
+    @property_of("backwards", "can be read from its end")
+    def backwards(_: Any) -> Iterator[Deviation]:
+        yield Deviation(0.0, "")
+        private(NAME, FEATURE)(3)
+
+    outcome = outcome_of(backwards, None)  # type: ignore[arg-type]
+    assert outcome.status == "does not apply"
+    assert outcome.detail == f"torch {torch.__version__} has no `{NAME}`, which tfkit needs for {FEATURE}"

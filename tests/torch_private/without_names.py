@@ -16,7 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Processes that are forked need not import these again.
+import numpy as np  # noqa: F401
+import pydantic  # noqa: F401
+import safetensors.torch  # noqa: F401
 import torch
+import torch._dynamo
+import torch._inductor
+import torch.export
+import torch.profiler
 from torch import nn
 from torch.utils import _pytree
 
