@@ -26,21 +26,13 @@ TEXT = rf"^error: torch {VERSION} has no `{NAME}`, which tfkit needs for {FEATUR
 
 
 def names() -> Iterator[str]:
-    """The names that the adapters look up: literals, and constants of the module."""
+    """The names that the adapters look up: dotted paths, and attributes of objects."""
     for path in ADAPTERS:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        constants: dict[str, Any] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Tuple):
-                targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets
-                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-                constants |= {ast.unparse(target): value for target, value in zip(targets, values, strict=False)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("private", "optional", "attribute"):
-                argument = node.args[1 if ast.unparse(node.func) == "attribute" else 0]
-                value = constants.get(argument.id, argument) if isinstance(argument, ast.Name) else argument
-                if isinstance(value, ast.Constant):
-                    yield value.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and re.fullmatch(r"torch(\.\w+)*\._\w+(\.\w+)*", str(node.value)):
+                yield node.value
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "attribute":
+                yield from (name.value for name in node.args[1:2] if isinstance(name, ast.Constant))
 
 
 def test_every_name_is_hidden_once() -> None:

@@ -190,7 +190,6 @@ FEATURES: dict[str, Callable[[Any, Path], Any]] = {
     "torch.utils._pytree.treespec_loads": library,
     "torch._decomp.decomposition_table": decompose,
     "torch.jit._recursive.concrete_type_store": forget,
-    "torch.jit._recursive": forget,
 }
 """What uses each name; a name without a module is an attribute of objects."""
 

@@ -5,8 +5,8 @@ torch may change a private name in any version. Each file therefore explains why
 first: `make test TORCH=2.15.0 ARGS=tests/torch_private`. Every file works with all versions that docs/installing.md
 lists as tested.
 
-Names are looked up by the functions below, so that a version of torch without a name lacks only one feature: its use
-raises an error. Building, running and training a model need no private name. Nothing here imports tfkit but its errors.
+The functions below look names up, so that a torch without a name lacks only one feature. Building, running and training
+a model need no private name. Nothing here imports tfkit except its errors.
 """
 
 from __future__ import annotations

@@ -29,14 +29,12 @@ def modes() -> list[str]:
 
 def backend(name: str) -> Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]:
     """Return the function of a backend, by its name. A custom backend can call this function."""
-    function: Callable[..., Any] = private("torch._dynamo.lookup_backend", CHECK)(name)
-    return function
+    return private("torch._dynamo.lookup_backend", CHECK)(name)
 
 
 def sizes_apart() -> AbstractContextManager[None]:
     """Return a context in which dynamic sizes that are equal in the first call may differ later."""
-    context: AbstractContextManager[None] = private("torch.fx.experimental._config.patch", CHECK)(use_duck_shape=False)
-    return context
+    return private("torch.fx.experimental._config.patch", CHECK)(use_duck_shape=False)
 
 
 def forget_source(function: Callable[..., Any]) -> None:

@@ -24,8 +24,7 @@ def has_product() -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [..., d_in] by weight [d_out, d_in] and add the bias, without a gradient."""
-    product: Tensor = _product(x, weight, bias, "none", [], "")
-    return product
+    return _product(x, weight, bias, "none", [], "")
 
 
 def _scripted_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

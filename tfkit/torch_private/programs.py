@@ -62,8 +62,7 @@ def write_programs(path: Path, programs: Mapping[str, ExportedProgram], extra: M
 
 def read_programs(path: Path) -> dict[str, ExportedProgram]:
     """Read the programs of an archive by name, each with its weights."""
-    loaded: dict[str, ExportedProgram] = private(LOAD, PT2)(str(path)).exported_programs
-    return loaded
+    return private(LOAD, PT2)(str(path)).exported_programs
 
 
 def has_compiler() -> bool:

@@ -12,8 +12,7 @@ def computes_in(module: nn.Module) -> torch.dtype | None:
     """Return the compute dtype of a module that `fully_shard` returned; None if it equals the parameters' dtype."""
     feature = "the dtype of a sharded model's caches"
     state = attribute(module, "_get_fsdp_state", feature)()
-    dtype: torch.dtype | None = attribute(state, "_mp_policy", feature).param_dtype
-    return dtype
+    return attribute(state, "_mp_policy", feature).param_dtype
 
 
 def local_part(value: object) -> object:

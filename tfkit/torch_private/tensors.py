@@ -40,17 +40,14 @@ def version_of(tensor: Tensor) -> int:
     return 0 if version is None else int(version.__get__(tensor))
 
 
-EDITS = "comparing a model with its spec, as `tfkit.save` does"
-
-
 def has_forward_hook(module: nn.Module) -> bool:
     """Return True if a hook of the module can change its output."""
-    return bool(attribute(module, "_forward_hooks", EDITS))
+    return bool(attribute(module, "_forward_hooks", "comparing a model with its spec"))
 
 
 def has_forward_pre_hook(module: nn.Module) -> bool:
     """Return True if a hook of the module can change its inputs."""
-    return bool(attribute(module, "_forward_pre_hooks", EDITS))
+    return bool(attribute(module, "_forward_pre_hooks", "comparing a model with its spec"))
 
 
 def has_state_dict_hook(module: nn.Module, hook: Callable[..., Any]) -> bool:

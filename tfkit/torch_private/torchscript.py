@@ -28,8 +28,6 @@ def as_written() -> AbstractContextManager[None]:
 
 def forget() -> None:
     """Discard all scripted classes. A failure leaves an incomplete class, which the next script would use."""
-    feature = "discarding a class that could not be scripted"
-    module = optional("torch.jit._recursive", feature)
-    store = optional("torch.jit._recursive.concrete_type_store", feature)
-    if module is not None and store is not None:
-        module.concrete_type_store = type(store)()
+    store = optional("torch.jit._recursive.concrete_type_store", "discarding classes that cannot be scripted")
+    if store is not None:
+        store.__init__()

@@ -12,22 +12,22 @@ from torch.autograd import forward_ad
 
 from tfkit.torch_private import optional
 
-KERNELS = "choosing the fastest kernel while decoding"
-
-
-def is_transformed() -> bool:
-    """Return True while a transform of `torch.func` (`vmap`, `grad`, ...) runs."""
-    stack = optional("torch._C._functorch.peek_interpreter_stack", "recognizing transforms of `torch.func`")
-    return stack is not None and stack() is not None
+NAMES = (
+    "torch._C._functorch.peek_interpreter_stack",
+    "torch._C._len_torch_dispatch_stack",
+    "torch.autograd.forward_ad._current_level",
+)
 
 
 @cache
 def _names() -> tuple[Any, ...]:
-    return (
-        optional("torch._C._functorch.peek_interpreter_stack", KERNELS),
-        optional("torch._C._len_torch_dispatch_stack", KERNELS),
-        optional("torch.autograd.forward_ad._current_level", KERNELS),
-    )
+    return tuple(optional(name, "choosing kernels while decoding, and for `torch.func`") for name in NAMES)
+
+
+def is_transformed() -> bool:
+    """Return True while a transform of `torch.func` (`vmap`, `grad`, ...) runs."""
+    stack = _names()[0]
+    return stack is not None and stack() is not None
 
 
 def is_watched() -> bool:
@@ -36,7 +36,4 @@ def is_watched() -> bool:
     Counters of operations and fake tensors are dispatch modes. If torch lacks a name that this test needs, return True.
     """
     names = _names()
-    if None in names:
-        return True
-    transforms, modes, _ = names
-    return transforms() is not None or modes() > 0 or vars(forward_ad)["_current_level"] >= 0
+    return None in names or is_transformed() or names[1]() > 0 or vars(forward_ad)["_current_level"] >= 0
