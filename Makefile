@@ -89,9 +89,9 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-# Under TORCH= and NEWEST=: the pins of .venv, except for these packages.
+# Under TORCH= and NEWEST=: the pins of .venv, except for these packages. Each torch has its own range of setuptools.
 $(VENV)/constraints.txt: constraints.txt | $(VENV)/.created
-	sed $(TORCH:%=-e 's/^torch==.*/torch==%/') $(NEWEST:%=-e '/^%==/d' -e '/^tokenizers==/d' -e '/^huggingface_hub==/d') $< >$@
+	sed $(TORCH:%=-e 's/^torch==.*/torch==%/' -e '/^setuptools==/d') $(NEWEST:%=-e '/^%==/d' -e '/^tokenizers==/d' -e '/^huggingface_hub==/d') $< >$@
 
 $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	$(INSTALL) --editable .

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import tfkit
 from tests.sampling import chosen
 from tests.small_specs import reduced
+from tfkit.building.builder import allocate
 from tfkit.nn import Written
 from tfkit.testing import check_script, example_inputs
 
@@ -68,6 +69,22 @@ def test_a_type_is_the_type_of_everything(name: str, dtype: torch.dtype) -> None
     model = tfkit.build(graph_of(name), dtype=dtype).eval()
     assert {tensor.dtype for tensor in model.state_dict().values()} == {dtype}
     assert model(**inputs_of(name)).dtype == dtype
+
+
+def test_memory_is_allocated_once_for_a_shared_module_and_only_where_there_is_none() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.LSTM(3, 5), nn.Linear(2, 3).requires_grad_(False))
+        module.append(module[0])
+    module[3].bias = filled = nn.Parameter(torch.ones(3))
+    module.register_buffer("seen", torch.ones(1, device="meta"), persistent=False)
+    allocate(module, "cpu")
+    tensors = [*module.parameters(), *module.buffers()]
+    assert {tensor.device.type for tensor in tensors} == {"cpu"}
+    assert module[0] is module[4]
+    assert module[3].bias is filled
+    assert [tensor.requires_grad for tensor in module[3].parameters()] == [False, True]
+    assert "seen" not in module.state_dict()
+    module[2](torch.zeros(1, 3))  # its list of weights has the new ones
 
 
 def test_the_default_type_of_torch_is_the_default_type() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,8 @@ def test_the_error_names_the_layer(way: str) -> None:
     with pytest.raises(RuntimeError, match="out of paper") as caught:
         WAYS[way](model)
     assert caught.value.__notes__ == ["in decoder.layers.1.ffn"]
+    del caught
+    gc.collect()  # in torch 2.11, a layer that is recomputed stays under `checkpoint` as long as its error exists
 
 
 def test_it_names_the_deepest_module() -> None:

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tfkit.nn import Linear, choose_top, kernels, linear
 from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, ONEDNN, decoding
+from tfkit.torch_private import onednn
 
 D_IN, D_OUT, ROWS = 256, GUESS_LARGE // 256, GUESS_ROWS
 
@@ -55,10 +56,8 @@ def _nobody_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of what oneDNN was given."""
     result: list[torch.Size] = []
-    kernel = torch.ops.mkldnn._linear_pointwise
-    monkeypatch.setattr(
-        torch.ops.mkldnn, "_linear_pointwise", lambda x, *rest: (result.append(x.shape), kernel(x, *rest))[1]
-    )
+    product = onednn._product
+    monkeypatch.setattr(onednn, "_product", lambda x, *rest: (result.append(x.shape), product(x, *rest))[1])
     return result
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tfkit.arguments import AnyPath, Seed, Sets, checked
 from tfkit.building.first_loss import warn_of_first_losses
@@ -27,7 +27,6 @@ from tfkit.graph.input_shapes import fixed_lengths
 from tfkit.graph.wiring import masks_in_use, pairwise_masks, table_owner
 from tfkit.nn import Program, Value, as_attention_mask, as_padding_mask, check_length, check_optional_length
 from tfkit.spec.messages import crashed, refused
-from tfkit.torch_private.tensors import replace_tensors
 
 
 class FailedError(Exception):
@@ -238,11 +237,14 @@ def allocate(model: nn.Module, device: torch.device | str) -> None:
 
     `to_empty` does the same through a decomposition for the meta device, whose import of sympy takes half a second.
     """
-
-    def allocated(tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor
-
-    replace_tensors(model, allocated)
+    for module in model.modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if tensor.is_meta:
+                memory = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                learned = isinstance(tensor, nn.Parameter)
+                setattr(module, name, nn.Parameter(memory, tensor.requires_grad) if learned else memory)
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
 
 
 def check_parameters(count: int, graph: Graph) -> None:

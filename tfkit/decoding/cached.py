@@ -29,7 +29,7 @@ from tfkit.graph.input_shapes import beyond, fixed_lengths, max_len
 from tfkit.nn import Past, as_padding_mask, check_length
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.torch_private import compiler
-from tfkit.torch_private.tensors import leaves, map_nested
+from tfkit.torch_private.tensors import map_nested, tensors_in
 
 
 class CachedModel:
@@ -210,7 +210,7 @@ class CachedModel:
     @property
     def nbytes(self) -> int:
         """Memory of the caches in bytes."""
-        return sum(tensor.nbytes for tensor in leaves(self._cache))
+        return sum(tensor.nbytes for tensor in tensors_in(self._cache))
 
     def tensors(self) -> Iterator[tuple[str, Cached | State, Tensor]]:
         """Yield the tensors that the model keeps, each with the path of its layer and its declaration."""
@@ -224,7 +224,7 @@ class CachedModel:
     @property
     def dtypes(self) -> set[torch.dtype]:
         """Types of the numbers in the caches."""
-        return {tensor.dtype for tensor in leaves(self._cache)}
+        return {tensor.dtype for tensor in tensors_in(self._cache)}
 
     def _make_caches(self, batch: int) -> None:
         """Create the caches, or reset caches of the right shape to zero, because a mask does not hide NaN."""
@@ -240,7 +240,7 @@ class CachedModel:
             old = self._cache.get(name, [])
             fits = [[(shape, dtype, device) for shape, dtype in layer] for layer in layers]
             if [[(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors] for tensors in old] == fits:
-                for tensor in leaves(old):
+                for tensor in tensors_in(old):
                     tensor.zero_()
             else:
                 with torch.inference_mode(False):  # caches must stay writable outside of inference mode
@@ -251,7 +251,7 @@ class CachedModel:
 
     def _stay_where_they_are(self) -> None:
         """Mark the caches as tensors with a fixed address, so a CUDA graph can write to them."""
-        for tensor in leaves(self._cache) if self._compiled is not None else ():
+        for tensor in tensors_in(self._cache) if self._compiled is not None else ():
             compiler.stay_in_place(tensor)
 
     def _check_piece(self, tokens: Tensor, mask: Tensor | None, inputs: Mapping[str, Tensor]) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfkit.torch_private.onednn import has_product
 from tfkit.torch_private.onednn import linear as by_onednn
 from tfkit.torch_private.transforms import is_watched
 
@@ -70,7 +71,7 @@ def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
 def takes(weight: Tensor) -> bool:
     """Return True if there is a choice of kernels for a weight: not for one that a library has wrapped or quantized."""
     plain = type(weight) in PLAIN and weight.is_cpu and weight.dtype == torch.float32
-    return plain and weight.dim() == 2 and weight.numel() >= LARGE and ONEDNN
+    return plain and weight.dim() == 2 and weight.numel() >= LARGE and ONEDNN and has_product()
 
 
 def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

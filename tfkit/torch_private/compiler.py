@@ -10,33 +10,37 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, fx
-from torch.fx.graph_module import _loader
+
+from tfkit.torch_private import optional, private
+
+COMPILED, CHECK = "decoding with a compiled model", "checking that `torch.compile` captures a model"
 
 
 def stay_in_place(tensor: Tensor) -> None:
     """Guarantee to the compiler that the address of a tensor is constant, so that a CUDA graph can write to it."""
-    torch._dynamo.mark_static_address(tensor)
+    private("torch._dynamo.mark_static_address", COMPILED)(tensor)
 
 
 def modes() -> list[str]:
     """Return the modes of `torch.compile`."""
-    return list(torch._inductor.list_mode_options())
+    return list(private("torch._inductor.list_mode_options", COMPILED)())
 
 
 def backend(name: str) -> Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]:
     """Return the function of a backend, by its name. A custom backend can call this function."""
-    return torch._dynamo.lookup_backend(name)
+    return private("torch._dynamo.lookup_backend", CHECK)(name)
 
 
 def sizes_apart() -> AbstractContextManager[None]:
     """Return a context in which dynamic sizes that are equal in the first call may differ later."""
-    return torch.fx.experimental._config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+    return private("torch.fx.experimental._config.patch", CHECK)(use_duck_shape=False)
 
 
 def forget_source(function: Callable[..., Any]) -> None:
     """Remove the source of a function that torch.fx has compiled and that has been replaced."""
     file = function.__code__.co_filename
-    _loader.eval_cache.pop(file, None)
+    loader = optional("torch.fx.graph_module._loader", "removing the code of edited models from memory")
+    if loader is not None:
+        loader.eval_cache.pop(file, None)
     linecache.cache.pop(file, None)

@@ -10,28 +10,39 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
-from torch._C._profiler import _RecordFunctionFast
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from tfkit.torch_private import Missing, attribute, private
 
-SOFTMAX = torch.ops.aten._softmax.default
-LOG_SOFTMAX = torch.ops.aten._log_softmax.default
-SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
-SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
-LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
-TO_COPY = torch.ops.aten._to_copy.default
-UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+COST = "counting the operations of a model, as `tfkit cost` does"
+SOFTMAX = private("torch.ops.aten._softmax.default", COST)
+LOG_SOFTMAX = private("torch.ops.aten._log_softmax.default", COST)
+SAFE_SOFTMAX = private("torch.ops.aten._safe_softmax.default", COST)
+SOFTMAX_BACKWARD = private("torch.ops.aten._softmax_backward_data.default", COST)
+LOG_SOFTMAX_BACKWARD = private("torch.ops.aten._log_softmax_backward_data.default", COST)
+TO_COPY = private("torch.ops.aten._to_copy.default", COST)
+UNSAFE_VIEW = private("torch.ops.aten._unsafe_view.default", COST)
 """Operation of ATen that public functions run, but that has no public name."""
+OPERATIONS = (SOFTMAX, LOG_SOFTMAX, SAFE_SOFTMAX, SOFTMAX_BACKWARD, LOG_SOFTMAX_BACKWARD, TO_COPY, UNSAFE_VIEW)
 
-unobserved = _disable_current_modes
+unobserved = private("torch.utils._python_dispatch._disable_current_modes", COST)
 """A context manager in which no `DispatchMode` sees operations."""
 
-QuickRange = _RecordFunctionFast
+QuickRange = private("torch._C._profiler._RecordFunctionFast", "the ranges of `tfkit profile`")
 """name -> a context manager, which a trace shows as an operator."""
 
 
-class DispatchMode(TorchDispatchMode):
+_Mode = private("torch.utils._python_dispatch.TorchDispatchMode", COST)
+_current_node = private("torch._C._current_autograd_node", COST)
+_next_number = private("torch._C._autograd._get_sequence_nr", COST)
+
+
+class DispatchMode(_Mode):  # type: ignore[misc, valid-type]
     """Base class of modes whose `__torch_dispatch__` is called for every operation, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in (*OPERATIONS, _current_node, _next_number):
+            if isinstance(name, Missing):  # its operation would be counted as one without costs
+                name.fail()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -40,22 +51,22 @@ class DispatchMode(TorchDispatchMode):
 
 def running_node() -> Any:
     """Return the autograd node whose backward is running; None in a forward."""
-    return torch._C._current_autograd_node()
+    return _current_node()
 
 
 def number_of(node: Any) -> int:
     """Return the sequence number of an autograd node: its index in the order of creation."""
-    return int(node._sequence_nr())
+    return int(attribute(node, "_sequence_nr", COST)())
 
 
 def next_number() -> int:
     """Return the sequence number of the next autograd node of this thread."""
-    return int(torch._C._autograd._get_sequence_nr())
+    return int(_next_number())
 
 
 def is_mutable(operation: Any) -> bool:
     """Return True if an operation changes one of its arguments."""
-    return bool(operation._schema.is_mutable)
+    return bool(attribute(operation, "_schema", COST).is_mutable)
 
 
 @cache
@@ -63,5 +74,5 @@ def is_view(operation: Any) -> bool:
     """Return True if an operation returns memory of its arguments without changing it."""
     if operation is UNSAFE_VIEW:
         return True
-    aliases = [result.alias_info for result in operation._schema.returns]
+    aliases = [result.alias_info for result in attribute(operation, "_schema", COST).returns]
     return any(alias is not None and not alias.is_write for alias in aliases)

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from tfkit.torch_private import attribute
+
 HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -25,7 +27,7 @@ def borrowed_hooks(module: nn.Module, source: nn.Module) -> Iterator[None]:
     pairs = [(inner, sources[path]) for path, inner in module.named_modules() if path and path in sources]
     previous = [{name: inner.__dict__[name] for name in HOOKS} for inner, _ in pairs]
     for inner, original in pairs:
-        inner.__dict__.update({name: original.__dict__[name] for name in HOOKS})
+        inner.__dict__.update({name: attribute(original, name, "tracing inside layers") for name in HOOKS})
     try:
         yield
     finally:
@@ -52,4 +54,5 @@ class ObservingHook:
 
 def forward_hooks(model: nn.Module) -> list[dict[int, Callable[..., Any]]]:
     """Return the forward hooks and pre-hooks of each module by number. A change of a dictionary changes the module."""
-    return [hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+    names, feature = ("_forward_hooks", "_forward_pre_hooks"), "hooks of plugins on built models"
+    return [attribute(module, name, feature) for module in model.modules() for name in names]

@@ -6,17 +6,31 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from tfkit.torch_private import Missing, optional, private
 
 if TYPE_CHECKING:
     number = float  # `Scalar` in TorchScript
 
+NAME, FEATURE = "torch.ops.mkldnn._linear_pointwise", "choosing the fastest kernel while decoding"
+_product = private(NAME, FEATURE)
+
+
+def has_product() -> bool:
+    """Return True if this version of torch has the matrix product; otherwise, warn once and return False."""
+    return optional(NAME, FEATURE) is not None
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [..., d_in] by weight [d_out, d_in] and add the bias, without a gradient."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return _product(x, weight, bias, "none", [], "")
 
 
-def scripted_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _scripted_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Apply `linear` in TorchScript, where an empty list has a type, here `Scalar?[]`."""
     none = torch.jit.annotate(list[number | None], [])
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", none, "")
+
+
+scripted_linear = F.linear if isinstance(_product, Missing) else _scripted_product

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
+
+from tfkit.torch_private import attribute
 
 
 def computes_in(module: nn.Module) -> torch.dtype | None:
     """Return the compute dtype of a module that `fully_shard` returned; None if it equals the parameters' dtype."""
-    sharded: Any = module
-    dtype: torch.dtype | None = sharded._get_fsdp_state()._mp_policy.param_dtype
-    return dtype
+    feature = "the dtype of a sharded model's caches"
+    state = attribute(module, "_get_fsdp_state", feature)()
+    return attribute(state, "_mp_policy", feature).param_dtype
 
 
 def local_part(value: object) -> object:
     """Return this process's tensor of a `DTensor`; any other value unchanged."""
-    return getattr(value, "_local_tensor", value)
+    return value.to_local() if hasattr(value, "to_local") else value

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from tfkit.torch_private import optional
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
@@ -26,4 +28,6 @@ def as_written() -> AbstractContextManager[None]:
 
 def forget() -> None:
     """Discard all scripted classes. A failure leaves an incomplete class, which the next script would use."""
-    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    store = optional("torch.jit._recursive.concrete_type_store", "discarding classes that cannot be scripted")
+    if store is not None:
+        store.__init__()

@@ -5,18 +5,35 @@ torch has a public function only for the compiler, `torch.compiler.is_compiling`
 
 from __future__ import annotations
 
-import torch
+from functools import cache
+from typing import Any
+
 from torch.autograd import forward_ad
+
+from tfkit.torch_private import optional
+
+NAMES = (
+    "torch._C._functorch.peek_interpreter_stack",
+    "torch._C._len_torch_dispatch_stack",
+    "torch.autograd.forward_ad._current_level",
+)
+
+
+@cache
+def _names() -> tuple[Any, ...]:
+    return tuple(optional(name, "choosing kernels while decoding, and for `torch.func`") for name in NAMES)
 
 
 def is_transformed() -> bool:
     """Return True while a transform of `torch.func` (`vmap`, `grad`, ...) runs."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    stack = _names()[0]
+    return stack is not None and stack() is not None
 
 
 def is_watched() -> bool:
     """Return True if anything observes operations: a transform, forward-mode differentiation or a dispatch mode.
 
-    Counters of operations and fake tensors are dispatch modes.
+    Counters of operations and fake tensors are dispatch modes. If torch lacks a name that this test needs, return True.
     """
-    return is_transformed() or forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() > 0
+    names = _names()
+    return None in names or is_transformed() or names[1]() > 0 or vars(forward_ad)["_current_level"] >= 0

@@ -16,6 +16,7 @@ from tfkit.building.builder import evaluating
 from tfkit.errors import FirstLossWarning, SpecError
 from tfkit.tools.check.runs import Inputs, run
 from tfkit.tools.compare.comparison import Outputs, outputs
+from tfkit.torch_private import MissingNameError
 
 if TYPE_CHECKING:
     from tfkit.tools.check.model_under_test import ModelUnderTest
@@ -150,6 +151,8 @@ def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest, *, stric
                     place = where if isinstance(where, str) else where()
                     return replace(outcome, status="failed", worst=size, component=place, detail=measurement.detail)
                 outcome = replace(outcome, worst=max(outcome.worst or 0.0, measurement.error))
+    except MissingNameError as missing:
+        return replace(outcome, status="does not apply", worst=None, detail=missing.diagnostics[0].message)
     except DoesNotApplyError as reason:
         broken = strict and isinstance(reason, UnsupportedError)
         return replace(outcome, status="failed" if broken else "does not apply", worst=None, detail=str(reason))

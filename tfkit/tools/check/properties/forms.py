@@ -182,9 +182,10 @@ def captures(model: nn.Module, *calls: Inputs, backend: str | None = None, once:
     `backend` compiles the captured graph; by default, the graph runs as captured. `once`: for all lengths.
     """
     graphs: list[fx.GraphModule] = []
+    run = compiler.backend(backend or "eager")
 
     def count(graph: fx.GraphModule, examples: list[Tensor]) -> Any:
-        ready = compiler.backend(backend or "eager")(graph, examples)
+        ready = run(graph, examples)
         graphs.append(graph)  # only now: a compiler may ask for the capture again
         return ready
 

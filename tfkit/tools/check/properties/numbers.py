@@ -42,7 +42,7 @@ from tfkit.tools.check.measure import (
 from tfkit.tools.check.model_under_test import LENGTH, ModelUnderTest
 from tfkit.tools.check.reduced import FAR
 from tfkit.tools.check.runs import Choices, Inputs, Padding, arguments_of, call, cast, example_inputs, hooked
-from tfkit.torch_private.tensors import leaves
+from tfkit.torch_private.tensors import tensors_in
 
 Array = NDArray[np.float64]
 
@@ -312,4 +312,4 @@ def inputs_kept(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def _tensors(nested: Any) -> list[Tensor]:
-    return [value for value in leaves(nested) if isinstance(value, Tensor)]
+    return list(tensors_in(nested))
