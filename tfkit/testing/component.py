@@ -7,10 +7,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
+import torch
+from torch import nn
+
 from tfkit.arguments import checked
+from tfkit.building.edits import AnyModel, as_model, copied
 from tfkit.component import Component
 from tfkit.errors import SpecError
-from tfkit.graph.expand import AnySpec, Graph, expand, load
+from tfkit.graph.expand import Graph, expand, load
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import place_of
 from tfkit.run.checked_run import load_run
@@ -83,17 +87,22 @@ def check_component(
 
 @checked
 def check_model(
-    graph: AnySpec, *, plugins: Plugins | None = None, level: Level = "quick", only: Sequence[str] = ()
+    graph: AnyModel, *, plugins: Plugins | None = None, level: Level = "quick", only: Sequence[str] = ()
 ) -> None:
-    """Measure every property on the model of a spec, with the weights of its folder if it has any.
+    """Measure every property on the model of a spec, with the weights of its folder if it has any, or on a built model.
 
-    A graph must have been loaded with these plugins.
+    A built model is measured as a copy in float32 on the CPU. If it was edited, properties that need a new build of its
+    spec do not apply, and a warning lists the edits. A graph must have been loaded with these plugins.
 
     Raises AssertionError with all broken properties, except consequences of other broken properties.
     """
     plugins = plugins or load_plugins()
-    graph = graph if isinstance(graph, Graph) else load(graph, plugins=plugins)
-    subject = ModelUnderTest(replace(graph, weights=None), plugins, weights=graph.weights)
+    if not isinstance(graph, Graph | nn.Module):
+        graph = load(graph, plugins=plugins)
+    graph, built, edits = as_model(graph, "its modules are measured, without properties that need a build of the spec")
+    model = None if built is None else copied(built, device="cpu", dtype=torch.float32).eval()
+    options: dict[str, Any] = {"weights": None if built else graph.weights, "built": model, "edits": edits}
+    subject = ModelUnderTest(replace(graph, weights=None), plugins, **options)
     if broken := broken_properties(subject, level, only):
         raise AssertionError(fault_lines(f"`{graph.name}`", {"": broken}))
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfkit.building.edits import SHOWN, edits
 from tfkit.building.initialize import seed_device
 from tfkit.building.placement import GLOBAL_GENERATORS, threads
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
@@ -116,19 +117,39 @@ class Trainer:
         self.model = self._processes.build(self.run, self.device)
         self.notes = begin(self.model, self.run)
         """Descriptions of the initial weights and of float8, by name."""
+        self._edits = self._changes()
         with self.run.guarded(config.loss, "`build`", "loss"):
             try:
                 loss = config.loss.build(self.model)
             except ValueError as error:
                 raise self.run.error(str(error), "loss") from error
             self._loss_state = LossState(loss, self.model, config.loss)
+        self._check_unedited()
         if config.machine.float8 is not None:
             self.notes["float8"] = use_float8(self.model, self.run, self.device)
         prepare_layers(self.model, config.machine)
+        self._edits = self._changes()
         self.loss = torch.compile(loss) if config.machine.compile is True else loss
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _changes(self) -> list[str]:
+        """Return the differences between the model and its spec, if code outside of tfkit could cause any.
+
+        Hooks do not count, because a callback may read values with them.
+        """
+        kinds = [type(callback) for callback in self._callbacks] + [type(self.config.loss)]
+        if all(kind.__module__.partition(".")[0] == "tfkit" for kind in kinds):
+            return []
+        return [text for text, _ in edits(self.model, hooks=False)]
+
+    def _check_unedited(self) -> None:
+        """Raise SpecError if the loss or a callback changed modules of the model: checkpoints contain its spec."""
+        if texts := [text for text in self._changes() if text not in self._edits]:
+            message = "the model must compute what its spec describes; the loss or a callback changed its modules"
+            help = "change `model` of the run instead"
+            raise SpecError(Diagnostic(message, notes=tuple(texts[:SHOWN]), help=help))
 
     def _callback(self, number: int) -> Callback:
         config = self.config.callbacks[number]
@@ -155,6 +176,7 @@ class Trainer:
         for name, text in self.notes.items() if self._begins else ():
             self.text(name, text)
         self._notify("on_start")
+        self._check_unedited()
         try:
             while not self.ended:
                 self._check_end()
@@ -318,6 +340,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Write a checkpoint. If a weight is not finite, raise an error, and keep the previous checkpoint."""
+        self._check_unedited()
         if cause := self._processes.agreed(broken_weight(self.model)):
             message = f"after step {self.step:,} {cause}: no checkpoint is written"
             raise self._diverged(message, "the last checkpoint stays")
@@ -409,6 +432,7 @@ class Trainer:
 
     def save_model(self, name: str) -> None:
         """Write the model with its current weights; see `tfkit.run.contract.Training`."""
+        self._check_unedited()
         model = self._processes.whole_model(self.model)
         if model is not None:
             self.record.save_model(name, model)

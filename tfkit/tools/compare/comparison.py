@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
+from tfkit.building.builder import graph_of
+from tfkit.building.edits import AnyModel, as_model, copied, origins
+from tfkit.building.model import Model
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing
-from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.spec.extending import SUFFIXES
 from tfkit.spec.folder import CONFIG, SPEC, holds_code
@@ -100,8 +103,8 @@ class Comparison:
 
 @checked
 def compare(
-    a: AnySpec,
-    b: AnySpec,
+    a: AnyModel,
+    b: AnyModel,
     *,
     weights: AnyPath | None = None,
     other_weights: AnyPath | None = None,
@@ -117,11 +120,12 @@ def compare(
     """Run two models on the same tokens.
 
     Args:
-        a: the model to list the components of, or its spec.
-        b: another model, or its spec; or the folder of a transformers model; or a file that `torch.jit.save` or
+        a: the model to list the components of: a spec, or a built model, which is copied with its edits.
+        b: a second spec or built model; or the folder of a transformers model; or a file that `torch.jit.save` or
             `torch.export.save` wrote from A.
-        weights: the weights of both models. By default, the model of a folder has the weights in the folder, and a
-            model without weights uses the weights of the other model. If neither has weights, they are random.
+        weights: the weights of both models. By default, a built model has its weights, the model of a folder has the
+            weights in the folder, and a model without weights uses the weights of the other model. If neither has
+            weights, they are random.
         other_weights: the weights of B, if B is a spec and its weights differ.
         allow_change: accept weights that were saved with values that differ from A's. B may always differ from them.
         dtype: the dtype of both models. Most published models are stored in bfloat16, in which a single rounding
@@ -136,15 +140,31 @@ def compare(
     Raises:
         SpecError: the weights do not fit, B cannot be read, or the models do not accept the same inputs.
     """
-    a, device = as_graph(a), device_of(device)
-    b = as_graph(b) if isinstance(b, Graph | Mapping) or is_spec(b) else Path(b)
+    measured, device = "its modules are run, on inputs of the spec", device_of(device)
+    (a, built_a, _), built_b = as_model(a, measured), None
+    if isinstance(b, Graph | Mapping | nn.Module) or is_spec(b):
+        b, built_b, _ = as_model(b, measured)
+    else:
+        b = Path(b)
+    if (weights is not None and (built_a or built_b)) or (other_weights is not None and built_b):
+        raise ValueError("`weights` and `other_weights` have no effect on a built model, which has weights")
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
     chosen = weights or a.weights
     source = chosen or _weights_of(b)
     options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
-    model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
-    other = other_model(model, b, other_weights or weights or _weights_of(b) or source, **options)
+    if built_a is None:
+        model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options)
+        if built_b is not None and chosen is None:
+            _fill(model, built_b)
+    else:
+        model = copied(built_a, device=device, dtype=dtype_of(dtype))
+    prepared: Graph | Path | Model = b
+    if built_b is not None:
+        prepared = copied(built_b, device=device, dtype=dtype_of(dtype))
+    elif built_a is not None and isinstance(b, Graph) and other_weights is None and b.weights is None:
+        prepared = _fill(build_with_weights(b, None, **options), model)
+    other = other_model(model.eval(), prepared, other_weights or weights or _weights_of(b) or source, **options)
     names = {**other.names, "": ""}
 
     def run() -> Any:
@@ -201,6 +221,18 @@ def _proportional(ours: Tensor, theirs: Tensor) -> bool:
     """Return True if two tensors are proportional: embedding tables of transformers return scaled vectors."""
     factor = (ours * theirs).sum() / ours.square().sum()
     return bool(factor > 0 and torch.allclose(theirs, ours * factor, rtol=1e-5, atol=0))
+
+
+def _fill(model: Model, source: Model) -> Model:
+    """Copy the weights of a built model to the model of a spec. Raise SpecError if they do not fit."""
+    tensors, state = source.state_dict(), model.state_dict()
+    weights = {origin: tensors[name] for name, origin in origins(source).items() if origin is not None}
+    if lost := [name for name in state if name not in weights or weights[name].shape != state[name].shape]:
+        message = f"the built model must have all weights of `{graph_of(model).name}`; it lacks {listing(lost, 4)}"
+        raise SpecError(Diagnostic(message, help="compare two built models"))
+    for name, tensor in state.items():
+        tensor.copy_(weights[name])
+    return model
 
 
 def _weights_of(b: Graph | Path) -> Path | None:

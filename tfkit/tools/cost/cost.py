@@ -10,18 +10,20 @@ import torch
 from torch import fx
 
 from tfkit.arguments import Positive, checked, name_of
-from tfkit.building.builder import build
+from tfkit.building.builder import build, graph_of
+from tfkit.building.edits import AnyModel, as_model, copied
 from tfkit.building.guarantees import Watch
+from tfkit.building.model import Model
 from tfkit.building.placement import AnyDtype, dtype_of
 from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import split_for_decoding, split_if_decodable, static_inputs
-from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import beyond, fixed_length, fixed_lengths, length_of, max_len
 from tfkit.tools.build.first_run import failed
 from tfkit.tools.common.memory_needs import cached_bytes, size_of
 from tfkit.tools.common.modes import LENGTH, Mode, Optimizer
-from tfkit.tools.common.ownership import By, in_rows, owners_of
+from tfkit.tools.common.ownership import By, added, in_rows, owners_of
 from tfkit.tools.common.pages import html_table
 from tfkit.tools.common.units import bytes_text, flops_text
 from tfkit.tools.cost.counter import Kernels, Observer
@@ -40,12 +42,12 @@ _STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
 
 @checked
 def cost(
-    graph: AnySpec,
+    graph: AnyModel,
     *,
     batch: Positive = 1,
     length: Positive | None = None,
     mode: Mode = "train",
-    dtype: AnyDtype = torch.bfloat16,
+    dtype: AnyDtype | None = None,
     optimizer: Optimizer | None = None,
     memory_length: Positive | None = None,
     recompute: bool = False,
@@ -54,16 +56,18 @@ def cost(
 ) -> Cost:
     """Count the costs of one step of a model by component: FLOPs, bytes moved and memory.
 
-    Nothing is allocated, and equal layers run only once, so the model may have any size.
+    Nothing is allocated, and equal layers run only once, so the model may have any size. Of a built model, a copy
+    without values runs with all of its edits; only the pairs that a mask hides, and the caches, follow from the spec.
 
     Args:
-        graph: the model, or its spec.
+        graph: a spec, or a built model.
         batch: number of sequences.
         length: tokens per sequence; by default 2,048, or the model's `max_len` if it is smaller.
         mode: `train`: forward, the loss of `tfkit.Loss`, and backward. `prefill`: a prompt of `length` tokens is read
             into the caches, with logits of its last token. `decode`: one token, number `length`, for each
             sequence. For a model that cannot be decoded, `prefill` is its forward pass.
-        dtype: type of weights, activations, gradients and optimizer states.
+        dtype: type of weights, activations, gradients and optimizer states; by default the type of a built model, or
+            bfloat16.
         optimizer: the optimizer of a training step, from `OPTIMIZERS`; by default `adamw`.
         memory_length: tokens that cross-attention attends to; by default `length`.
         recompute: layers save only their inputs, and the backward pass recomputes them, as with
@@ -77,22 +81,29 @@ def cost(
             does not run on the meta device.
         ValueError: an argument is out of its range, or has no effect.
     """
-    graph, dtype, train = as_graph(graph), dtype_of(dtype), mode == "train"
+    measured = "its modules are counted, except for hidden pairs and caches, which follow from the spec"
+    (graph, built, edits), train = as_model(graph, measured), mode == "train"
+    kind = torch.bfloat16 if built is None else next(built.parameters()).dtype
+    dtype = kind if dtype is None else dtype_of(dtype)
     for name, value in (("optimizer", optimizer), ("recompute", recompute)):
         if value and not train:
             raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
     shape = shape_of(graph, mode, batch, length, memory_length)
-    model = build(graph, device="meta", dtype=dtype)
+
+    def on_meta() -> Model:
+        return build(graph, device="meta", dtype=dtype) if built is None else copied(built, device="meta", dtype=dtype)
+
+    model = on_meta()
     optimizer = (optimizer or "adamw") if train else None
     model.train(train)
     parts, layers = _unfilled(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
     try:
-        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
+        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge and not edits)
     except SpecError:
         raise
     except Exception as error:
-        raise _uncountable(graph, shape, dtype, error) from error
+        raise _uncountable(on_meta(), shape, error) from error
     return Cost(
         name=graph.name,
         mode=mode,
@@ -127,12 +138,11 @@ def shape_of(graph: Graph, mode: Mode, batch: int, length: int | None, memory_le
     return StepShape(mode, batch, length, memory_length)
 
 
-def _uncountable(graph: Graph, shape: StepShape, dtype: torch.dtype, error: Exception) -> UncountableError:
+def _uncountable(model: Model, shape: StepShape, error: Exception) -> UncountableError:
     """Return the error of a step that failed. Run the step again to find the component that fails."""
-    model = build(graph, device="meta", dtype=dtype)
-    watch = Watch(model)
+    watch, dtype = Watch(model), next(model.parameters()).dtype
     with suppress(Exception), watch.watching():
-        make_step(model, make_inputs(graph, shape, dtype), shape)(Observer(model.parameters()))
+        make_step(model, make_inputs(graph_of(model), shape, dtype), shape)(Observer(model.parameters()))
     return UncountableError(failed(model, watch.running, error))
 
 
@@ -142,16 +152,17 @@ def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
     counts: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
     for path, weight in model.named_parameters():
         frame = holder = path.rpartition(".")[0]
-        while frame not in counts:
+        while frame and frame not in counts:
             frame = frame.rpartition(".")[0]
-        counts[frame].append((weight.numel(), active_of(modules[holder], weight)))
+        counts.setdefault(frame, []).append((weight.numel(), active_of(modules[holder], weight)))
+    owners = {path: parts.get(path) or added(path) for path in counts}
     return [
         ComponentCost(
             path=path,
-            component=parts[path].component,
-            label=parts[path].label,
-            node=parts[path].node,
-            layer=parts[path].layer,
+            component=owners[path].component,
+            label=owners[path].label,
+            node=owners[path].node,
+            layer=owners[path].layer,
             parameters=sum(count for count, _ in weights),
             active_parameters=sum(active for _, active in weights),
         )
