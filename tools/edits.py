@@ -1,8 +1,8 @@
-"""Edit a built model in many ways, and print whether each tool reports the model or rejects it: `python tools/edits.py`.
+"""Edit a built model, and print whether each tool reports the model as it is then: `python tools/edits.py [EDIT ...]`.
 
-A cell is `true` if the tool measured the edited module and its numbers were confirmed independently; `spec` if it
-described the spec and named the edit; `refused` if it raised one error of tfkit; `same` if the edit changes nothing that
-the tool reports. Anything else is a fault, and the exit status is 1.
+A cell is `true` if the tool measured the edited modules, and its numbers were confirmed independently; `spec` if it
+described the spec and named the edit; `same` if there is nothing to name; `broken` if a check named a broken property;
+`refused` if the tool raised an error of tfkit. Anything else is a fault, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Layer(nn.Module):
 
 
 def fx_edit(model: Any) -> None:
+    """Negate the output of the decoder in the graph of the model."""
     (decoder,) = (node for node in model.graph.nodes if node.target == "decoder")
     with model.graph.inserting_after(decoder):
         negative = model.graph.call_function(torch.neg, (decoder,))
@@ -64,17 +65,20 @@ def fx_edit(model: Any) -> None:
 
 
 def ffn(model: Any, layer: int = 1) -> Any:
+    """Return the FFN of a layer."""
     return model.decoder.layers[layer].ffn
 
 
 def prune_head(model: Any) -> None:
-    matrix = model.decoder.layers[0].attention.q
+    """Prune the queries of the second head of the first layer."""
+    matrix = model.decoder.layers[0].attention.project.qkv
     mask = torch.ones_like(matrix.weight)
     mask[4:8] = 0
     prune.custom_from_mask(matrix, "weight", mask)
 
 
 def quantize(model: Any) -> Any:
+    """Return a copy of the model with dynamically quantized linear layers."""
     for module in model.modules():
         if type(module) is tfkit.Linear:
             module.__class__ = nn.Linear
@@ -83,15 +87,18 @@ def quantize(model: Any) -> Any:
 
 
 def tie(model: Any) -> None:
+    """Share a matrix between two layers."""
     ffn(model, 0).up.weight = ffn(model, 2).up.weight
 
 
 def grow(model: Any) -> None:
+    """Add rows to the embedding table."""
     table = model.embedding.tokens
     table.weight = nn.Parameter(torch.cat([table.weight, table.weight[:6]]))
 
 
 def set_dropout(model: Any) -> None:
+    """Set the probability of every dropout."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.37
@@ -130,15 +137,18 @@ EDITS: dict[str, Callable[[Any], Any]] = {
 
 
 def built() -> Any:
+    """Build the model that is edited."""
     return tfkit.build(tfkit.load("gpt2", sets=SETS), seed=1).eval()
 
 
 def output(model: Any) -> Tensor:
+    """Return the output of a copy in float32."""
     with torch.no_grad():
         return copied(unwrapped(model), dtype=torch.float32).eval()(TOKENS).double()
 
 
 def far(a: Tensor, b: Tensor) -> bool:
+    """Return True if two outputs differ."""
     return a.shape != b.shape or float((a - b).abs().max()) > TOLERANCE
 
 
@@ -151,6 +161,7 @@ def called(tool: Callable[[], Any]) -> tuple[Any, bool]:
 
 
 def counted(model: Any, inner: Any, edited: bool) -> str:
+    """Compare the count with the parameters of the modules."""
     params, warned = called(lambda: tfkit.count_params(model))
     total, rows = sum(p.numel() for p in inner.parameters()), sum(row.parameters for row in params.rows)
     assert params.total == rows == total, (params.total, rows, total)
@@ -160,6 +171,7 @@ def counted(model: Any, inner: Any, edited: bool) -> str:
 
 
 def costed(model: Any, inner: Any, edited: bool) -> str:
+    """Compare the costs with the operations that torch counts on the meta device."""
     cost, warned = called(lambda: tfkit.cost(model, batch=2, length=8))
     assert cost.total.parameters == sum(p.numel() for p in inner.parameters())
     with FlopCounterMode(display=False) as counter:
@@ -171,18 +183,21 @@ def costed(model: Any, inner: Any, edited: bool) -> str:
 
 
 def explained(model: Any, inner: Any, edited: bool) -> str:
+    """Compare the warning with the edits."""
     _, warned = called(lambda: tfkit.explain(model))
     assert warned == edited
     return "spec" if warned else "same"
 
 
 def drawn(model: Any, inner: Any, edited: bool) -> str:
+    """Compare the warning and the picture with the edits."""
     picture, warned = called(lambda: tfkit.draw(model))
     assert warned == edited == ("whose modules were changed" in picture._repr_svg_())
     return "spec" if warned else "same"
 
 
 def compared(model: Any, inner: Any, edited: bool) -> str:
+    """Compare the verdict with the outputs of the model and of its spec on the same weights."""
     comparison, warned = called(lambda: tfkit.compare(model, inner.meta["graph"], length=8))
     changed = far(output(model), output(reference(inner)))
     assert warned == edited
@@ -201,6 +216,7 @@ def reference(inner: Any) -> Any:
 
 
 def checked(model: Any, inner: Any, edited: bool) -> str:
+    """Compare broken properties with the outputs."""
     only = ["forward", "look-ahead", "padding", "cached", "meaning", "counts"]
 
     def run() -> str:
@@ -221,6 +237,7 @@ def checked(model: Any, inner: Any, edited: bool) -> str:
 
 
 def profiled(model: Any, inner: Any, edited: bool) -> str:
+    """Compare the profile with the modules, which must not change."""
     before = {name: tensor.clone() for name, tensor in inner.state_dict().items() if isinstance(tensor, Tensor)}
     profile, warned = called(lambda: tfkit.profile(model, steps=2, warmup=0, length=8, batch=2))
     assert profile.parameters == sum(p.numel() for p in inner.parameters())
@@ -230,6 +247,7 @@ def profiled(model: Any, inner: Any, edited: bool) -> str:
 
 
 def saved(model: Any, inner: Any, edited: bool) -> str:
+    """Compare the saved model with the edited model."""
     with tempfile.TemporaryDirectory() as folder:
         tfkit.save(model, Path(folder) / "model")
         assert not far(output(tfkit.build(Path(folder) / "model")), output(model))
@@ -237,6 +255,8 @@ def saved(model: Any, inner: Any, edited: bool) -> str:
 
 
 def exported(format: str) -> Callable[..., str]:
+    """Return the comparison for a format."""
+
     def run(model: Any, inner: Any, edited: bool) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"model.{format}"
@@ -252,12 +272,14 @@ def exported(format: str) -> Callable[..., str]:
 
 
 def ejected(model: Any, inner: Any, edited: bool) -> str:
+    """Eject the model, which must not be edited."""
     tfkit.eject(model)
     assert not edited
     return "true"
 
 
 def generated(model: Any, inner: Any, edited: bool) -> str:
+    """Compare the first generated token with the token of the forward."""
     with torch.no_grad():
         tokens = tfkit.generate(model, TOKENS, max_new_tokens=3).tokens
         full = inner(TOKENS).argmax(-1)[:, -1]
@@ -282,6 +304,7 @@ TOOLS: dict[str, Callable[..., str]] = {
 
 
 def cell(tool: str, edit: str) -> str:
+    """Return the result of a tool for an edit."""
     model = built()
     model = EDITS[edit](model) if edit in ("quantized", "torch.compile(model)") else (EDITS[edit](model), model)[1]
     inner: Any = unwrapped(model)
@@ -294,6 +317,7 @@ def cell(tool: str, edit: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    """Print the table, and return the exit status."""
     warnings.simplefilter("ignore")
     names = [name for name in EDITS if not arguments or name in arguments]
     print(f"{'edit':22}" + "".join(f"{tool[:11]:12}" for tool in TOOLS))

@@ -68,8 +68,8 @@ TENSORS: dict[str, Callable[[Any], object]] = {
         m.decoder.layers[1].ffn, "up", nn.Linear(12, 15)
     ),
     "decoder.layers.2.weight: a tensor that the spec does not have": lambda m: m.decoder.layers.append(nn.Linear(3, 5)),
-    "decoder.layers.1.ffn.up.weight: the tensor is decoder.layers.0.ffn.up.weight, and a different tensor by the spec": (
-        lambda m: setattr(m.decoder.layers[1].ffn.up, "weight", m.decoder.layers[0].ffn.up.weight)
+    "decoder.layers.1.ffn.up.bias: the tensor is decoder.layers.0.ffn.up.bias, and a different tensor by the spec": (
+        lambda m: setattr(m.decoder.layers[1].ffn.up, "bias", m.decoder.layers[0].ffn.up.bias)
     ),
 }
 

@@ -171,10 +171,11 @@ def test_a_spec_needs_all_weights_of_the_model() -> None:
 
 
 def test_weights_have_no_effect_on_a_built_model() -> None:
-    with pytest.raises(ValueError, match="have no effect on a built model, which has weights"):
-        tfkit.compare(built(), built(), weights="out")
-    with pytest.raises(ValueError, match="have no effect on a built model, which has weights"):
-        tfkit.profile(built(), weights="out")
+    for options in ({"weights": "out"}, {"other_weights": "out"}):
+        with pytest.raises(ValueError, match="weights have no effect on a built model, which has weights"):
+            tfkit.compare(built(), built(), **options)
+    with pytest.raises(ValueError, match="weights have no effect on a built model, which has weights"):
+        tfkit.profile(built(), weights="out", length=6)
 
 
 def test_text_and_picture_describe_the_spec_and_say_so() -> None:
@@ -200,8 +201,7 @@ def test_a_profile_measures_a_copy(edit: str) -> None:
 
 
 def subject_of(model: Any) -> ModelUnderTest:
-    graph, _, changes = as_model(model, "measured")
-    return ModelUnderTest(graph, tfkit.load_plugins(), built=copied(model), edits=changes)
+    return ModelUnderTest(as_model(model, "measured"), tfkit.load_plugins())
 
 
 def test_a_check_measures_the_modules_and_builds_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from torch.nn.utils.prune import is_pruned
 from tfkit.building.builder import assemble, graph_of
 from tfkit.building.model import Model, check_unsharded, check_values, unwrapped
 from tfkit.building.placement import AnyDevice
-from tfkit.errors import Diagnostic, EditedModelWarning, SpecError, quoted
+from tfkit.errors import Diagnostic, EditedModelWarning, SpecError, listing, quoted
 from tfkit.graph.expand import AnySource, Graph, as_graph
 from tfkit.torch_private.tensors import has_forward_hook, has_forward_pre_hook
 
@@ -40,25 +40,23 @@ SHOWN = 6
 """The maximum number of differences in an error."""
 
 
-def as_model(model: AnyModel, measured: str) -> tuple[Graph, Model | None, tuple[str, ...]]:
-    """Return the graph of a spec, None and (); or the graph of a built model, the model, and its differences.
+def as_model(model: AnyModel, measured: str) -> Graph:
+    """Return the graph of a spec; or the graph of a built model, which then contains the model and its edits.
 
-    If there are differences, issue an `EditedModelWarning`; `measured` states what the caller takes from the modules,
-    and what from the spec.
+    If there are edits, issue an `EditedModelWarning`; `measured` states what the caller takes from the modules.
     """
     if not isinstance(model, nn.Module):
-        return as_graph(model), None, ()
+        return as_graph(model)
     built = unwrapped(model)
-    assert isinstance(built, Model)
     check_unsharded(built)
     if texts := [text for text, _ in edits(built)]:
         message = f"the modules of {quoted(graph_of(built).name)} differ from its spec: {measured}"
         text = Diagnostic(message, notes=_notes(texts)).render("warning")
         warnings.warn(text.removeprefix("warning: "), EditedModelWarning, stacklevel=4)
-    return replace(graph_of(built), weights=None), built, _notes(texts)
+    return replace(graph_of(built), weights=None, model=built, edits=_notes(texts))
 
 
-def copied(model: Model, *, device: AnyDevice | None = None, dtype: torch.dtype | None = None) -> Model:
+def copied(model: fx.GraphModule, *, device: AnyDevice | None = None, dtype: torch.dtype | None = None) -> Model:
     """Return a copy of a model with all of its edits. A copy on the meta device takes no memory.
 
     Raises:
@@ -150,6 +148,19 @@ def origins(model: fx.GraphModule) -> dict[str, str | None]:
                 moved.remove(origin)
                 break
     return names
+
+
+def fill(model: fx.GraphModule, source: fx.GraphModule) -> None:
+    """Copy to the model of a spec the weights that a built model has for it. Raise SpecError if any is missing."""
+    tensors, state = source.state_dict(), model.state_dict()
+    weights = {origin: tensors[name] for name, origin in origins(source).items() if origin is not None}
+    if lost := [name for name in state if name not in weights or weights[name].shape != state[name].shape]:
+        message = (
+            f"the built model must have all weights of {quoted(graph_of(model).name)}; it lacks {listing(lost, 4)}"
+        )
+        raise SpecError(Diagnostic(message, help="compare two built models"))
+    for name, tensor in state.items():
+        tensor.copy_(weights[name])
 
 
 def _contains(words: Sequence[str], parts: Sequence[str]) -> bool:

@@ -20,16 +20,13 @@ from tfkit.nn import Past, Program, Value
 
 def check_modules(model: fx.GraphModule, graph: Graph) -> None:
     """Raise ValueError if the steps of decoding would not compute what the forward of an edited model computes."""
-    if reason := replaced_forward(model):
-        raise ValueError(f"`{graph.name}` cannot be decoded in steps: {reason}")
+    reason = replaced_forward(model)
     for node in graph.nodes:
         layers = getattr(model.get_submodule(node.name), "layers", ())
         if node.stack is not None and len(layers) != len(node.stack.layers):
-            counts = f"it has {len(layers)} layers, and {len(node.stack.layers)} by the spec"
-            raise ValueError(
-                f"`{node.name}` cannot be decoded in steps: {counts}, which has the caches; "
-                "change the number of layers in the spec"
-            )
+            reason = f"`{node.name}` has {len(layers)} layers, and caches for the {len(node.stack.layers)} of the spec"
+    if reason is not None:
+        raise ValueError(f"`{graph.name}` cannot be decoded in steps: {reason}")
 
 
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:

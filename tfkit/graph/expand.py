@@ -64,6 +64,10 @@ class Graph:
     outputs: tuple[str, ...]
     weights: Path | None = None
     """The folder from which the spec was loaded, if it contains weights, which `build` then loads."""
+    model: Any = None
+    """The built model that a tool measures as the model of this spec; None if the tool builds the model."""
+    edits: tuple[str, ...] = ()
+    """The differences of `model` from the spec."""
 
     @property
     def name(self) -> str:

@@ -99,10 +99,10 @@ def check_model(
     plugins = plugins or load_plugins()
     if not isinstance(graph, Graph | nn.Module):
         graph = load(graph, plugins=plugins)
-    graph, built, edits = as_model(graph, "its modules are measured, without properties that need a build of the spec")
-    model = None if built is None else copied(built, device="cpu", dtype=torch.float32).eval()
-    options: dict[str, Any] = {"weights": None if built else graph.weights, "built": model, "edits": edits}
-    subject = ModelUnderTest(replace(graph, weights=None), plugins, **options)
+    graph = as_model(graph, "its modules are measured, without properties that need a build of the spec")
+    if graph.model is not None:
+        graph = replace(graph, model=copied(graph.model, device="cpu", dtype=torch.float32))
+    subject = ModelUnderTest(replace(graph, weights=None), plugins, weights=graph.weights)
     if broken := broken_properties(subject, level, only):
         raise AssertionError(fault_lines(f"`{graph.name}`", {"": broken}))
 

@@ -135,21 +135,15 @@ class Trainer:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def _changes(self) -> list[str]:
-        """Return the differences between the model and its spec, if code outside of tfkit could cause any.
-
-        Hooks do not count, because a callback may read values with them.
-        """
-        kinds = [type(callback) for callback in self._callbacks] + [type(self.config.loss)]
-        if all(kind.__module__.partition(".")[0] == "tfkit" for kind in kinds):
-            return []
-        return [text for text, _ in edits(self.model, hooks=False)]
+        """Return the edits of the model, if code outside of tfkit could cause any. Hooks may only read values."""
+        kinds = {type(item).__module__.partition(".")[0] for item in (*self._callbacks, self.config.loss)}
+        return [] if kinds == {"tfkit"} else [text for text, _ in edits(self.model, hooks=False)]
 
     def _check_unedited(self) -> None:
         """Raise SpecError if the loss or a callback changed modules of the model: checkpoints contain its spec."""
         if texts := [text for text in self._changes() if text not in self._edits]:
             message = "the model must compute what its spec describes; the loss or a callback changed its modules"
-            help = "change `model` of the run instead"
-            raise SpecError(Diagnostic(message, notes=tuple(texts[:SHOWN]), help=help))
+            raise SpecError(Diagnostic(message, notes=tuple(texts[:SHOWN]), help="change `model` of the run instead"))
 
     def _callback(self, number: int) -> Callback:
         config = self.config.callbacks[number]

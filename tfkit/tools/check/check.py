@@ -202,9 +202,9 @@ def outcomes(
         if cause is not None:
             causes[prop.name] = cause
             yield replace(outcome, detail=f"follows from `{cause}`")
-        elif prop.of_spec and subject.edits:
+        elif prop.of_spec and isinstance(subject, ModelUnderTest) and subject.graph.edits:
             yield replace(outcome, status="does not apply", detail=EDITED)
-        elif (subject.weights or subject.built) is not None and not prop.of_weights:
+        elif not prop.of_weights and isinstance(subject, ModelUnderTest) and subject.has_weights:
             yield replace(outcome, status="does not apply", detail="the weights are trained")
         else:
             start = time.perf_counter()

@@ -71,8 +71,6 @@ class RunUnderTest:
     seed: int = 0
     kinds: Kinds | None = None
     weights: ClassVar[None] = None
-    built: ClassVar[None] = None
-    edits: ClassVar[tuple[str, ...]] = ()
     of: ClassVar[Literal["run"]] = "run"
     loaded: dict[str, Data] = field(default_factory=dict, repr=False)
     """Data by its config."""

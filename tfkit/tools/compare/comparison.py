@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
-from tfkit.building.builder import graph_of
-from tfkit.building.edits import AnyModel, as_model, copied, origins
-from tfkit.building.model import Model
+from tfkit.building.edits import AnyModel, as_model, fill
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
@@ -141,30 +139,20 @@ def compare(
         SpecError: the weights do not fit, B cannot be read, or the models do not accept the same inputs.
     """
     measured, device = "its modules are run, on inputs of the spec", device_of(device)
-    (a, built_a, _), built_b = as_model(a, measured), None
-    if isinstance(b, Graph | Mapping | nn.Module) or is_spec(b):
-        b, built_b, _ = as_model(b, measured)
-    else:
-        b = Path(b)
-    if (weights is not None and (built_a or built_b)) or (other_weights is not None and built_b):
-        raise ValueError("`weights` and `other_weights` have no effect on a built model, which has weights")
+    a = as_model(a, measured)
+    b = as_model(b, measured) if isinstance(b, Graph | Mapping | nn.Module) or is_spec(b) else Path(b)
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
     chosen = weights or a.weights
     source = chosen or _weights_of(b)
     options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
-    if built_a is None:
-        model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options)
-        if built_b is not None and chosen is None:
-            _fill(model, built_b)
-    else:
-        model = copied(built_a, device=device, dtype=dtype_of(dtype))
-    prepared: Graph | Path | Model = b
-    if built_b is not None:
-        prepared = copied(built_b, device=device, dtype=dtype_of(dtype))
-    elif built_a is not None and isinstance(b, Graph) and other_weights is None and b.weights is None:
-        prepared = _fill(build_with_weights(b, None, **options), model)
-    other = other_model(model.eval(), prepared, other_weights or weights or _weights_of(b) or source, **options)
+    model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
+    other = other_model(model, b, other_weights or weights or _weights_of(b) or source, **options)
+    if isinstance(b, Graph) and other.model is not None:
+        if a.model is not None and b.model is other_weights is b.weights is None:
+            fill(other.model, model)
+        if b.model is not None and a.model is chosen is None:
+            fill(model, other.model)
     names = {**other.names, "": ""}
 
     def run() -> Any:
@@ -221,18 +209,6 @@ def _proportional(ours: Tensor, theirs: Tensor) -> bool:
     """Return True if two tensors are proportional: embedding tables of transformers return scaled vectors."""
     factor = (ours * theirs).sum() / ours.square().sum()
     return bool(factor > 0 and torch.allclose(theirs, ours * factor, rtol=1e-5, atol=0))
-
-
-def _fill(model: Model, source: Model) -> Model:
-    """Copy the weights of a built model to the model of a spec. Raise SpecError if they do not fit."""
-    tensors, state = source.state_dict(), model.state_dict()
-    weights = {origin: tensors[name] for name, origin in origins(source).items() if origin is not None}
-    if lost := [name for name in state if name not in weights or weights[name].shape != state[name].shape]:
-        message = f"the built model must have all weights of `{graph_of(model).name}`; it lacks {listing(lost, 4)}"
-        raise SpecError(Diagnostic(message, help="compare two built models"))
-    for name, tensor in state.items():
-        tensor.copy_(weights[name])
-    return model
 
 
 def _weights_of(b: Graph | Path) -> Path | None:

@@ -17,7 +17,6 @@ from torch import Tensor, fx, nn
 
 from tfkit.arguments import AnyPath
 from tfkit.building.builder import graph_of
-from tfkit.building.model import Model
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.tensor_names import above
 from tfkit.checkpoint.weight_map import Link
@@ -96,18 +95,16 @@ class Other:
 
 def other_model(
     model: fx.GraphModule,
-    b: Graph | Path | Model,
+    b: Graph | Path,
     weights: AnyPath | None,
     *,
     device: torch.device | str,
     dtype: torch.dtype,
     seed: int,
 ) -> Other:
-    """Prepare B to run: with `weights` if it is a spec, with its weights otherwise."""
+    """Prepare B to run: with `weights` if it is a spec, with its stored weights otherwise."""
     if isinstance(b, Graph):
-        b = build_with_weights(b, weights, device=device, dtype=dtype, seed=seed, allow_change=True)
-    if isinstance(b, Model):
-        second = b.eval()
+        second = build_with_weights(b, weights, device=device, dtype=dtype, seed=seed, allow_change=True).eval()
         ours, theirs = ([name for name, _ in network.named_modules()] for network in (model, second))
         alone = _outermost(ours, theirs), _outermost(theirs, ours)
         return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)

@@ -10,10 +10,8 @@ import torch
 from torch import fx
 
 from tfkit.arguments import Positive, checked, name_of
-from tfkit.building.builder import build, graph_of
-from tfkit.building.edits import AnyModel, as_model, copied
+from tfkit.building.edits import AnyModel, as_model
 from tfkit.building.guarantees import Watch
-from tfkit.building.model import Model
 from tfkit.building.placement import AnyDtype, dtype_of
 from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
@@ -21,6 +19,7 @@ from tfkit.graph.decode_split import split_for_decoding, split_if_decodable, sta
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import beyond, fixed_length, fixed_lengths, length_of, max_len
 from tfkit.tools.build.first_run import failed
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.memory_needs import cached_bytes, size_of
 from tfkit.tools.common.modes import LENGTH, Mode, Optimizer
 from tfkit.tools.common.ownership import By, added, in_rows, owners_of
@@ -81,29 +80,24 @@ def cost(
             does not run on the meta device.
         ValueError: an argument is out of its range, or has no effect.
     """
-    measured = "its modules are counted, except for hidden pairs and caches, which follow from the spec"
-    (graph, built, edits), train = as_model(graph, measured), mode == "train"
-    kind = torch.bfloat16 if built is None else next(built.parameters()).dtype
-    dtype = kind if dtype is None else dtype_of(dtype)
+    graph = as_model(graph, "its modules are counted; hidden pairs and caches follow from the spec")
+    default = torch.bfloat16 if graph.model is None else next(graph.model.parameters()).dtype
+    dtype, train = dtype_of(dtype or default), mode == "train"
     for name, value in (("optimizer", optimizer), ("recompute", recompute)):
         if value and not train:
             raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
     shape = shape_of(graph, mode, batch, length, memory_length)
-
-    def on_meta() -> Model:
-        return build(graph, device="meta", dtype=dtype) if built is None else copied(built, device="meta", dtype=dtype)
-
-    model = on_meta()
+    model = build_with_weights(graph, None, device="meta", dtype=dtype)
     optimizer = (optimizer or "adamw") if train else None
     model.train(train)
     parts, layers = _unfilled(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
     try:
-        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge and not edits)
+        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge and not graph.edits)
     except SpecError:
         raise
     except Exception as error:
-        raise _uncountable(on_meta(), shape, error) from error
+        raise _uncountable(graph, shape, dtype, error) from error
     return Cost(
         name=graph.name,
         mode=mode,
@@ -138,31 +132,31 @@ def shape_of(graph: Graph, mode: Mode, batch: int, length: int | None, memory_le
     return StepShape(mode, batch, length, memory_length)
 
 
-def _uncountable(model: Model, shape: StepShape, error: Exception) -> UncountableError:
+def _uncountable(graph: Graph, shape: StepShape, dtype: torch.dtype, error: Exception) -> UncountableError:
     """Return the error of a step that failed. Run the step again to find the component that fails."""
-    watch, dtype = Watch(model), next(model.parameters()).dtype
+    model = build_with_weights(graph, None, device="meta", dtype=dtype)
+    watch = Watch(model)
     with suppress(Exception), watch.watching():
-        make_step(model, make_inputs(graph_of(model), shape, dtype), shape)(Observer(model.parameters()))
+        make_step(model, make_inputs(graph, shape, dtype), shape)(Observer(model.parameters()))
     return UncountableError(failed(model, watch.running, error))
 
 
 def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
     """Return the components with their parameters."""
-    modules, parts = dict(model.named_modules()), owners_of(model)
+    modules, parts = dict(model.named_modules()), owners_of(model) | {"": added("")}
     counts: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
     for path, weight in model.named_parameters():
         frame = holder = path.rpartition(".")[0]
         while frame and frame not in counts:
             frame = frame.rpartition(".")[0]
         counts.setdefault(frame, []).append((weight.numel(), active_of(modules[holder], weight)))
-    owners = {path: parts.get(path) or added(path) for path in counts}
     return [
         ComponentCost(
             path=path,
-            component=owners[path].component,
-            label=owners[path].label,
-            node=owners[path].node,
-            layer=owners[path].layer,
+            component=parts[path].component,
+            label=parts[path].label,
+            node=parts[path].node,
+            layer=parts[path].layer,
             parameters=sum(count for count, _ in weights),
             active_parameters=sum(active for _, active in weights),
         )

@@ -248,10 +248,10 @@ def draw(*graphs: AnyModel) -> Picture:
         raise ValueError(f"a picture must show one or two models; got {len(graphs)}")
     models, scenes = [], []
     for model in graphs:
-        graph, _, edits = as_model(model, "the picture shows the spec")
+        graph = as_model(model, "the picture shows the spec")
         scene, note = scene_of(graph), Note("edits", "the spec of a model whose modules were changed")
         models.append(graph)
-        scenes.append(replace(scene, facts=(*scene.facts, note)) if edits else scene)
+        scenes.append(replace(scene, facts=(*scene.facts, note)) if graph.edits else scene)
     return picture_of(scenes, fields_of_causes(*models) if len(models) == 2 else ())
 
 

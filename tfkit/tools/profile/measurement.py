@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,9 +19,7 @@ from torch.profiler import profile as torch_profile
 
 from tfkit.arguments import name_of
 from tfkit.building.builder import graph_of
-from tfkit.building.edits import copied
-from tfkit.building.model import Model, check_values
-from tfkit.errors import Diagnostic, EditedModelWarning, SpecError
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.memory_needs import check_free
@@ -64,28 +61,24 @@ def count_steps(settings: Settings) -> int:
     return settings.warmup + settings.steps + 1 + settings.steps + 1 + DETAILED
 
 
-def measure(source: Graph | Model, settings: Settings, limits: Limits, trace: Path | None, on_step: OnStep) -> Profile:
-    """Profile the model of a graph, or a copy of a built model; `trace` is the file for a trace with stacks and shapes.
+def measure(graph: Graph, settings: Settings, limits: Limits, trace: Path | None, on_step: OnStep) -> Profile:
+    """Profile one model; `trace` is the file for a trace with stacks and shapes.
 
     Raises:
         SpecError: see `profile_models`; or a step fails, as a plugin's component may.
     """
-    predicted = predict(source, settings)
+    predicted = predict(graph, settings)
     try:
-        options: dict[str, Any] = {"device": settings.device, "dtype": settings.dtype}
-        if isinstance(source, Graph):
-            options["allow_change"] = settings.allow_change
-            model: fx.GraphModule = build_with_weights(source, settings.weights, **options)
-        else:
-            check_values(source)
-            model = copied(source, **options)
+        options: dict[str, Any] = {"dtype": settings.dtype, "allow_change": settings.allow_change}
+        model = build_with_weights(graph, settings.weights, device=settings.device, **options)
         model.train(settings.mode == "train")
-        return assemble_profile(model, settings, _run(model, settings, trace, on_step), predicted, limits)
+        profile = assemble_profile(model, settings, _run(model, settings, trace, on_step), predicted, limits)
+        return replace(profile, notes=(*profile.notes, *(f"changed: {text}" for text in graph.edits)))
     except (SpecError, OSError):
         raise
     except Exception as error:
         memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        message = f"not enough memory on {settings.device}" if memory else f"a step of `{_name(source)}` fails"
+        message = f"not enough memory on {settings.device}" if memory else f"a step of `{graph.name}` fails"
         cause = " ".join(str(error).split("\n")[0].split())
         raise SpecError(Diagnostic(f"{message}: {type(error).__name__}: {cause}")) from error
 
@@ -148,30 +141,25 @@ class _Runner:
 UNPREDICTED = "no prediction: the model does not run on the meta device, where `tfkit cost` counts"
 
 
-def _name(source: Graph | Model) -> str:
-    return source.name if isinstance(source, Graph) else graph_of(source).name
-
-
-def predict(source: Graph | Model, settings: Settings) -> Cost | None:
+def predict(graph: Graph, settings: Settings) -> Cost | None:
     """Predict the costs of one step; None if a component, such as a plugin's, does not run without values.
 
     Raises:
         SpecError: the model cannot run like this, or the device does not have enough memory for it.
     """
     try:
-        with warnings.catch_warnings(category=EditedModelWarning, action="ignore"):
-            predicted = cost(
-                source,
-                batch=settings.batch,
-                length=settings.length,
-                mode=settings.mode,
-                dtype=settings.dtype,
-                kernels="cpu" if settings.device.type == "cpu" else "cuda",
-            )
+        predicted = cost(
+            graph,
+            batch=settings.batch,
+            length=settings.length,
+            mode=settings.mode,
+            dtype=settings.dtype,
+            kernels="cpu" if settings.device.type == "cpu" else "cuda",
+        )
     except UncountableError:
         return None
     help = "a smaller `--batch` or `--length`; `tfkit cost` needs no memory"
-    check_free(predicted.memory.peak, settings.device, f"a step of `{_name(source)}`", help)
+    check_free(predicted.memory.peak, settings.device, f"a step of `{graph.name}`", help)
     return predicted
 
 

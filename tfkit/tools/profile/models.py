@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
@@ -78,7 +78,7 @@ def profile_models(
     range around every component.
 
     Args:
-        graphs: specs, or built models. A built model is copied with its edits and its weights; the copy is trained.
+        graphs: specs, or built models, which are copied with their edits and weights.
         device: the device; by default the device of the first built model, else the first CUDA device if available,
             else the CPU.
         mode: `train` (zero_grad, forward, loss, backward, AdamW), `prefill` (tokens are read into empty caches, and
@@ -104,19 +104,16 @@ def profile_models(
             folder cannot be written.
         ValueError: a count is out of its range.
     """
-    pairs = [as_model(graph, "its modules are run and timed") for graph in graphs]
-    models = [graph for graph, _, _ in pairs]
-    first = next((weight for _, model, _ in pairs if model is not None for weight in model.parameters()), None)
-    dtype = dtype_of(dtype or (torch.float32 if first is None else first.dtype))
+    models = [as_model(graph, "its modules are run and timed") for graph in graphs]
+    default = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
+    like = next((weight for graph in models if graph.model for weight in graph.model.parameters()), default)
+    dtype = dtype_of(dtype or like.dtype)
     if isinstance(weights, str | os.PathLike):
         if len(models) > 1:
             raise ValueError("`weights` of several models must be a list")
         weights = [weights]
     files = [None if file is None else Path(file) for file in weights or [None] * len(models)]
-    if any(model is not None and file is not None for (_, model, _), file in zip(pairs, files, strict=True)):
-        raise ValueError("`weights` have no effect on a built model, which has weights")
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    device = device_of(device or (default if first is None else first.device))
+    device = device_of(device or like.device)
     if device.type == "meta":
         raise ValueError("the meta device cannot run a model, so there are no times: use `tfkit.cost`")
     settings = [
@@ -130,11 +127,9 @@ def profile_models(
     total = sum(map(count_steps, settings))
     profiles: list[Profile] = []
     with nullcontext() if directory is None else written_folder(Path(directory)) as target:
-        for (graph, model, edits), setting, name in zip(pairs, settings, names, strict=True):
+        for graph, setting, name in zip(models, settings, names, strict=True):
             gc.collect()  # the previous model
-            trace = _trace(target, name)
-            profile = measure(model or graph, setting, limits, trace, lambda: on_step(next(ticks), total))
-            profiles.append(replace(profile, notes=(*profile.notes, *(f"changed: {text}" for text in edits))))
+            profiles.append(measure(graph, setting, limits, _trace(target, name), lambda: on_step(next(ticks), total)))
         if target is not None:
             write_profiles(profiles, names, target)
     return tuple(profiles)

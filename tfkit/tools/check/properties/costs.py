@@ -33,7 +33,7 @@ STREAMS = 5e-2
 @property_of("counts", "has the parameters that are counted")
 def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit params` counts exactly the parameters of the built model."""
-    counted, model = count_params(subject.built or subject.graph), subject.built or build(subject.graph, device="meta")
+    counted, model = count_params(subject.graph), subject.graph.model or build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
     yield Deviation(
         abs(total - counted.total), f"{counted.total:,} parameters are counted, but the model has {total:,}", 0
@@ -56,9 +56,8 @@ def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def _cost(subject: ModelUnderTest, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
-    model, length = subject.built or subject.graph, subject.length
     try:
-        return cost(model, batch=batch, length=length, mode=mode, dtype=torch.float32, kernels=kernels)
+        return cost(subject.graph, batch=batch, length=subject.length, mode=mode, dtype=torch.float32, kernels=kernels)
     except UncountableError as error:
         raise DoesNotApplyError(error.diagnostics[0].message) from None
 
