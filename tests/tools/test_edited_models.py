@@ -84,7 +84,7 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "activation": activation,
     "adapter": lambda m: setattr(ffn(m), "up", Adapter(ffn(m).up)),
     "forward": lambda m: setattr(ffn(m), "forward", MethodType(lambda self, x: -self.down(self.up(x)), ffn(m))),
-    "hook": lambda m: ffn(m).register_forward_hook(lambda module, inputs, output: 2 * output),
+    "hook": lambda m: ffn(m).register_forward_hook(lambda module, inputs, out: out + out @ out.mT @ out),
     "graph": negate,
     "forward of the model": replace_forward,
     "layer": lambda m: m.decoder.layers.__setitem__(1, PlainLayer()),

@@ -131,19 +131,19 @@ def edits(model: fx.GraphModule, *, hooks: bool = True) -> list[tuple[str, bool]
 
 
 def origins(model: fx.GraphModule) -> dict[str, str | None]:
-    """Return the name that each parameter has in the spec; None for a parameter that the spec does not have.
+    """Return the name that each tensor of the state dict has in the spec; None if the spec does not have the tensor.
 
     A wrapper moves or renames a parameter: `q.base_layer.weight` of an adapter is `q.weight` of the spec, and so is
     `q.weight_orig` of a pruned matrix.
     """
-    shapes = {name: weight.shape for name, weight in _expected(model).named_parameters()}
-    actual = dict(model.named_parameters())
+    shapes = {name: tensor.shape for name, tensor in _expected(model).state_dict().items()}
+    actual = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     moved = [name for name in shapes if name not in actual]
     names: dict[str, str | None] = {}
-    for name, weight in actual.items():
+    for name, tensor in actual.items():
         names[name] = name if name in shapes else None
         for origin in moved if name not in shapes else ():
-            if weight.shape == shapes[origin] and _contains(name.split("."), origin.split(".")):
+            if tensor.shape == shapes[origin] and _contains(name.split("."), origin.split(".")):
                 names[name] = origin
                 moved.remove(origin)
                 break
@@ -184,7 +184,7 @@ def _different_tensors(model: nn.Module, expected: nn.Module) -> Iterator[tuple[
             yield f"{name}: {type(tensor).__name__}, and a tensor by the spec", True
         elif tensor.shape != expected_tensors[name].shape:
             yield f"{name}: {list(tensor.shape)}, and {list(expected_tensors[name].shape)} by the spec", True
-        elif (owner := first.setdefault(id(tensor), name)) != name:
+        elif expected_tensors[owner := first.setdefault(id(tensor), name)] is not expected_tensors[name]:
             yield f"{name}: the tensor is {owner}, and a different tensor by the spec", True
     for name in expected_tensors:
         if name not in actual_tensors:
