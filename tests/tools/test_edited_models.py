@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -168,6 +169,18 @@ def test_a_spec_needs_all_weights_of_the_model() -> None:
         pytest.raises(tfkit.SpecError, match=r"must have all weights of `gpt2`; it lacks decoder\.layers\.1\."),
     ):
         tfkit.compare(model, model.meta["graph"])
+
+
+def test_a_built_model_keeps_its_weights_next_to_a_folder_with_weights(tmp_path: Path) -> None:
+    model, trained = built(), built()
+    with torch.no_grad():
+        trained.decoder.layers[0].ffn.down.weight += 0.3
+    tfkit.save(trained, tmp_path / "trained")
+    assert tfkit.compare(trained, tmp_path / "trained").equal
+    for pair in ((model, tmp_path / "trained"), (tmp_path / "trained", model)):
+        comparison = tfkit.compare(*pair)
+        assert comparison.first is not None
+        assert comparison.first.name == "decoder.layers.0.ffn.down"
 
 
 def test_weights_have_no_effect_on_a_built_model() -> None:

@@ -77,7 +77,8 @@ def owners_of(model: fx.GraphModule, paths: Iterable[str] = ()) -> dict[str, Own
             continue
         owner, slot = _owner(path, components)
         component = blocks[node] if slot == "block" else roles.get(owner, slot)
-        label = type(modules.get(owner)).__name__ if slot == "norm" else LABELS.get(component, component)
+        is_norm = slot == "norm" and owner in modules
+        label = type(modules[owner]).__name__ if is_norm else LABELS.get(component, component)
         parts[path] = Ownership(component, label, owner, node, _layer(path, node in stacks))
     return parts
 

@@ -144,10 +144,11 @@ def compare(
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
     chosen = weights or a.weights
-    source = chosen or _weights_of(b)
+    source = chosen or (None if a.model is not None else _weights_of(b))
     options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
     model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
-    other = other_model(model, b, other_weights or weights or _weights_of(b) or source, **options)
+    default = None if isinstance(b, Graph) and b.model is not None else _weights_of(b) or source
+    other = other_model(model, b, other_weights or weights or default, **options)
     if isinstance(b, Graph) and other.model is not None:
         if a.model is not None and b.model is other_weights is b.weights is None:
             fill(other.model, model)

@@ -73,7 +73,8 @@ def measure(graph: Graph, settings: Settings, limits: Limits, trace: Path | None
         model = build_with_weights(graph, settings.weights, device=settings.device, **options)
         model.train(settings.mode == "train")
         profile = assemble_profile(model, settings, _run(model, settings, trace, on_step), predicted, limits)
-        return replace(profile, notes=(*profile.notes, *(f"changed: {text}" for text in graph.edits)))
+        changes = [f"changed: {text}" for text in graph.edits]
+        return replace(profile, notes=(*profile.notes, *changes)) if changes else profile
     except (SpecError, OSError):
         raise
     except Exception as error:
