@@ -81,11 +81,17 @@ def replace_forward(model: Any) -> None:
     model.forward = MethodType(lambda self, tokens: self.embedding(tokens), model)
 
 
+def mix(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    """Add to the output of an FFN a product that costs FLOPs."""
+    x = inputs[0]
+    return output + x @ x.mT @ x
+
+
 EDITS: dict[str, Callable[[Any], object]] = {
     "activation": activation,
     "adapter": lambda m: setattr(ffn(m), "up", Adapter(ffn(m).up)),
     "forward": lambda m: setattr(ffn(m), "forward", MethodType(lambda self, x: -self.down(self.up(x)), ffn(m))),
-    "hook": lambda m: ffn(m).register_forward_hook(lambda module, inputs, out: out + out @ out.mT @ out),
+    "hook": lambda m: ffn(m).register_forward_hook(mix),
     "graph": negate,
     "forward of the model": replace_forward,
     "layer": lambda m: m.decoder.layers.__setitem__(1, PlainLayer()),
@@ -144,8 +150,8 @@ def test_a_model_is_costed_in_its_dtype_with_its_frozen_weights() -> None:
 def test_a_model_is_compared_with_its_spec_on_its_weights(edit: str) -> None:
     model, plain = edited(EDITS[edit]), built()
     with torch.no_grad():
-        plain.decoder.layers[0].ffn.down.weight += 0.3
-        model.decoder.layers[0].ffn.down.weight += 0.3
+        plain.decoder.layers[0].ffn.down.weight[3] += 0.3
+        model.decoder.layers[0].ffn.down.weight[3] += 0.3
     with warned:
         comparison = tfkit.compare(model, model.meta["graph"], length=6)
     assert not comparison.equal
@@ -174,7 +180,7 @@ def test_a_spec_needs_all_weights_of_the_model() -> None:
 def test_a_built_model_keeps_its_weights_next_to_a_folder_with_weights(tmp_path: Path) -> None:
     model, trained = built(), built()
     with torch.no_grad():
-        trained.decoder.layers[0].ffn.down.weight += 0.3
+        trained.decoder.layers[0].ffn.down.weight[3] += 0.3
     tfkit.save(trained, tmp_path / "trained")
     assert tfkit.compare(trained, tmp_path / "trained").equal
     for pair in ((model, tmp_path / "trained"), (tmp_path / "trained", model)):
@@ -304,6 +310,21 @@ def test_a_file_of_an_edited_model_has_no_spec() -> None:
     texts = metadata(edited(activation))
     assert texts["changed"] == "decoder.layers.1.ffn.activation: ReLU, and GELU by the spec"
     assert "spec" not in texts
+
+
+class Packed(nn.Linear):
+    """A layer whose state dict holds a tuple instead of a tensor, as the quantized layers of torch.ao do."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"], destination[f"{prefix}bias"] = ("packed", 0.3), self.bias
+
+
+def test_a_model_whose_state_is_no_tensor_is_rejected_and_counted(tmp_path: Path) -> None:
+    model = edited(lambda m: setattr(ffn(m), "up", Packed(12, 20)))
+    with pytest.raises(tfkit.SpecError, match=r"decoder\.layers\.1\.ffn\.up\.weight: tuple, and a tensor by the spec"):
+        tfkit.export(model, tmp_path / "model.safetensors")
+    with warned:
+        assert tfkit.count_params(model).total == tfkit.count_params(built()).total
 
 
 def test_what_writes_the_spec_rejects_an_edited_model(tmp_path: Any) -> None:
