@@ -79,6 +79,7 @@ from tfkit.decoding.text import FileTokenizer as FileTokenizer
 from tfkit.decoding.text import load_tokenizer as load_tokenizer
 from tfkit.errors import ChangedWeightsWarning as ChangedWeightsWarning
 from tfkit.errors import Diagnostic as Diagnostic
+from tfkit.errors import EditedModelWarning as EditedModelWarning
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid
 from tfkit.errors import LeftOutWarning as LeftOutWarning

@@ -137,6 +137,10 @@ class NotFiniteWarning(UserWarning):
     """Weights that were written have values that are infinite or NaN: they are kept, but do not load."""
 
 
+class EditedModelWarning(UserWarning):
+    """The modules of a built model differ from its spec. A tool reports what it takes from the spec."""
+
+
 class PluginWarning(UserWarning):
     """A plugin changed a global setting of torch while it was loaded. tfkit restored the setting."""
 

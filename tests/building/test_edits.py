@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 import tfkit
-from tfkit.building.edits import edits
+from tfkit.building.edits import _equal, edits
 
 SETS = ["d_model=12", "vocab_size=23", "decoder.n_layers=2", "decoder.attention.n_heads=3", "decoder.ffn.d_ff=20"]
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -67,6 +68,9 @@ TENSORS: dict[str, Callable[[Any], object]] = {
         m.decoder.layers[1].ffn, "up", nn.Linear(12, 15)
     ),
     "decoder.layers.2.weight: a tensor that the spec does not have": lambda m: m.decoder.layers.append(nn.Linear(3, 5)),
+    "decoder.layers.1.ffn.up.bias: the tensor is decoder.layers.0.ffn.up.bias, and a different tensor by the spec": (
+        lambda m: setattr(m.decoder.layers[1].ffn.up, "bias", m.decoder.layers[0].ffn.up.bias)
+    ),
 }
 
 
@@ -81,7 +85,7 @@ def test_a_changed_module_is_not_saved_as_its_spec(text: str, tmp_path: Path) ->
         tfkit.save(model, tmp_path / "out")
     assert "the model must compute what its spec `gpt2` describes; its modules were changed" in str(error.value)
     assert text in str(error.value)
-    assert "`allow_change=True`" in str(error.value)
+    assert "allow_change=True" in str(error.value)
     tfkit.save(model, tmp_path / "out", allow_change=True)
     assert torch.equal(tfkit.build(tmp_path / "out").eval()(TOKENS), before)
 
@@ -96,11 +100,69 @@ def test_changed_tensors_are_never_saved(text: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_help_names_a_parametrization() -> None:
+RENAMING: dict[str, Callable[[Any], object]] = {
+    "remove the parametrizations first: `torch.nn.utils": lambda m: parametrize.register_parametrization(
+        m.decoder.layers[1].ffn.down, "weight", nn.Tanh()
+    ),
+    "make the pruning permanent first: `torch.nn.utils.prune.remove`": lambda m: prune.random_unstructured(
+        m.decoder.layers[1].ffn.down, "weight", 0.3
+    ),
+    "compile the module in place instead: `module.compile()`": lambda m: setattr(
+        m.decoder.layers[1], "ffn", torch.compile(m.decoder.layers[1].ffn, backend="eager")
+    ),
+    "describe the change in the spec, and load the weights": lambda m: setattr(
+        m.decoder.layers[1], "ffn", nn.Sequential(m.decoder.layers[1].ffn)
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "help", [pytest.param(help, marks=pytest.mark.slow if "compile" in help else []) for help in RENAMING]
+)
+def test_the_help_names_what_renamed_the_tensors(help: str) -> None:
     model = built()
-    parametrize.register_parametrization(model.decoder.layers[1].ffn.down, "weight", nn.Tanh())
-    with pytest.raises(tfkit.SpecError, match=r"help: remove the parametrizations first: `torch\.nn\.utils"):
+    RENAMING[help](model)
+    with pytest.raises(tfkit.SpecError, match=re.escape(f"help: {help}")):
         tfkit.save(model, "out", allow_change=True)
+
+
+def test_the_root_has_no_name() -> None:
+    model = built()
+    model.forward = MethodType(lambda self, tokens: self.embedding(tokens), model)
+    model.register_forward_hook(double)
+    model.register_parameter("bias", nn.Parameter(torch.zeros(7)))
+    assert [text for text, _ in edits(model)] == [
+        "bias: a tensor that the spec does not have",
+        "forward: replaced on the module",
+        "the model: a forward hook, which can change its output",
+    ]
+
+
+class Packed(nn.Linear):
+    """A layer whose state dict holds a tuple instead of a tensor, as the quantized layers of torch.ao do."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"], destination[f"{prefix}bias"] = ("packed", 0.3), self.bias
+
+
+def test_a_state_that_is_no_tensor_is_an_edit() -> None:
+    model = built()
+    model.decoder.layers[1].ffn.up = Packed(12, 20)
+    assert edits(model) == [
+        ("decoder.layers.1.ffn.up.weight: tuple, and a tensor by the spec", True),
+        ("decoder.layers.1.ffn.up: Packed, and Linear by the spec", False),
+    ]
+
+
+def test_classes_of_one_name_are_told_apart() -> None:
+    model = built()
+    model.decoder.layers[1].ffn.up = nn.Linear(12, 20)
+    assert edits(model) == [("decoder.layers.1.ffn.up: torch.nn.modules.linear.Linear, and Linear by the spec", False)]
+
+
+def test_nan_equals_nan() -> None:
+    assert _equal({"bound": float("nan")}, {"bound": float("nan")})
+    assert not _equal({"bound": float("nan")}, {"bound": 0.3})
 
 
 def test_several_differences_are_counted() -> None:

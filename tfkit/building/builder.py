@@ -292,6 +292,7 @@ def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", reco
         paths[module]: arguments for module, arguments in builder.arguments.items() if module in paths
     }
     model.meta["graph"] = graph
+    model.meta["code"] = model.code
     model.meta["recompute"] = recompute
     model.meta["attention_backend"] = attention_backend
     return model

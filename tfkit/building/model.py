@@ -208,6 +208,16 @@ def unwrapped(model: object) -> fx.GraphModule:
     return module
 
 
+def replaced_forward(model: fx.GraphModule) -> str | None:
+    """Return how the forward of a model was replaced; None if its code is the code that `build` wrote.
+
+    Tools that call the modules of a model in a different way, as decoding does, would ignore it.
+    """
+    if "forward" in vars(model):
+        return "its `forward` was replaced"
+    return None if model.code == model.meta["code"] else "the code of its forward was changed"
+
+
 def is_sharded(module: nn.Module) -> bool:
     """Return True if `torch.distributed.fsdp.fully_shard` has been applied to this module."""
     return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
@@ -217,12 +227,17 @@ def whole(model: object) -> fx.GraphModule:
     """Unwrap a model whose parameters are complete; raise ValueError if they are sharded or have no values."""
     built = unwrapped(model)
     check_values(built)
-    if any(is_sharded(module) for module in built.modules()):
+    check_unsharded(built)
+    return built
+
+
+def check_unsharded(model: nn.Module) -> None:
+    """Raise ValueError if the parameters of a model are sharded."""
+    if any(is_sharded(module) for module in model.modules()):
         raise ValueError(
             "the parameters of this model are sharded: gather them with "
             "`torch.distributed.checkpoint.state_dict.get_model_state_dict`, and load them into a model that is not"
         )
-    return built
 
 
 def check_values(model: nn.Module) -> None:

@@ -185,8 +185,11 @@ def check_finite(name: str, tensor: Tensor, file: Path, dtype: torch.dtype | Non
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str | None:
-    """Describe the tensors that have infinite or NaN values. Return None if all values are finite."""
-    names = [quoted(name) for name, tensor in state.items() if not is_finite(tensor)]
+    """Describe the tensors that have infinite or NaN values. Return None if all values are finite.
+
+    The state of a quantized module may contain objects that are no tensors.
+    """
+    names = [quoted(name) for name, tensor in state.items() if isinstance(tensor, Tensor) and not is_finite(tensor)]
     return f"in {listing(names, MOST_NAMES)}" if names else None
 
 

@@ -440,6 +440,13 @@ class Stack(nn.Module):
         layer_features: Tensor | None,
     ) -> Tensor:
         """Run the layers in order; `cross` is the context of all cross-attentions."""
+        if len(self.layers) != len(self.context_of):  # layers were added or removed
+            if len(self.shared) > 1 or self.wired or layer_features is not None:
+                raise TypeError(
+                    "the layers of this stack have different contexts or tensors of other layers, so none can be added "
+                    "or removed: change the layers in the spec"
+                )
+            self.context_of = [0] * len(self.layers)
         contexts = self.contexts(x, mask, prefix, caches, past, condition)
         x = x if self.enter is None else self.enter(x)
         features = None if layer_features is None else layer_features.chunk(self.n_parts, dim=2)

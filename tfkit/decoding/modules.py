@@ -10,11 +10,23 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.building.builder import call, mask_inputs
+from tfkit.building.model import replaced_forward
 from tfkit.component import Cached, Pieces, State
 from tfkit.graph.decode_split import DecodeSplit
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.wiring import masks_in_use, table_owner
 from tfkit.nn import Past, Program, Value
+
+
+def check_modules(model: fx.GraphModule, graph: Graph) -> None:
+    """Raise ValueError if the steps of decoding would not compute what the forward of an edited model computes."""
+    reason = replaced_forward(model)
+    for node in graph.nodes:
+        layers = getattr(model.get_submodule(node.name), "layers", ())
+        if node.stack is not None and len(layers) != len(node.stack.layers):
+            reason = f"`{node.name}` has {len(layers)} layers, and caches for the {len(node.stack.layers)} of the spec"
+    if reason is not None:
+        raise ValueError(f"`{graph.name}` cannot be decoded in steps: {reason}")
 
 
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
@@ -43,6 +55,7 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
     `keep`, the number of last positions for which logits are computed, 0 for all; then padding masks, and the values
     that the first half computes.
     """
+    check_modules(model, graph)
     program, nodes = Program(), [node for node, _ in parts.step_nodes.values()]
     optional = [name for name in parts.step_inputs if graph.inputs[name].optional]
     values = {name: program.input(name) for name in parts.step_inputs if name not in optional}

@@ -7,10 +7,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
+import torch
+from torch import nn
+
 from tfkit.arguments import checked
+from tfkit.building.edits import AnyModel, as_model, copied
 from tfkit.component import Component
 from tfkit.errors import SpecError
-from tfkit.graph.expand import AnySpec, Graph, expand, load
+from tfkit.graph.expand import Graph, expand, load
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import place_of
 from tfkit.run.checked_run import load_run
@@ -83,22 +87,27 @@ def check_component(
 
 @checked
 def check_model(
-    graph: AnySpec,
+    graph: AnyModel,
     *,
     plugins: Plugins | None = None,
     level: Level = "quick",
     only: Sequence[str] = (),
     xfail: Mapping[str, str] | None = None,
 ) -> None:
-    """Measure every property on the model of a spec, with the weights of its folder if it has any.
+    """Measure every property on the model of a spec, with the weights of its folder if it has any, or on a built model.
 
-    A graph must have been loaded with these plugins. `xfail` contains properties that are expected to fail, by name,
-    with the reason.
+    A built model is measured as a copy in float32 on the CPU. If it was edited, properties that need a new build of its
+    spec do not apply, and a warning lists the edits. A graph must have been loaded with these plugins. `xfail` contains
+    properties that are expected to fail, by name, with the reason.
 
     Raises AssertionError with all broken properties, except consequences of other broken properties.
     """
     plugins = plugins or load_plugins()
-    graph = graph if isinstance(graph, Graph) else load(graph, plugins=plugins)
+    if not isinstance(graph, Graph | nn.Module):
+        graph = load(graph, plugins=plugins)
+    graph = as_model(graph, "its modules are measured, without properties that need a build of the spec")
+    if graph.model is not None:
+        graph = replace(graph, model=copied(graph.model, device="cpu", dtype=torch.float32))
     subject = ModelUnderTest(replace(graph, weights=None), plugins, weights=graph.weights)
     raise_faults(f"`{graph.name}`", {"": subject}, plugins, level, only, xfail)
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfkit.building.edits import SHOWN, edits
 from tfkit.building.initialize import seed_device
 from tfkit.building.instrument import instrumented
 from tfkit.building.placement import GLOBAL_GENERATORS, threads
@@ -118,19 +119,33 @@ class Trainer:
         self.notes = begin(self.model, self.run)
         """Descriptions of the initial weights and of float8, by name."""
         instrumented(self.model, in_run=True)
+        self._edits = self._changes()
         with self.run.guarded(config.loss, "`build`", "loss"):
             try:
                 loss = config.loss.build(self.model)
             except ValueError as error:
                 raise self.run.error(str(error), "loss") from error
             self._loss_state = LossState(loss, self.model, config.loss)
+        self._check_unedited()
         if config.machine.float8 is not None:
             self.notes["float8"] = use_float8(self.model, self.run, self.device)
         prepare_layers(self.model, config.machine)
+        self._edits = self._changes()
         self.loss = torch.compile(loss) if config.machine.compile is True else loss
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _changes(self) -> list[str]:
+        """Return the edits of the model, if code outside of tfkit could cause any. Hooks may only read values."""
+        kinds = {type(item).__module__.partition(".")[0] for item in (*self._callbacks, self.config.loss)}
+        return [] if kinds == {"tfkit"} else [text for text, _ in edits(self.model, hooks=False)]
+
+    def _check_unedited(self) -> None:
+        """Raise SpecError if the loss or a callback changed modules of the model: checkpoints contain its spec."""
+        if texts := [text for text in self._changes() if text not in self._edits]:
+            message = "the model must compute what its spec describes; the loss or a callback changed its modules"
+            raise SpecError(Diagnostic(message, notes=tuple(texts[:SHOWN]), help="change `model` of the run instead"))
 
     def _callback(self, number: int) -> Callback:
         config = self.config.callbacks[number]
@@ -157,6 +172,7 @@ class Trainer:
         for name, text in self.notes.items() if self._begins else ():
             self.text(name, text)
         self._notify("on_start")
+        self._check_unedited()
         try:
             while not self.ended:
                 self._check_end()
@@ -320,6 +336,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Write a checkpoint. If a weight is not finite, raise an error, and keep the previous checkpoint."""
+        self._check_unedited()
         if cause := self._processes.agreed(broken_weight(self.model)):
             message = f"after step {self.step:,} {cause}: no checkpoint is written"
             raise self._diverged(message, "the last checkpoint stays")
@@ -411,6 +428,7 @@ class Trainer:
 
     def save_model(self, name: str) -> None:
         """Write the model with its current weights; see `tfkit.run.contract.Training`."""
+        self._check_unedited()
         model = self._processes.whole_model(self.model)
         if model is not None:
             self.record.save_model(name, model)

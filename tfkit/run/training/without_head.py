@@ -94,6 +94,8 @@ def _predicted(graph: Graph) -> str | None:
 
 def write_trunk(model: fx.GraphModule, all_ends: Iterable[Ends]) -> Trunk:
     """Write the forward of a model up to its heads, as a function of the model; raise ValueError if one is missing."""
+    if "forward" in vars(model):
+        raise ValueError("the `forward` of the model was replaced: a loss in chunks would not call it")
     graph, copies = fx.Graph(), cast(dict[fx.Node, fx.Node], {})
     output = graph.graph_copy(model.graph, copies)
     returned = [node for node in (output if isinstance(output, tuple) else [output]) if isinstance(node, fx.Node)]

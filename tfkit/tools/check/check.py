@@ -20,7 +20,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.components import LAYOUTS, SLOTS, instead_of, models_of, options_of
-from tfkit.tools.check.measure import Level, Outcome, Property, Tested, outcome_of
+from tfkit.tools.check.measure import EDITED, Level, Outcome, Property, Tested, outcome_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.check.reduced import reduced_model
@@ -204,7 +204,9 @@ def outcomes(
         if cause is not None:
             causes[prop.name] = cause
             yield replace(outcome, detail=f"follows from `{cause}`")
-        elif subject.weights is not None and not prop.of_weights:
+        elif prop.of_spec and isinstance(subject, ModelUnderTest) and subject.graph.edits:
+            yield replace(outcome, status="does not apply", detail=EDITED)
+        elif not prop.of_weights and isinstance(subject, ModelUnderTest) and subject.has_weights:
             yield replace(outcome, status="does not apply", detail="the weights are trained")
         else:
             start = time.perf_counter()

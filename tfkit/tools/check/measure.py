@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.building.builder import evaluating
-from tfkit.errors import FirstLossWarning, SpecError
+from tfkit.errors import EditedModelWarning, FirstLossWarning, SpecError
 from tfkit.tools.check.runs import Inputs, run
 from tfkit.tools.compare.comparison import Outputs, outputs
 from tfkit.torch_private import MissingNameError
@@ -39,6 +39,9 @@ class DoesNotApplyError(Exception):
 
 class UnsupportedError(DoesNotApplyError):
     """Raised if the code of a component rules a property out. In the tests of a plugin, the property is broken."""
+
+
+EDITED = "it needs a new build of the spec, and the modules of the model were changed"
 
 
 def require(condition: object, reason: str) -> None:
@@ -90,6 +93,7 @@ class Property:
         level: `quick`, or `full` for a property whose measurement takes seconds.
         basic: true if all other properties depend on it.
         of_weights: false for a property of initial weights, which trained weights do not have.
+        of_spec: true for a property whose measurement builds the spec. It does not apply to an edited model.
         follows: names of other properties. If one of them is broken, this property is not run.
         of: `model`, or `run` for a property of the training step, which measures a `RunUnderTest`.
     """
@@ -100,6 +104,7 @@ class Property:
     level: Level = "quick"
     basic: bool = False
     of_weights: bool = True
+    of_spec: bool = False
     follows: tuple[str, ...] = ()
     of: Tested = "model"
 
@@ -144,7 +149,9 @@ def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest, *, stric
     """
     outcome = Outcome(check.name, check.claim, "ok")
     try:
-        with warnings.catch_warnings(category=FirstLossWarning, action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FirstLossWarning)
+            warnings.simplefilter("ignore", EditedModelWarning)
             for measurement in check.measure(subject):
                 if measurement.broken:
                     size, where = measurement.error if math.isfinite(measurement.error) else None, measurement.where

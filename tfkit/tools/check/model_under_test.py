@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build
+from tfkit.building.edits import copied
 from tfkit.building.initialize import generator_of
 from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Step
 from tfkit.errors import Invalid, SpecError
@@ -22,6 +23,7 @@ from tfkit.graph.expand import Graph, Node, as_list, expand
 from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
+from tfkit.tools.check.measure import EDITED, require
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast, example_inputs, run
 
 FieldPath = tuple[str, ...]
@@ -58,7 +60,7 @@ class ModelUnderTest:
     faults, because they are zero, one, or so small that a sublayer has almost no effect.
 
     Attributes:
-        graph: its graph.
+        graph: its graph; with the built model that is checked, if any.
         plugins: the plugins that its spec was read with.
         seed: of all random numbers.
         weights: the trained weights; None for random weights.
@@ -84,8 +86,16 @@ class ModelUnderTest:
         """The reference functions of plugins, and `kinds`, which replace them. Raises SpecError if a hook fails."""
         return reference_functions(self.plugins, self.kinds or {})
 
+    @property
+    def has_weights(self) -> bool:
+        """True if its weights come from a file or a built model, so that they are not drawn."""
+        return self.weights is not None or self.graph.model is not None
+
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
         """Build the model of the graph, or of a second graph with the same weights where shapes fit, in eval mode."""
+        if self.graph.model is not None and graph is None and not options:
+            return copied(self.graph.model).eval()
+        require(not self.graph.edits, EDITED)
         if graph is None and self.weights is not None:
             return build(self.graph, weights=self.weights, allow_change=True, **options).eval()
         return self.fill(build(graph or self.graph, seed=self.seed, **options)).eval()
@@ -93,7 +103,7 @@ class ModelUnderTest:
     def fill(self, model: fx.GraphModule) -> fx.GraphModule:
         """Copy the weights to a model, in place; weights without a counterpart of that name and shape become random."""
         redrawn(model, self.seed)
-        if self.weights is not None:
+        if self.has_weights:
             state, source = model.state_dict(), self.model.state_dict()
             for name in state.keys() & source.keys():
                 if state[name].shape == source[name].shape:
@@ -107,6 +117,7 @@ class ModelUnderTest:
 
     def changed(self, values: Mapping[FieldPath, Any]) -> Graph:
         """Replace the values at some paths and return the graph; raise ValueError or SpecError if they are invalid."""
+        require(not self.graph.edits, EDITED)
         spec = self.graph.spec
         return expand(replace(spec, model=with_values(spec.model.model_copy(update={"parameters": None}), values)))
 

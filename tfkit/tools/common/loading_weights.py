@@ -12,6 +12,7 @@ from torch import fx
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.building.builder import build, build_filled, graph_of
+from tfkit.building.edits import copied
 from tfkit.building.model import BuiltModel, whole
 from tfkit.building.transfer import Transfer
 from tfkit.checkpoint.files import TensorFiles
@@ -34,8 +35,14 @@ def build_with_weights(
 ) -> fx.GraphModule:
     """Build a model with the weights of a file, of the folder that the graph was loaded from, or random weights.
 
+    The model of a graph that has one is copied instead, with its weights, and in its dtype by default.
+
     Raise SpecError as `tfkit.build` does and, before memory is allocated, if the weights do not fit into free memory.
     """
+    if graph.model is not None and path is not None:
+        raise ValueError("weights have no effect on a built model, which has weights")
+    if graph.model is not None:
+        return copied(graph.model, device=device, dtype=dtype)
     path = graph.weights if path is None else path
     if path is None or torch.device(device).type == "meta":
         return build(graph, device=device, dtype=dtype, seed=seed)

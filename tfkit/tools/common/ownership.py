@@ -19,6 +19,8 @@ ORDER = ("embedding", "position", "mixer", "attention", "cross_attention", "ffn"
 """The first rows of a table by component; the last row is the head."""
 LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
 HEAD = "head"
+ADDED = "not in the spec"
+"""The component of modules and parameters that were added to a built model, such as adapters."""
 _INSIDE = ("activation", "rope_scaling")
 """Slots whose components count as part of the component around them."""
 _LAYER = re.compile(r"(.*?\blayers\.\d+)(?:\.|$)")
@@ -55,21 +57,28 @@ class Ownership:
     layer: str
 
 
-def owners_of(model: fx.GraphModule) -> dict[str, Ownership]:
-    """Return the owners of each module of a built model, by the path of the module."""
+def added(path: str) -> Ownership:
+    """Return the owner of a module or parameter that is in no component of the spec."""
+    return Ownership(ADDED, ADDED, path, path.partition(".")[0], _layer(path, False))
+
+
+def owners_of(model: fx.GraphModule, paths: Iterable[str] = ()) -> dict[str, Ownership]:
+    """Return the owners of each module of a built model, by the path of the module. `paths` are further paths."""
     modules: dict[str, Any] = dict(model.named_modules())
     components, nodes = model.meta["components"], graph_of(model).nodes
     blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in nodes}
     stacks = {node.name for node in nodes if node.stack is not None}
     roles = dict(_roles(nodes))
     parts = {}
-    for path in modules:
+    for path in (*modules, *paths):
         node = path.partition(".")[0]
         if node not in blocks:
+            parts |= {path: added(path)} if path else {}
             continue
         owner, slot = _owner(path, components)
         component = blocks[node] if slot == "block" else roles.get(owner, slot)
-        label = type(modules[owner]).__name__ if slot == "norm" else LABELS.get(component, component)
+        is_norm = slot == "norm" and owner in modules
+        label = type(modules[owner]).__name__ if is_norm else LABELS.get(component, component)
         parts[path] = Ownership(component, label, owner, node, _layer(path, node in stacks))
     return parts
 

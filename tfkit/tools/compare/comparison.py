@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
+from tfkit.building.edits import AnyModel, as_model, fill
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing
-from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.spec.extending import SUFFIXES
 from tfkit.spec.folder import CONFIG, SPEC, holds_code
@@ -100,8 +101,8 @@ class Comparison:
 
 @checked
 def compare(
-    a: AnySpec,
-    b: AnySpec,
+    a: AnyModel,
+    b: AnyModel,
     *,
     weights: AnyPath | None = None,
     other_weights: AnyPath | None = None,
@@ -117,11 +118,12 @@ def compare(
     """Run two models on the same tokens.
 
     Args:
-        a: the model to list the components of, or its spec.
-        b: another model, or its spec; or the folder of a transformers model; or a file that `torch.jit.save` or
+        a: the model to list the components of: a spec, or a built model, which is copied with its edits.
+        b: a second spec or built model; or the folder of a transformers model; or a file that `torch.jit.save` or
             `torch.export.save` wrote from A.
-        weights: the weights of both models. By default, the model of a folder has the weights in the folder, and a
-            model without weights uses the weights of the other model. If neither has weights, they are random.
+        weights: the weights of both models. By default, a built model has its weights, the model of a folder has the
+            weights in the folder, and a model without weights uses the weights of the other model. If neither has
+            weights, they are random.
         other_weights: the weights of B, if B is a spec and its weights differ.
         allow_change: accept weights that were saved with values that differ from A's. B may always differ from them.
         dtype: the dtype of both models. Most published models are stored in bfloat16, in which a single rounding
@@ -136,15 +138,22 @@ def compare(
     Raises:
         SpecError: the weights do not fit, B cannot be read, or the models do not accept the same inputs.
     """
-    a, device = as_graph(a), device_of(device)
-    b = as_graph(b) if isinstance(b, Graph | Mapping) or is_spec(b) else Path(b)
+    measured, device = "its modules are run, on inputs of the spec", device_of(device)
+    a = as_model(a, measured)
+    b = as_model(b, measured) if isinstance(b, Graph | Mapping | nn.Module) or is_spec(b) else Path(b)
     second = b if isinstance(b, Graph) else a
     inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
     chosen = weights or a.weights
-    source = chosen or _weights_of(b)
+    source = chosen or (None if a.model is not None else _weights_of(b))
     options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
     model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
-    other = other_model(model, b, other_weights or weights or _weights_of(b) or source, **options)
+    default = None if isinstance(b, Graph) and b.model is not None else _weights_of(b) or source
+    other = other_model(model, b, other_weights or weights or default, **options)
+    if isinstance(b, Graph) and other.model is not None:
+        if a.model is not None and b.model is other_weights is b.weights is None:
+            fill(other.model, model)
+        if b.model is not None and a.model is chosen is None:
+            fill(model, other.model)
     names = {**other.names, "": ""}
 
     def run() -> Any:

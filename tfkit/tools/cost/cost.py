@@ -10,18 +10,19 @@ import torch
 from torch import fx
 
 from tfkit.arguments import Positive, checked, name_of
-from tfkit.building.builder import build
+from tfkit.building.edits import AnyModel, as_model
 from tfkit.building.guarantees import Watch
 from tfkit.building.placement import AnyDtype, dtype_of
 from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import split_for_decoding, split_if_decodable, static_inputs
-from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import beyond, fixed_length, fixed_lengths, length_of, max_len
 from tfkit.tools.build.first_run import failed
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.memory_needs import cached_bytes, size_of
 from tfkit.tools.common.modes import LENGTH, Mode, Optimizer
-from tfkit.tools.common.ownership import By, in_rows, owners_of
+from tfkit.tools.common.ownership import By, added, in_rows, owners_of
 from tfkit.tools.common.pages import html_table
 from tfkit.tools.common.units import bytes_text, flops_text
 from tfkit.tools.cost.counter import Kernels, Observer
@@ -40,12 +41,12 @@ _STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}
 
 @checked
 def cost(
-    graph: AnySpec,
+    graph: AnyModel,
     *,
     batch: Positive = 1,
     length: Positive | None = None,
     mode: Mode = "train",
-    dtype: AnyDtype = torch.bfloat16,
+    dtype: AnyDtype | None = None,
     optimizer: Optimizer | None = None,
     memory_length: Positive | None = None,
     recompute: bool = False,
@@ -54,16 +55,18 @@ def cost(
 ) -> Cost:
     """Count the costs of one step of a model by component: FLOPs, bytes moved and memory.
 
-    Nothing is allocated, and equal layers run only once, so the model may have any size.
+    Nothing is allocated, and equal layers run only once, so the model may have any size. Of a built model, a copy
+    without values runs with all of its edits; only the pairs that a mask hides, and the caches, follow from the spec.
 
     Args:
-        graph: the model, or its spec.
+        graph: a spec, or a built model.
         batch: number of sequences.
         length: tokens per sequence; by default 2,048, or the model's `max_len` if it is smaller.
         mode: `train`: forward, the loss of `tfkit.Loss`, and backward. `prefill`: a prompt of `length` tokens is read
             into the caches, with logits of its last token. `decode`: one token, number `length`, for each
             sequence. For a model that cannot be decoded, `prefill` is its forward pass.
-        dtype: type of weights, activations, gradients and optimizer states.
+        dtype: type of weights, activations, gradients and optimizer states; by default the type of a built model, or
+            bfloat16.
         optimizer: the optimizer of a training step, from `OPTIMIZERS`; by default `adamw`.
         memory_length: tokens that cross-attention attends to; by default `length`.
         recompute: layers save only their inputs, and the backward pass recomputes them, as with
@@ -77,18 +80,20 @@ def cost(
             does not run on the meta device.
         ValueError: an argument is out of its range, or has no effect.
     """
-    graph, dtype, train = as_graph(graph), dtype_of(dtype), mode == "train"
+    graph = as_model(graph, "its modules are counted; hidden pairs and caches follow from the spec")
+    default = torch.bfloat16 if graph.model is None else next(graph.model.parameters()).dtype
+    dtype, train = dtype_of(dtype or default), mode == "train"
     for name, value in (("optimizer", optimizer), ("recompute", recompute)):
         if value and not train:
             raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
     shape = shape_of(graph, mode, batch, length, memory_length)
-    model = build(graph, device="meta", dtype=dtype)
+    model = build_with_weights(graph, None, device="meta", dtype=dtype)
     optimizer = (optimizer or "adamw") if train else None
     model.train(train)
     parts, layers = _unfilled(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
     try:
-        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge)
+        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge and not graph.edits)
     except SpecError:
         raise
     except Exception as error:
@@ -129,7 +134,7 @@ def shape_of(graph: Graph, mode: Mode, batch: int, length: int | None, memory_le
 
 def _uncountable(graph: Graph, shape: StepShape, dtype: torch.dtype, error: Exception) -> UncountableError:
     """Return the error of a step that failed. Run the step again to find the component that fails."""
-    model = build(graph, device="meta", dtype=dtype)
+    model = build_with_weights(graph, None, device="meta", dtype=dtype)
     watch = Watch(model)
     with suppress(Exception), watch.watching():
         make_step(model, make_inputs(graph, shape, dtype), shape)(Observer(model.parameters()))
@@ -138,13 +143,13 @@ def _uncountable(graph: Graph, shape: StepShape, dtype: torch.dtype, error: Exce
 
 def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
     """Return the components with their parameters."""
-    modules, parts = dict(model.named_modules()), owners_of(model)
+    modules, parts = dict(model.named_modules()), owners_of(model) | {"": added("")}
     counts: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
     for path, weight in model.named_parameters():
         frame = holder = path.rpartition(".")[0]
-        while frame not in counts:
+        while frame and frame not in counts:
             frame = frame.rpartition(".")[0]
-        counts[frame].append((weight.numel(), active_of(modules[holder], weight)))
+        counts.setdefault(frame, []).append((weight.numel(), active_of(modules[holder], weight)))
     return [
         ComponentCost(
             path=path,

@@ -54,9 +54,10 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
 
 
 def layers_of(model: fx.GraphModule) -> dict[str, Layer]:
-    """Return all layers of stacks, by their paths."""
-    stacks = [(node.name, node.stack.layers) for node in graph_of(model).nodes if node.stack is not None]
-    return {f"{name}.layers.{i}": layer for name, layers in stacks for i, layer in enumerate(layers)}
+    """Return all layers of stacks that the spec describes and the model has, by their paths."""
+    stacks, modules = [node for node in graph_of(model).nodes if node.stack is not None], dict(model.named_modules())
+    layers = {f"{node.name}.layers.{i}": layer for node in stacks for i, layer in enumerate(node.stack.layers)}
+    return {path: layer for path, layer in layers.items() if path in modules}
 
 
 def frames_of(model: fx.GraphModule) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tfkit.arguments import checked
-from tfkit.graph.expand import AnySpec, as_graph
+from tfkit.building.edits import AnyModel, as_model
 from tfkit.tools.draw.canvas import (
     Canvas,
     Differences,
@@ -26,7 +26,7 @@ from tfkit.tools.draw.canvas import (
 )
 from tfkit.tools.draw.layout import SMALL, extent, place_node
 from tfkit.tools.draw.model_scene import scene_of
-from tfkit.tools.draw.scene import Scene, Wire, differences
+from tfkit.tools.draw.scene import Note, Scene, Wire, differences
 from tfkit.tools.draw.svg import Picture
 from tfkit.tools.show.differences import fields_of_causes
 
@@ -236,8 +236,8 @@ LEGEND_HEIGHT = 30.0
 
 
 @checked
-def draw(*graphs: AnySpec) -> Picture:
-    """Draw a model or its spec, or two side by side with their differences marked.
+def draw(*graphs: AnyModel) -> Picture:
+    """Draw a spec, or the spec of a built model, or two side by side with their differences marked.
 
     Nothing is allocated: parameters are counted on the meta device.
 
@@ -246,8 +246,13 @@ def draw(*graphs: AnySpec) -> Picture:
     """
     if len(graphs) not in (1, 2):
         raise ValueError(f"a picture must show one or two models; got {len(graphs)}")
-    models = [as_graph(graph) for graph in graphs]
-    return picture_of([scene_of(model) for model in models], fields_of_causes(*models) if len(models) == 2 else ())
+    models, scenes = [], []
+    for model in graphs:
+        graph = as_model(model, "the picture shows the spec")
+        scene, note = scene_of(graph), Note("edits", "the spec of a model whose modules were changed")
+        models.append(graph)
+        scenes.append(replace(scene, facts=(*scene.facts, note)) if graph.edits else scene)
+    return picture_of(scenes, fields_of_causes(*models) if len(models) == 2 else ())
 
 
 def picture_of(scenes: Sequence[Scene], fields: Collection[str] = ()) -> Picture:

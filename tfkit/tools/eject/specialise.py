@@ -27,7 +27,7 @@ from tfkit.tools.eject import patterns
 from tfkit.tools.eject.cleanup import Replaced, is_path, reads, tidied
 from tfkit.tools.eject.expressions import Expressions, Written, item_of, items_of
 from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse
-from tfkit.tools.eject.torch_modules import has_torch_class
+from tfkit.tools.eject.torch_modules import CONTAINERS, has_torch_class
 from tfkit.tools.eject.values import (
     ANY,
     NONE,
@@ -436,6 +436,11 @@ class Function(Expressions):
         if function is isinstance and isinstance(values[0], Modules) and isinstance(values[1], Known):
             outcomes = {isinstance(module, values[1].value) for module in values[0].modules}
             return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME), call
+        if function is len and isinstance(values[0], Modules):
+            sizes = {len(module) for module in values[0].modules if isinstance(module, CONTAINERS)}
+            return (Known(sizes.pop(), literal=True) if len(sizes) == 1 else SOME), call
+        if function is len and isinstance(values[0], Known) and isinstance(values[0].value, list):
+            return Known(len(values[0].value), literal=True), call
         if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
             return values[0], call.args[0]
         return _library_result(function, values), _without_defaults(function, call)

@@ -15,10 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from tfkit.arguments import checked
-from tfkit.building.builder import assemble
+from tfkit.building.builder import assemble, graph_of
+from tfkit.building.edits import AnyModel, check_unedited
 from tfkit.building.initialize import rules
+from tfkit.building.model import unwrapped
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.expand import Graph, as_graph
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import reads
@@ -38,16 +40,25 @@ _IMPORTED = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 
 @checked
-def eject(graph: AnySpec) -> str:
-    """Write a model, or the model of a spec, as one file of plain PyTorch that needs only torch.
+def eject(graph: AnyModel, *, allow_change: bool = False) -> str:
+    """Write the model of a spec, or the spec of a built model, as one file of plain PyTorch that needs only torch.
 
     Its modules have the names that they have in the built model, so that it loads the same state dict; its forward
     takes the same arguments and computes the same, to the last bit. (While a `CachedModel` decodes, tfkit may multiply
     large float32 weights on the CPU by another kernel than torch's own, which rounds differently.)
 
+    Args:
+        graph: a spec, or a built model.
+        allow_change: write the spec of a built model whose modules were changed. The file computes what the spec
+            describes.
+
     Raises:
-        SpecError: a component does something that cannot be written out; or ruff, which formats the file, is missing.
+        SpecError: a component does something that cannot be written out; or ruff, which formats the file, is missing;
+            or the modules of a built model differ from its spec, unless `allow_change`.
     """
+    if isinstance(graph, nn.Module):
+        check_unedited(model := unwrapped(graph), allow_change=allow_change, writer="eject")
+        graph = graph_of(model)
     graph = as_graph(graph)
     named, config = with_names(graph)
     with torch.device("meta"), remembering() as sizes:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from tfkit.arguments import checked
+from tfkit.building.edits import AnyModel, as_model
 from tfkit.component import (
     AttentionConfig,
     Cached,
@@ -31,7 +32,7 @@ from tfkit.component import (
     marker,
 )
 from tfkit.errors import ranges
-from tfkit.graph.expand import AnySpec, Graph, Node, as_graph, as_list
+from tfkit.graph.expand import Graph, Node, as_list
 from tfkit.graph.input_shapes import rows_of
 from tfkit.graph.wiring import table_owner
 from tfkit.plugin.registry import field_docs
@@ -74,13 +75,13 @@ class Explained:
 
 
 @checked
-def explain(graph: AnySpec) -> Explained:
-    """Explain a model or spec: describe every component by its docstrings, with sizes and costs.
+def explain(graph: AnyModel) -> Explained:
+    """Explain a spec, or the spec of a built model: describe every component by its docstrings, with sizes and costs.
 
     FLOPs are counted for a forward over as many tokens as `cost` uses by default. Raises SpecError if the model cannot
     be built.
     """
-    graph = as_graph(graph)
+    graph = replace(as_model(graph, "the text, its sizes and its costs describe the spec"), model=None, edits=())
     costs_of_model = cost(graph)
     costs = {node.name: [part for part in costs_of_model.parts if part.node == node.name] for node in graph.nodes}
     nodes = tuple(_with_costs(_node(graph, node), costs[node.name]) for node in graph.nodes)

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of, inputs_of
+from tfkit.building.edits import check_unedited, edits
 from tfkit.checkpoint.fitting import safetensors_metadata
 from tfkit.checkpoint.weight_map import sort_metadata
 from tfkit.decoding.cached import CachedModel
@@ -118,11 +119,11 @@ class Format(ABC):
 
 
 def metadata(model: fx.GraphModule) -> dict[str, str]:
-    """Return the metadata, texts by name, for every format that can store it."""
-    graph = graph_of(model)
+    """Return the metadata, texts by name, for every format that can store it. An edited model has no spec."""
+    graph, changes = graph_of(model), [text for text, _ in edits(model)]
     return {
         "name": graph.name,
-        "spec": render(graph.spec.model),
+        **({"changed": "\n".join(changes)} if changes else {"spec": render(graph.spec.model)}),
         "tfkit": own_version(),
         "torch": str(torch.__version__),
         "inputs": " ".join(inputs_of(model)),
@@ -219,6 +220,7 @@ class Safetensors(Format):
     description = "the weights by the model's own names, and the spec"
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
+        check_unedited(model)
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
         save_file(tensors, path, metadata={**safetensors_metadata(graph_of(model)), **metadata(model)})
         sort_metadata(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from tfkit.arguments import checked
 from tfkit.building.builder import build, graph_of
-from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.building.edits import AnyModel, as_model, origins
+from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.common.memory_needs import CacheSize, cache_size
-from tfkit.tools.common.ownership import Ownership, in_rows, owners_of
+from tfkit.tools.common.ownership import Ownership, added, in_rows, owners_of
 from tfkit.tools.common.pages import html_table
 
 By = Literal["component", "node", "layer", "module"]
@@ -44,7 +45,7 @@ class Params:
     """Parameters by which a token is multiplied: of routed experts, only the chosen experts count."""
     buffers: int
     notes: tuple[str, ...]
-    """Notes about tied or shared weights."""
+    """Notes about tied or shared weights, and the differences of an edited model from its spec."""
     cache: CacheSize | None
     """The cache of one sequence."""
 
@@ -60,6 +61,7 @@ class _Weight(Ownership):
     """One parameter of the model, and its owner."""
 
     module: str
+    origin: str | None
     count: int
     active: int
     trainable: bool
@@ -67,8 +69,8 @@ class _Weight(Ownership):
 
 
 @checked
-def count_params(graph: AnySpec, by: By = "component") -> Params:
-    """Count the parameters of a model or spec, without memory for them.
+def count_params(graph: AnyModel, by: By = "component") -> Params:
+    """Count the parameters of a built model, or of the model of a spec, without memory for them.
 
         params = tfkit.count_params("gpt2", by="layer")
         params.total                                          # 124,439,808
@@ -76,21 +78,23 @@ def count_params(graph: AnySpec, by: By = "component") -> Params:
 
     A parameter belongs to the nearest component around it: the slot of that component, the block's name for a node, or
     `head` for a node that returns logits. The embedding tables belong to embedding nodes, including positions.
+    Parameters that were added to a built model, such as adapters, are the component `not in the spec`.
 
     Args:
-        graph: the name, path or mapping of a spec, or the result of `load`.
+        graph: the name, path or mapping of a spec, the result of `load`, or a built model, which is counted as it is.
         by: the rows: a row for each component, node, layer or module.
 
     Raises:
         SpecError: the spec has errors, or the model cannot be built.
     """
-    return count_modules(build(as_graph(graph), device="meta"), by)
+    graph = as_model(graph, "its parameters are counted in the modules, its cache by the spec")
+    return count_modules(graph.model or build(graph, device="meta"), by, graph.edits)
 
 
-def count_modules(model: Any, by: By) -> Params:
-    """Count the parameters of a built model, as `count_params` does."""
+def count_modules(model: Any, by: By, edits: tuple[str, ...] = ()) -> Params:
+    """Count the parameters of a built model, as `count_params` does. `edits` are its differences from its spec."""
     graph = graph_of(model)
-    weights = _weights(model, graph)
+    weights = _weights(model, graph, origins(model) if edits else {})
     return Params(
         name=graph.name,
         by=by,
@@ -108,7 +112,7 @@ def count_modules(model: Any, by: By) -> Params:
         trainable=sum(weight.count for weight in weights if weight.trainable),
         active=sum(weight.active for weight in weights),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
-        notes=(*_tied(graph, model), *_repeated(graph)),
+        notes=(*_tied(graph, weights), *_repeated(graph), *(f"changed: {text}" for text in edits)),
         cache=cache_size(graph),
     )
 
@@ -120,18 +124,24 @@ def active_of(module: nn.Module, weight: Tensor) -> int:
     return weight.numel()
 
 
-def _weights(model: Any, graph: Graph) -> list[_Weight]:
-    modules, parts = dict(model.named_modules()), owners_of(model)
+def _weights(model: Any, graph: Graph, origins: Mapping[str, str | None]) -> list[_Weight]:
+    """Return the parameters; `origins` holds their names in the spec, by default their names in the model."""
+    modules = dict(model.named_modules())
+    parts = owners_of(model, [name.rpartition(".")[0] for name in origins.values() if name])
     tables = {node.name for node in graph.nodes if node.config.table() is not None}
     weights = []
     for path, parameter in model.named_parameters():
-        module = path.rpartition(".")[0]
-        embedding = parts[module].node in tables and isinstance(modules[module], nn.Embedding)
-        active = active_of(modules[module], parameter)
+        module, origin = path.rpartition(".")[0], origins.get(path, path)
+        owner = added(path) if origin is None else parts[origin.rpartition(".")[0]]
+        holders = [modules.get((origin or path).rpartition(".")[0]), modules[module]]
+        holder = next((item for item in holders if isinstance(item, nn.Embedding | StackedLinear)), modules[module])
+        embedding = owner.node in tables and isinstance(holder, nn.Embedding)
+        active = active_of(holder, parameter)
         weights.append(
             _Weight(
-                **vars(parts[module]),
+                **vars(owner),
                 module=module,
+                origin=origin,
                 count=parameter.numel(),
                 active=active,
                 trainable=parameter.requires_grad,
@@ -141,17 +151,17 @@ def _weights(model: Any, graph: Graph) -> list[_Weight]:
     return weights
 
 
-def _tied(graph: Graph, model: Any) -> list[str]:
+def _tied(graph: Graph, weights: Iterable[_Weight]) -> list[str]:
     users: dict[str, list[str]] = {}
     for node in graph.nodes:
         tie = node.wires.get("tie")
         if isinstance(tie, str):
             users.setdefault(table_owner(graph, tie), []).append(node.name)
+    counts = {weight.origin: weight.count for weight in weights}
     notes = []
     for owner, names in users.items():
-        table = model.get_parameter(f"{owner}.tokens.weight")
-        verb = "uses" if len(names) == 1 else "use"
-        notes.append(f"tied: {' and '.join(names)} {verb} the table of {owner}, {table.numel():,} counted once")
+        verb, count = "uses" if len(names) == 1 else "use", counts.get(f"{owner}.tokens.weight", 0)
+        notes.append(f"tied: {' and '.join(names)} {verb} the table of {owner}, {count:,} counted once")
     return notes
 
 

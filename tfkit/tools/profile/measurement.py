@@ -72,7 +72,9 @@ def measure(graph: Graph, settings: Settings, limits: Limits, trace: Path | None
         options: dict[str, Any] = {"dtype": settings.dtype, "allow_change": settings.allow_change}
         model = build_with_weights(graph, settings.weights, device=settings.device, **options)
         model.train(settings.mode == "train")
-        return assemble_profile(model, settings, _run(model, settings, trace, on_step), predicted, limits)
+        profile = assemble_profile(model, settings, _run(model, settings, trace, on_step), predicted, limits)
+        changes = [f"changed: {text}" for text in graph.edits]
+        return replace(profile, notes=(*profile.notes, *changes)) if changes else profile
     except (SpecError, OSError):
         raise
     except Exception as error:

@@ -16,9 +16,10 @@ from typing import Annotated, Any, TypeAlias
 import torch
 
 from tfkit.arguments import AnyPath, Limit, Natural, Positive, checked
+from tfkit.building.edits import AnyModel, as_model
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.graph.expand import AnySpec, Graph, as_graph
+from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import beyond, fixed_length, length_of, max_len
 from tfkit.spec.header import read_object
 from tfkit.tools.common.atomic_files import names_in, written_folder
@@ -33,14 +34,14 @@ Steps: TypeAlias = Annotated[int, Limit(least=2)]
 
 
 @checked
-def profile(graph: AnySpec, **options: Any) -> Profile:
+def profile(graph: AnyModel, **options: Any) -> Profile:
     """Run a model for some steps, and report time and memory by component, node and layer.
 
         profile = tfkit.profile("gpt2", mode="decode", dtype="bfloat16", batch=8, length=512)
         profile.plain_step                                    # seconds of a step, without the profiler
 
     Args:
-        graph: the name, path or mapping of a spec, or the result of `load`.
+        graph: the name, path or mapping of a spec, the result of `load`, or a built model.
         options: `device`, `mode`, `dtype`, `compile`, `batch`, `length`, `steps`, `warmup`, `directory`, `weights`,
             `allow_change` and `on_step`, as `tfkit.tools.profile.models.profile_models` describes them.
 
@@ -56,11 +57,11 @@ def profile(graph: AnySpec, **options: Any) -> Profile:
 
 @checked
 def profile_models(
-    graphs: Sequence[AnySpec],
+    graphs: Sequence[AnyModel],
     *,
     device: AnyDevice | None = None,
     mode: Mode = "train",
-    dtype: AnyDtype = torch.float32,
+    dtype: AnyDtype | None = None,
     compile: bool = False,
     batch: Positive = 1,
     length: Positive | None = None,
@@ -77,11 +78,12 @@ def profile_models(
     range around every component.
 
     Args:
-        graphs: the models, or their specs.
-        device: the device; by default the first CUDA device if available, else the CPU.
+        graphs: specs, or built models, which are copied with their edits and weights.
+        device: the device; by default the device of the first built model, else the first CUDA device if available,
+            else the CPU.
         mode: `train` (zero_grad, forward, loss, backward, AdamW), `prefill` (tokens are read into empty caches, and
             logits are computed for the last token) or `decode` (one token, after `length - 1` tokens in the cache).
-        dtype: dtype of weights and activations.
+        dtype: dtype of weights and activations; by default the dtype of the first built model, or float32.
         compile: compile each entire model. The model is then a single row, and only its kernels are distinguished.
         batch: number of sequences.
         length: tokens of each sequence; by default 128, or `max_len` if that is smaller.
@@ -102,13 +104,16 @@ def profile_models(
             folder cannot be written.
         ValueError: a count is out of its range.
     """
-    models, dtype = [as_graph(graph) for graph in graphs], dtype_of(dtype)
+    models = [as_model(graph, "its modules are run and timed") for graph in graphs]
+    default = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
+    like = next((weight for graph in models if graph.model for weight in graph.model.parameters()), default)
+    dtype = dtype_of(dtype or like.dtype)
     if isinstance(weights, str | os.PathLike):
         if len(models) > 1:
             raise ValueError("`weights` of several models must be a list")
         weights = [weights]
     files = [None if file is None else Path(file) for file in weights or [None] * len(models)]
-    device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device_of(device or like.device)
     if device.type == "meta":
         raise ValueError("the meta device cannot run a model, so there are no times: use `tfkit.cost`")
     settings = [

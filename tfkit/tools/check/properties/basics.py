@@ -29,7 +29,7 @@ NATS = 1.0
 """Largest excess of a first loss over the expected loss, in nats."""
 
 
-@property_of("building", "is built", basic=True)
+@property_of("building", "is built", basic=True, of_spec=True)
 def building(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model can be built from the spec."""
     try:

@@ -33,7 +33,7 @@ STREAMS = 5e-2
 @property_of("counts", "has the parameters that are counted")
 def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit params` counts exactly the parameters of the built model."""
-    counted, model = count_params(subject.graph), build(subject.graph, device="meta")
+    counted, model = count_params(subject.graph), subject.graph.model or build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
     yield Deviation(
         abs(total - counted.total), f"{counted.total:,} parameters are counted, but the model has {total:,}", 0
@@ -42,7 +42,7 @@ def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
     yield Deviation(abs(total - of_rows), f"the rows of the count sum to {of_rows:,}, but the model has {total:,}", 0)
 
 
-@property_of("flops", "costs the operations observed")
+@property_of("flops", "costs the operations observed", of_spec=True)
 def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit cost` reports the FLOPs of a forward that torch counts on the meta device."""
     counted = _cost(subject, batch=2, mode="train").total.flops_forward

@@ -39,7 +39,7 @@ from tfkit.torch_private import compiler
 from tfkit.torch_private.torchscript import as_written, quiet
 
 
-@property_of("state-dict", "is copied by its state dict")
+@property_of("state-dict", "is copied by its state dict", of_spec=True)
 def state(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model from a different seed that loads the state dict returns bit-identical outputs."""
     yield from state_dict(subject.graph)
@@ -53,7 +53,7 @@ def state_dict(graph: Graph) -> Iterator[Deviation]:
     yield from compared(first, inputs, inputs, detail, second=second, limit=0.0)
 
 
-@property_of("copies", "survives deepcopy, pickle, to_empty", follows=("state-dict",))
+@property_of("copies", "survives deepcopy, pickle, to_empty", follows=("state-dict",), of_spec=True)
 def copies(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A deep copy, a pickled model, and a model that was moved from the meta device return the same outputs."""
     yield from _same(subject, "a deep copy", copy.deepcopy(subject.model))
@@ -76,20 +76,20 @@ def _same(subject: ModelUnderTest, what: str, other: fx.GraphModule) -> Iterator
     yield from compared(subject.model, inputs, inputs, f"{what} returns a different output", second=other, limit=0.0)
 
 
-@property_of("save", "is read again from its folder", follows=("state-dict",))
+@property_of("save", "is read again from its folder", follows=("state-dict",), of_spec=True)
 def saved(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The model that is built from the folder of a saved model returns the same outputs."""
     yield from _read_again(subject, "tfkit")
 
 
-@property_of("publish", "is read again from a published folder", follows=("save",))
+@property_of("publish", "is read again from a published folder", follows=("save",), of_spec=True)
 def publish(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The folder of a published model, with a config.json and the tensors of its family, builds the same model."""
     _require_published(subject)
     yield from _read_again(subject, "huggingface")
 
 
-@property_of("transformers", "equals the class of its family", level="full", follows=("publish",))
+@property_of("transformers", "equals the class of its family", level="full", follows=("publish",), of_spec=True)
 def in_transformers(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The published folder gives the same outputs in transformers. `publish` tests only tfkit's reader."""
     _require_published(subject)
@@ -222,7 +222,7 @@ def exported(subject: ModelUnderTest) -> Iterator[Deviation]:
             yield from _written(partial(export, subject.model, Path(folder) / f"model.{name}"))
 
 
-@property_of("eject", "is written out as plain PyTorch", level="full")
+@property_of("eject", "is written out as plain PyTorch", level="full", of_spec=True)
 def ejected(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The file that `tfkit eject` writes returns bit-identical outputs without tfkit."""
     from tfkit.tools.eject.proof import check

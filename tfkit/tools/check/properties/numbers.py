@@ -194,7 +194,7 @@ def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
 # ---- types ----
 
 
-@property_of("types", "computes in bfloat16")
+@property_of("types", "computes in bfloat16", of_spec=True)
 def types(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model in bfloat16 returns finite outputs in bfloat16."""
     yield from computes_in(subject.graph, torch.bfloat16)

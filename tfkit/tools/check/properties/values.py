@@ -74,7 +74,7 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
 # ---- every value has an effect ----
 
 
-@property_of("values", "changes with every value of its spec", follows=("fields",))
+@property_of("values", "changes with every value of its spec", follows=("fields",), of_spec=True)
 def values(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A different value changes the parameters, their initial values, or the outputs in eval or train mode."""
     reference = _Observed(subject, subject.graph)
