@@ -32,7 +32,7 @@ AnyModel: TypeAlias = Annotated[
     "a spec: its name, its path, a mapping, or what `tfkit.load` returned; or a model that `tfkit.build` returned",
 ]
 """A spec, or a built model, as users pass them."""
-PLAIN = bool | int | float | complex | str | bytes | None | torch.dtype | set | frozenset | Enum
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, set, frozenset, Enum)
 FUNCTIONS = FunctionType | BuiltinFunctionType | MethodType | type
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes of every module: its tensors, children, hooks and mode, which are compared apart from the others."""

@@ -184,7 +184,7 @@ def check_finite(name: str, tensor: Tensor, file: Path, dtype: torch.dtype | Non
     raise SpecError(Diagnostic(message, notes=(note,), help=help))
 
 
-def not_finite(state: Mapping[str, Tensor]) -> str | None:
+def not_finite(state: Mapping[str, Any]) -> str | None:
     """Describe the tensors that have infinite or NaN values. Return None if all values are finite.
 
     The state of a quantized module may contain objects that are no tensors.

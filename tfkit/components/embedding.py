@@ -12,7 +12,6 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit import component
 from tfkit.component import (
     BlockConfig,
     Call,
@@ -37,6 +36,7 @@ from tfkit.component import (
     expect,
     same_length,
 )
+from tfkit.component import Stage as BlockStage
 from tfkit.errors import Invalid, listing
 from tfkit.nn import Linear, Past, Program, Table, Value, check_max_len, count_positions
 
@@ -135,12 +135,12 @@ class EmbeddingConfig(BlockConfig):
     def table(self) -> Signal:
         return Signal("table", width=self.d_embed or self.d_model, rows=self.vocab_size)
 
-    def after_table(self) -> tuple[component.Stage, ...]:
+    def after_table(self) -> tuple[BlockStage, ...]:
         return tuple(
             described for stage in self.stages or self._default_stages() for described in self._described(stage)
         )
 
-    def _described(self, stage: Stage) -> Iterator[component.Stage]:
+    def _described(self, stage: Stage) -> Iterator[BlockStage]:
         if stage == "scale":
             yield Scale(self._factor(), root_of=self.d_model if self.scale == "sqrt_d_model" else None)
         elif stage == "position" and self.position is not None:

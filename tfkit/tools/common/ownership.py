@@ -69,7 +69,7 @@ def owners_of(model: fx.GraphModule, paths: Iterable[str] = ()) -> dict[str, Own
     blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in nodes}
     stacks = {node.name for node in nodes if node.stack is not None}
     roles = dict(_roles(nodes))
-    parts = {}
+    parts: dict[str, Ownership] = {}
     for path in (*modules, *paths):
         node = path.partition(".")[0]
         if node not in blocks:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.building.edits import AnyModel, as_model, fill
@@ -149,7 +149,7 @@ def compare(
     model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
     default = None if isinstance(b, Graph) and b.model is not None else _weights_of(b) or source
     other = other_model(model, b, other_weights or weights or default, **options)
-    if isinstance(b, Graph) and other.model is not None:
+    if isinstance(b, Graph) and isinstance(other.model, fx.GraphModule):
         if a.model is not None and b.model is other_weights is b.weights is None:
             fill(other.model, model)
         if b.model is not None and a.model is chosen is None:

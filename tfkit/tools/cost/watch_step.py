@@ -55,8 +55,8 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
 
 def layers_of(model: fx.GraphModule) -> dict[str, Layer]:
     """Return all layers of stacks that the spec describes and the model has, by their paths."""
-    stacks, modules = [node for node in graph_of(model).nodes if node.stack is not None], dict(model.named_modules())
-    layers = {f"{node.name}.layers.{i}": layer for node in stacks for i, layer in enumerate(node.stack.layers)}
+    stacks, modules = [(node.name, node.stack) for node in graph_of(model).nodes], dict(model.named_modules())
+    layers = {f"{name}.layers.{i}": layer for name, stack in stacks if stack for i, layer in enumerate(stack.layers)}
     return {path: layer for path, layer in layers.items() if path in modules}
 
 
