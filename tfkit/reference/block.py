@@ -84,6 +84,11 @@ def concat(part: Part, *, inputs: Sequence[Value]) -> Value:
     return Value(np.concatenate([value.x for value in inputs]), np.tile(tokens, (len(tokens), 1)))
 
 
+def latents(part: Part, *, input: Value) -> Value:
+    """Return the learned sequence, which has no padding."""
+    return Value(part.weight("weight"), np.ones((part.config.n_latents,) * 2, bool))
+
+
 def one_layer(part: Part, **values: Value) -> Value:
     """Apply the stack of one layer that a layer or a sublayer is as a node."""
     config = part.config.as_stack()
@@ -103,7 +108,7 @@ def residual(part: Part, *, inputs: Sequence[Value]) -> Value:
 
 
 BLOCKS: dict[str, Function] = {
-    **{function.__name__: function for function in (embedding, lm_head, pooler, classifier, linear, concat)},
+    **{function.__name__: function for function in (embedding, latents, lm_head, pooler, classifier, linear, concat)},
     **dict.fromkeys(("layer", "attention", "cross_attention", "mixer"), one_layer),
     "residual": residual,
     "ffn": lambda part, input: Value(replace(part, config=part.config.ffn)(input.x), input.pairs),
