@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import tfkit
-from tfkit.testing import check_model
+from tfkit.testing import check_model, example_inputs, small_spec
+from tfkit.tools.check.components import LISTS, required_values
 
+PLUGINS = tfkit.load_plugins()
 HEADER: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 24, "vocab_size": 40, "max_len": 32}
 ATTENTION = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "position": "rope", "qk_norm": "rmsnorm"}
 FFN = {"kind": "swiglu", "d_ff": 40}
@@ -169,6 +171,21 @@ def test_errors_name_the_field(node: Mapping[str, Any], path: str, message: str)
     assert path in text
 
 
+def test_a_slot_that_is_no_block_is_explained() -> None:
+    registry = PLUGINS.registry
+    slots = {*registry.slots()} - {*registry.kinds("block")} - {"block"}
+    assert {"position", "rope_scaling", "mask_rule", "optimizer", "tokenizer"} <= slots
+    for slot in slots:
+        with pytest.raises(tfkit.SpecError) as caught:
+            spec({"node": {"block": slot}})
+        text = " ".join(str(caught.value).split())
+        assert f"`{slot}` is a slot: its kinds fill a field, as `rope` does in `attention: {{position: rope}}`" in text
+        assert f"help: list the kinds of the slot with `tfkit components {slot}`" in text
+    with pytest.raises(tfkit.SpecError) as caught:
+        spec({"node": {"block": "block"}})
+    assert "is a slot" not in str(caught.value)
+
+
 def test_a_residual_that_reads_the_stream_must_be_in_a_stack() -> None:
     residual = {"kind": "depth"}
     with pytest.raises(tfkit.SpecError, match="it must be in a stack"):
@@ -179,3 +196,129 @@ def test_a_residual_that_reads_the_stream_must_be_in_a_stack() -> None:
 @pytest.mark.parametrize("spelled", SPELLED)
 def test_a_spelled_out_model_keeps_every_promise(spelled: str) -> None:
     check_model(spec(SPELLED[spelled][0](ATTENTION)))
+
+
+# ---- every kind of a sublayer ----
+
+KINDS = [(slot, kind) for slot in ("attention", "ffn", "mixer") for kind in PLUGINS.registry.kinds(slot)]
+QUICK = {("attention", "gqa"), ("ffn", "moe"), ("mixer", "gated_delta"), ("attention", "mla")}
+NOT_ALONE = {"feature_gate": "needs layer features", "value_residual": "must be in a stack"}
+"""Errors of kinds that take more than a sequence."""
+INDEX = {"n_heads": 2, "d_head": 8, "keep": 3}
+ROPE_AND_INDEX = {"mla_indexed": {"index": INDEX, "position": {"kind": "rope", "width": 4}}}
+
+
+def spelled_out(stack: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nodes of a pre-LN stack of one layer."""
+    graph: dict[str, Any] = {}
+    stream, causal = stack.get("input", "embedding"), stack["block"] == "decoder"
+    blocks: dict[str, dict[str, Any]] = {}
+    if "mixer" in stack:
+        blocks["mixer"] = {"mixer": stack["mixer"]}
+    if "attention" in stack:
+        blocks["attention"] = {"attention": stack["attention"], "causal": causal}
+    if "memory" in stack:
+        blocks["cross_attention"] = {"attention": stack["attention"], "memory": stack["memory"]}
+    blocks["ffn"] = {"ffn": stack["ffn"]}
+    for name, fields in blocks.items():
+        graph[f"{name}_norm_in"] = {"block": "norm", "input": stream}
+        graph[name] = {"block": name, **fields}
+        graph[f"{name}_sum"] = {"block": "residual", "inputs": [stream, name]}
+        stream = f"{name}_sum"
+    return {**graph, "final_norm": {"block": "norm"}}
+
+
+def small(slot: str, kind: str, layout: Any) -> dict[str, Any]:
+    config = PLUGINS.registry.kinds(slot)[kind].config
+    lists = LISTS | ROPE_AND_INDEX
+    return small_spec(layout, config, {"kind": kind, **required_values(config), **lists.get(kind, {})})
+
+
+@pytest.mark.parametrize("layout", ["decoder", "encoder", "memory"])
+@pytest.mark.parametrize(
+    ("slot", "kind"), [pytest.param(*key, marks=[] if key in QUICK else [pytest.mark.slow]) for key in KINDS]
+)
+def test_a_kind_is_the_same_as_a_node(slot: str, kind: str, layout: str) -> None:
+    spec = small(slot, kind, layout)
+    graph = spec["graph"]
+    spelled = {name: node for name, node in graph.items() if name not in ("stack", "logits")}
+    spelled = {**spelled, **spelled_out(graph["stack"]), "logits": graph["logits"]}
+    if kind in NOT_ALONE:
+        with pytest.raises(tfkit.SpecError, match=NOT_ALONE[kind]):
+            tfkit.load({**spec, "graph": spelled}, plugins=PLUGINS)
+        return
+    if kind == "mla_indexed" and layout == "memory":
+        pytest.skip("it chooses among the keys of its own sequence")
+    stack = tfkit.build(tfkit.load(spec, plugins=PLUGINS), seed=1).eval()
+    nodes = tfkit.build(tfkit.load({**spec, "graph": spelled}, plugins=PLUGINS), seed=2).eval()
+    weights = {name.rpartition("layers.0.")[2].removeprefix("stack."): value for name, value in stack.state_dict().items()}
+    ours = [*nodes.state_dict()]
+    nodes.load_state_dict({name: weights[name.rpartition("layers.0.")[2]] for name in ours})
+    for padding in ("none", "left", "right"):
+        inputs = example_inputs(stack.meta["graph"], padding=padding)
+        assert torch.equal(nodes(**inputs), stack(**inputs))
+    if layout == "decoder":
+        steps = [in_steps(model, inputs["tokens"]) for model in (stack, nodes)]
+        assert torch.equal(*steps)
+
+
+def in_steps(model: Any, x: Tensor) -> Tensor:
+    cached = tfkit.CachedModel(model, length=8)
+    cached.start(len(x))
+    return torch.cat([cached(x[:, :3]), cached(x[:, 3:4]), cached(x[:, 4:])], dim=1)
+
+
+# ---- latents ----
+
+
+def perceiver(**fields: Any) -> tfkit.Graph:
+    latents = {"block": "latents", "n_latents": 5, "input": "embedding", **fields}
+    attention = {"block": "cross_attention", "memory": "embedding", "attention": {"n_heads": 4}}
+    return spec({"latents": latents, "attention": attention})
+
+
+def test_latents_are_the_same_for_every_row() -> None:
+    model = tfkit.build(perceiver(), seed=5).eval()
+    x = tokens(3, 9)
+    assert model(x).shape == (3, 5, 40)
+    latents = model.latents(model.embedding(x))
+    assert latents.shape == (3, 5, 24)
+    assert all(torch.equal(row, model.latents.weight) for row in latents)
+
+
+def test_latents_have_no_padding_and_read_past_the_padding_of_the_input() -> None:
+    model = tfkit.build(perceiver(), seed=5).eval()
+    x = tokens(3, 9)
+    mask = torch.ones(3, 9, dtype=torch.bool)
+    mask[1, 6:] = False
+    torch.testing.assert_close(model(x, tokens_mask=mask)[1], model(x[1:2, :6])[0], rtol=0, atol=1e-6)
+
+
+def test_latents_are_filled_like_a_table_and_never_decay() -> None:
+    model = tfkit.build(perceiver(n_latents=200), seed=5)
+    assert 0.015 < model.latents.weight.std() < 0.025
+    (no_decay,) = (group["params"] for group in tfkit.parameter_groups(model, weight_decay=0.1) if not group["weight_decay"])
+    assert any(parameter is model.latents.weight for parameter in no_decay)
+
+
+def test_latents_of_decoded_tokens_cannot_be_decoded() -> None:
+    memory = {"latents": {"block": "latents", "n_latents": 5, "input": "embedding"}}
+    layer = {"block": "layer", "input": "embedding", "causal": True, "attention": ATTENTION, "memory": "latents"}
+    model = tfkit.build(spec({**memory, "layer": layer})).eval()
+    with pytest.raises(tfkit.SpecError, match="cannot be decoded token by token"):
+        tfkit.CachedModel(model, length=8)
+
+
+@pytest.mark.parametrize(
+    ("node", "path", "message"),
+    [
+        ({"n_latents": 0}, "n_latents", "from 1"),
+        ({}, "n_latents", "missing key"),
+        ({"n_latents": 3, "input": "nobody"}, "input", "nobody"),
+    ],
+)
+def test_errors_of_latents(node: Mapping[str, Any], path: str, message: str) -> None:
+    with pytest.raises(tfkit.SpecError) as caught:
+        spec({"latents": {"block": "latents", **node}})
+    assert message in str(caught.value)
+    assert path in str(caught.value)

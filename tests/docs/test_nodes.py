@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,9 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.plugin.manager import Plugins
+from tfkit.testing import check_model
+from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.eject.proof import Alone, check
 
 from .page import ROOT, blocks
 
@@ -25,7 +26,7 @@ REAL = torch.tensor([5, 2, 4])[:, None] > torch.arange(MEMORY)
 
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
-    """The plugins of the page; its files are in `Path(plugins.dirs[0])`."""
+    """The plugins of the page, in a folder with all of its files."""
     folder = tmp_path_factory.mktemp("nodes")
     for block in blocks(ROOT / "docs" / "nodes.md"):
         if block.file is not None:
@@ -197,7 +198,7 @@ def tokens(length: int) -> Tensor:
 
 QKV = {"q": "query", "k": "key", "v": "value"}
 PROJ = {letter: f"{letter}_proj" for letter in "qkv"}
-ALIKE = {"weight": ("weight",), "bias": ("bias",)}
+TO = {letter: f"to_{letter}" for letter in "qkv"}
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Published:
     """The masks of ours that are `REAL`."""
     modules: Mapping[str, str]
     """Their module, or parameter, by ours; parts of a matrix are separated by spaces."""
-    sets: dict[str, Any] = field(default_factory=dict)
+    sets: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameters of ours that they do not have, and their value."""
 
 
@@ -369,14 +370,14 @@ PUBLISHED = {
             **attention(
                 "attention.layers.0.attention",
                 "block.attn1",
-                {letter: f"to_{letter}" for letter in "qkv"},
+                TO,
                 "block.attn1.to_out.0",
             ),
             "norm_2": "block.norm2",
             **attention(
                 "cross_attention.layers.0.cross_attention",
                 "block.attn2",
-                {letter: f"to_{letter}" for letter in "qkv"},
+                TO,
                 "block.attn2.to_out.0",
             ),
             "norm_3": "block.norm3",
@@ -427,3 +428,58 @@ def test_a_graph_computes_what_its_published_model_computes(name: str, plugins: 
     with torch.no_grad():
         unmasked = ours(**inputs)
     assert (unmasked - expected).abs().max() > 1e-3
+
+
+# ---- every tool once ----
+
+EXPORTS = {"torchscript": "ts", "pt2": "pt2", "onnx": "onnx", "safetensors": "safetensors"}
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Alone]:
+    with Alone() as process:
+        yield process
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what exports
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_tool_takes_a_graph(name: str, plugins: Plugins, alone: Alone, tmp_path: Path) -> None:
+    graph = tfkit.loads(graph_of(name), plugins=plugins)
+    model = tfkit.build(graph).eval()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    params = tfkit.count_params(graph)
+    assert params.total == sum(row.parameters for row in params.rows) == total
+    parts = tfkit.cost(graph).parts
+    assert {part.node for part in parts} <= {node.name for node in graph.nodes}
+    explained = str(tfkit.explain(graph))
+    picture = to_svg(tfkit.draw(graph))
+    for node in graph.nodes:
+        assert node.name in explained
+        assert node.name in picture or node.name.replace("_", " ") in picture
+    check_model(graph, plugins=plugins)
+    assert check(graph, tfkit.eject(graph), alone).ran
+    for format, ending in EXPORTS.items():
+        assert tfkit.export(model, tmp_path / f"model.{ending}", format=format, plugins=plugins).difference <= 1e-5
+    points = [f"{node.name}" for node in graph.nodes]
+    inputs = PUBLISHED[name].inputs()
+    with tfkit.trace(model, read=points) as values:
+        output = model(**inputs)
+    assert [*values] == points
+    assert torch.equal(values[points[-1]], output)
+    folder = tfkit.save(model, tmp_path / "saved", plugins=plugins)[0].parent
+    again = tfkit.build(tfkit.load(folder, plugins=plugins)).eval()
+    assert torch.equal(again(**inputs), output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "tokens_name"), [("transformer", "target"), ("flamingo", "tokens")])
+def test_a_causal_graph_is_decoded_with_caches(name: str, tokens_name: str, plugins: Plugins) -> None:
+    model = tfkit.build(tfkit.loads(graph_of(name), plugins=plugins)).eval()
+    inputs = PUBLISHED[name].inputs()
+    expected = model(**inputs)
+    read = inputs.pop(tokens_name)
+    cached = tfkit.CachedModel(model, length=8)
+    cached.start(BATCH, **inputs)
+    actual = torch.cat([cached(read[:, :3]), cached(read[:, 3:4]), cached(read[:, 4:])], dim=1)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)

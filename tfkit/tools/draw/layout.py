@@ -411,7 +411,10 @@ def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
         (layer,) = tower.layers
         stack, each = canvas.differing(tower.key), canvas.differing(layer.key)
         differing = Differing(stack.causes | each.causes, stack.consequences | each.consequences)
-        return placer.place(layer, bottom, header_of(layer, differing, (*tower.notes, *total)))
+        header = header_of(layer, differing, (*tower.notes, *total))
+        if layer.times == 1 and not differing.look("n_layers"):
+            header = replace(header, times="")
+        return placer.place(layer, bottom, header)
     y = bottom - MARGIN
     canvas.way((cx, bottom), (cx, y))
     for index, layer in enumerate(tower.layers):
