@@ -122,14 +122,14 @@ class ConcatConfig(BlockConfig):
 class ConcatWidth(nn.Module):
     """Tensors [b, t, d_i] -> [b, t, sum of d_i]."""
 
-    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> Tensor:
+    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None] | None = None) -> Tensor:
         return torch.cat(inputs, dim=-1)
 
 
 class ConcatUnmasked(nn.Module):
     """Tensors [b, t_i, d] -> [b, sum of t_i, d]."""
 
-    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> Tensor:
+    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None] | None = None) -> Tensor:
         return torch.cat(inputs, dim=1)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,6 +34,7 @@ from tfkit.component import (
     Signals,
     TableWire,
     Wire,
+    WireMarker,
     expect,
     same_length,
 )
@@ -273,7 +274,7 @@ class LatentsConfig(BlockConfig):
     """A learned sequence for every row of a batch, such as latents, query tokens or object queries."""
 
     block: Literal["latents"] = "latents"
-    input: Wire | None = None
+    input: Annotated[str, WireMarker(whole=True)] | None = None
     """Node or input with the batch; only its number of rows matters."""
     n_latents: Dim
     """Number of positions."""
