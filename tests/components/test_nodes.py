@@ -1,4 +1,4 @@
-"""Layers and sublayers as nodes: a model that spells its layers out computes what the stack computes, to the last bit."""
+"""Layers and sublayers as nodes: a model that spells its layers out computes what the stack computes, bit by bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import tfkit
-from tfkit.testing import check_model, example_inputs, small_spec
+from tfkit.graph.decode_split import static_inputs
+from tfkit.testing import check_model, check_script, example_inputs, small_spec
 from tfkit.tools.check.components import LISTS, required_values
 
 PLUGINS = tfkit.load_plugins()
@@ -155,8 +156,8 @@ def test_a_skipless_layer_keeps_only_its_output() -> None:
     [
         ({"block": "attention"}, "attention", "missing key"),
         ({"block": "attention", "attention": {"n_heads": 5}}, "attention.n_heads", "multiple of n_heads"),
-        ({"block": "attention", "attention": {"n_heads": 4, "mask": {"left": 3}}, "causal": True}, "mask", "later keys"),
-        ({"block": "cross_attention", "memory": "embedding", "attention": {**ATTENTION}}, "attention.position", "no pos"),
+        ({"block": "attention", "attention": {"n_heads": 4, "mask": {"left": 3}}, "causal": True}, "mask", "later key"),
+        ({"block": "cross_attention", "memory": "embedding", "attention": ATTENTION}, "attention.position", "no pos"),
         ({"block": "ffn", "ffn": {**FFN, "d_model": 12}}, "input", "width of d_model, 12"),
         ({"block": "position"}, "block", "is a slot"),
         ({"block": "residual", "inputs": ["embedding"]}, "inputs", "2"),
@@ -187,9 +188,9 @@ def test_a_slot_that_is_no_block_is_explained() -> None:
 
 
 def test_a_residual_that_reads_the_stream_must_be_in_a_stack() -> None:
-    residual = {"kind": "depth"}
+    node = {"block": "residual", "inputs": ["embedding", "copy"], "residual": {"kind": "depth"}}
     with pytest.raises(tfkit.SpecError, match="it must be in a stack"):
-        spec({"copy": {"block": "norm"}, "sum": {"block": "residual", "inputs": ["embedding", "copy"], "residual": residual}})  # fmt: skip
+        spec({"copy": {"block": "norm"}, "sum": node})
 
 
 @pytest.mark.slow
@@ -251,7 +252,9 @@ def test_a_kind_is_the_same_as_a_node(slot: str, kind: str, layout: str) -> None
         pytest.skip("it chooses among the keys of its own sequence")
     stack = tfkit.build(tfkit.load(spec, plugins=PLUGINS), seed=1).eval()
     nodes = tfkit.build(tfkit.load({**spec, "graph": spelled}, plugins=PLUGINS), seed=2).eval()
-    weights = {name.rpartition("layers.0.")[2].removeprefix("stack."): value for name, value in stack.state_dict().items()}
+    weights = {
+        name.rpartition("layers.0.")[2].removeprefix("stack."): value for name, value in stack.state_dict().items()
+    }
     ours = [*nodes.state_dict()]
     nodes.load_state_dict({name: weights[name.rpartition("layers.0.")[2]] for name in ours})
     for padding in ("none", "left", "right"):
@@ -297,7 +300,9 @@ def test_latents_have_no_padding_and_read_past_the_padding_of_the_input() -> Non
 def test_latents_are_filled_like_a_table_and_never_decay() -> None:
     model = tfkit.build(perceiver(n_latents=200), seed=5)
     assert 0.015 < model.latents.weight.std() < 0.025
-    (no_decay,) = (group["params"] for group in tfkit.parameter_groups(model, weight_decay=0.1) if not group["weight_decay"])
+    (no_decay,) = (
+        group["params"] for group in tfkit.parameter_groups(model, weight_decay=0.1) if not group["weight_decay"]
+    )
     assert any(parameter is model.latents.weight for parameter in no_decay)
 
 
@@ -307,6 +312,26 @@ def test_latents_of_decoded_tokens_cannot_be_decoded() -> None:
     model = tfkit.build(spec({**memory, "layer": layer})).eval()
     with pytest.raises(tfkit.SpecError, match="cannot be decoded token by token"):
         tfkit.CachedModel(model, length=8)
+
+
+def features(**graph: Any) -> tfkit.Graph:
+    """Return a model that decodes nothing: latents attend to the sum of two sequences of features."""
+    inputs = {name: {"type": "features", "width": 24} for name in ("image", "places")}
+    latents = {"block": "latents", "n_latents": 5, "input": "image"}
+    sums = {"sum": {"block": "add", "inputs": ["image", "places"]}}
+    attention = {"block": "cross_attention", "input": "latents", "memory": "sum", "attention": {"n_heads": 4}}
+    graph = {"latents": latents, **sums, "attention": attention, **graph}
+    return tfkit.load({"tfkit": 1, "name": "features", "d_model": 24, "inputs": inputs, "graph": graph})
+
+
+def test_the_input_of_latents_is_complete_like_a_memory() -> None:
+    """Tools that choose two lengths, for what is complete and for the rest, then choose one for both inputs."""
+    assert static_inputs(features()) == ("image", "places")
+
+
+@pytest.mark.parametrize("along", ["width", "length"])
+def test_a_concatenation_of_latents_is_scripted(along: str) -> None:
+    check_script(tfkit.build(features(both={"block": "concat", "inputs": ["latents", "attention"], "along": along})))
 
 
 @pytest.mark.parametrize(

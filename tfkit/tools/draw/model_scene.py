@@ -241,7 +241,7 @@ def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
 
 
 def _component(node: Node) -> Component:
-    """Return the component that a node consists of: its block, or for a block such as `norm`, the field of that name."""
+    """Return the component that a node consists of: its block, or the field `norm` of a block `norm` and the like."""
     inner = dict(node.config).get(node.config.kind_name())
     return inner if isinstance(inner, Component) and inner.slot == node.config.kind_name() else node.config
 
