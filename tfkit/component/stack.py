@@ -322,7 +322,7 @@ class Layers:
 
     @property
     def is_sublayer(self) -> bool:
-        """True if the block is a single sublayer without norms and residual, as a node of its own."""
+        """True if the block is a single sublayer without norms and residual, as a node such as `attention` is."""
         steps = [step for layer in self.layers for step in layer.steps]
         alone = len(steps) == self.depth == 1 and steps[0].addition == ResidualConfig(onto="nothing")
         return alone and steps[0].after is None and [*steps[0].modules()] == [steps[0].name]
