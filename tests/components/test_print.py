@@ -61,6 +61,7 @@ SMALL_OF: dict[str, Part] = {
     "chunk": {"size": 4},
     "expression": {"where": "q - k < 2"},
     "mla_indexed": {"index": INDEX},
+    "latents": {"n_latents": 3},
 }
 """Fields that a kind requires, by their names, or by kind."""
 
@@ -164,6 +165,12 @@ OTHERS: dict[str, list[Any]] = {
     "embedding.position": ["learned", "sinusoidal"],
     "select": ["last", "mean"],
     "n_classes": [4],
+    "n_latents": [4],
+    "causal": [True],
+    "ffn.ffn": [{"kind": "relu", "d_ff": 24}, {"kind": "geglu", "d_ff": 24}],
+    "attention.attention": [{"kind": "mqa", "n_heads": 4}, {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2}],
+    "cross_attention.attention": [{"kind": "mqa", "n_heads": 4}],
+    "residual.residual": [{"scale": 0.5}, {"learned": "scalar"}, {"scale_onto": 0.5}, {"learned_onto": "vector"}],
     "classifier.squeeze": [True],
     "chunk.size": [8],
     "expression.where": ["q - k < 4"],
@@ -269,6 +276,10 @@ def in_a_stack(config: Any, kind: str) -> Callable[[Part], Part]:
     return spec_of
 
 
+PAIRS = ("add", "concat", "residual")
+"""Blocks with two inputs."""
+
+
 def blocks(kind: str) -> Callable[[Part], Part]:
     """A model with one node of that kind between others."""
     stack = {"n_layers": 4, "attention": {"kind": "mha", "n_heads": 4}, "ffn": {"kind": "gelu", "d_ff": 24}}
@@ -279,6 +290,14 @@ def blocks(kind: str) -> Callable[[Part], Part]:
         shared: Part = {"d_model": 16, "vocab_size": 11, "max_len": 32}
         if kind in ("encoder", "decoder"):
             options, shared = {**copy.deepcopy(stack), **part}, {**shared, "dropout": 0.1}
+        if kind in ("layer", "attention", "cross_attention", "ffn"):
+            needed = {"layer": [*stack][1:], "cross_attention": ["attention"]}.get(kind, [kind])
+            options, shared = (
+                {**{name: copy.deepcopy(stack[name]) for name in needed}, **part},
+                {**shared, "dropout": 0.1},
+            )
+        if kind == "cross_attention":
+            options["memory"] = "source"
         if "memory" in options:
             graph["source"] = {"block": "embedding", "input": "other"}
             inputs.append("other")
@@ -286,7 +305,7 @@ def blocks(kind: str) -> Callable[[Part], Part]:
             graph["embedding"] |= {"dropout": 0.1, **options}
             inputs += list(options.get("tables", ()))
         else:
-            sources = {"inputs": ["embedding", "embedding"]} if kind in ("add", "concat") else {"input": "embedding"}
+            sources = {"inputs": ["embedding", "embedding"]} if kind in PAIRS else {"input": "embedding"}
             graph["node"] = {"block": kind, **sources, **options}
         return {"tfkit": 1, "name": "small", **shared, "inputs": inputs, "graph": graph}
 

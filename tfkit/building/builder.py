@@ -370,7 +370,7 @@ def _arguments(
         value = values[source] if isinstance(source, str) else [values[name] for name in source]
         signals = signal if isinstance(signal, list) else [signal]
         masks = [values.get(item.mask or "") for item in signals]
-        mask = masks if isinstance(signal, list) else masks[0]
+        mask = masks if isinstance(signal, list) and any(item is not None for item in masks) else masks[0]
         if field in ("input", "inputs"):
             args.append(value)
         else:

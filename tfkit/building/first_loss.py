@@ -162,7 +162,7 @@ def _through(layer: Layer, gains: list[float | None], stream: Stream) -> Stream:
     for step, gain in zip(layer.steps, gains, strict=True):
         size = 1.0 if step.norm_in is not None else first if step.reads_input else stream.size
         added = 1.0 if step.norm_out is not None or gain is None else gain * size
-        base = stream.normed() if step.addition.onto == "normed" else stream
+        base = {"previous": stream, "normed": stream.normed(), "nothing": stream.times(0)}[step.addition.onto]
         stream = base.times(step.addition.scale_onto).plus(step.addition.scale * added)
         stream = stream.normed() if step.norm_after is not None else stream
     return stream

@@ -248,6 +248,8 @@ class StreamConfig(Component):
     slot = "residual"
     enters: ClassVar[bool] = False
     """True if the stream is not [b, t, d_model] but a tensor [b, t, ...] that `enter` returns."""
+    reads: ClassVar[bool] = True
+    """False if `read` returns the stream and an empty list, so that `write` can be a node of a graph."""
 
     @abstractmethod
     def build(self, make: Make, part: StreamPart, width: int) -> nn.Module:

@@ -25,6 +25,7 @@ from tfkit.component.slots import (
     StreamPart,
     SublayerConfig,
 )
+from tfkit.errors import Invalid
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,16 +35,25 @@ class ResidualConfig(StreamConfig):
     """The addition of a sublayer's output y to x: scale_onto * x + scale * y."""
 
     kind: Literal["add"] = "add"
+    reads = False
     scale: PositiveFloat = 1.0
     """Factor of the sublayer's output."""
     learned: Literal["none", "scalar", "vector"] = "none"
     """Learned factor of the output, in addition to `scale`: one, or one per channel; it starts at 1."""
-    onto: Literal["previous", "normed"] = "previous"
-    """The tensor x: the sum so far, or the sublayer's input after its norm."""
+    onto: Literal["previous", "normed", "nothing"] = "previous"
+    """The tensor x: the sum so far, or the sublayer's input after its norm. `nothing`: the output replaces the sum, as
+    in layers without skip connections. Without them: https://arxiv.org/abs/2311.01906."""
     scale_onto: PositiveFloat = 1.0
     """Factor of x."""
     learned_onto: Literal["none", "scalar", "vector"] = "none"
     """Learned factor of x, in addition to `scale_onto`: one, or one per channel; it starts at 1."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for factors of a value that is not added to."""
+        super().check()
+        for name, neutral in (("scale_onto", 1), ("learned_onto", "none")):
+            if self.onto == "nothing" and getattr(self, name) != neutral:
+                raise Invalid(name, f"`{name}` has no effect: `onto: nothing` adds to nothing", help="remove it")
 
     def material(self) -> Mapping[str, Any]:
         """Return the fields without the kind, which older weights do not store: `add` was the only kind."""
@@ -309,6 +319,13 @@ class Layers:
         for number, layer in enumerate(self.layers):
             indices.setdefault(layer.name, []).append(number)
         return indices
+
+    @property
+    def is_sublayer(self) -> bool:
+        """True if the block is a single sublayer without norms and residual, as a node such as `attention` is."""
+        steps = [step for layer in self.layers for step in layer.steps]
+        alone = len(steps) == self.depth == 1 and steps[0].addition == ResidualConfig(onto="nothing")
+        return alone and steps[0].after is None and [*steps[0].modules()] == [steps[0].name]
 
     @property
     def streams(self) -> StreamConfig | None:

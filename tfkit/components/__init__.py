@@ -25,6 +25,7 @@ MODULES = (
     "input_position",
     "longrope",
     "mask_rule",
+    "nodes",
     "norm",
     "rope",
     "rope_scaling",

@@ -53,6 +53,13 @@ def _same_width(signals: list[Signal]) -> None:
             )
 
 
+def same_shape(inputs: Signals) -> Signal:
+    """Return the signal of a value with the length and width of all `inputs`, and the padding of the first."""
+    signals = _sequences(inputs)
+    _same_width(signals)
+    return replace(signals[0], length=same_length(_by_path(signals)))
+
+
 class AddConfig(BlockConfig):
     """The sum of sequences of the same length and width, with the padding of the first."""
 
@@ -62,9 +69,7 @@ class AddConfig(BlockConfig):
     """Nodes or inputs to add."""
 
     def output(self, inputs: Signals) -> Signal:
-        signals = _sequences(inputs)
-        _same_width(signals)
-        return replace(signals[0], length=same_length(_by_path(signals)))
+        return same_shape(inputs)
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces()
@@ -117,14 +122,14 @@ class ConcatConfig(BlockConfig):
 class ConcatWidth(nn.Module):
     """Tensors [b, t, d_i] -> [b, t, sum of d_i]."""
 
-    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> Tensor:
+    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None] | None = None) -> Tensor:
         return torch.cat(inputs, dim=-1)
 
 
 class ConcatUnmasked(nn.Module):
     """Tensors [b, t_i, d] -> [b, sum of t_i, d]."""
 
-    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None]) -> Tensor:
+    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None] | None = None) -> Tensor:
         return torch.cat(inputs, dim=1)
 
 

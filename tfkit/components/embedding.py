@@ -1,4 +1,4 @@
-"""The embedding: a sum of tables, then the stages in the order that the spec gives.
+"""The embedding: a sum of tables, then the stages in the order that the spec gives. And latents: a learned sequence.
 
 d_embed: https://arxiv.org/abs/1909.11942. Tables: https://arxiv.org/abs/1810.04805.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,6 +33,7 @@ from tfkit.component import (
     Signals,
     TableWire,
     Wire,
+    WireMarker,
     expect,
     same_length,
 )
@@ -267,3 +268,29 @@ class ExtraTable(Table):
 
     def forward(self, ids: Tensor | None) -> Tensor:
         return self.weight[0] if ids is None else F.embedding(ids, self.weight)
+
+
+class LatentsConfig(BlockConfig):
+    """A learned sequence for every row of a batch, such as latents, query tokens or object queries."""
+
+    block: Literal["latents"] = "latents"
+    input: Annotated[str, WireMarker(whole=True)] | None = None
+    """Node or input with the batch; only its number of rows matters."""
+    n_latents: Dim
+    """Number of positions."""
+    d_model: Shared[Dim]
+    """Width of the output."""
+
+    def output(self, inputs: Signals) -> Signal:
+        expect(inputs, "input", "tokens", "lengths", "sequence", "image", "vector", "logits")
+        return Signal("sequence", self.d_model, self.n_latents)
+
+    def build(self, make: Make, inputs: Signals) -> nn.Module:
+        return Latents(self.n_latents, self.d_model)
+
+
+class Latents(Table):
+    """The table for every row of a batch: a tensor [b, ...] -> [b, n, d_model]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.expand(x.size(0), -1, -1)

@@ -186,6 +186,8 @@ class LayerConfig(Config):
             if step.reads_input:
                 message = f"`{step.role}` takes the layer's input: added to that, it would drop the previous sublayers"
                 raise Invalid(place, message)
+            if step.addition.onto == "nothing":
+                continue
             bare[place] = bare.get(place, True) and step.norm_in is None
         for place in (place for place, without in bare.items() if without):
             message = "`onto: normed` has no effect: there is no norm before the sublayer"
@@ -318,6 +320,9 @@ class _StepWriter:
             x = self.program.apply(f"onto_{step.name}", operator.mul, x, step.addition.scale_onto)
         if step.write is not None:
             x = self.program.call(step.write.name, self.make(step.residual, "write", self.d_model), x, y, kept)
+        elif step.addition.onto == "nothing":
+            scale = step.addition.scale
+            x = y if scale == 1 else self.program.apply(f"after_{step.name}", operator.mul, y, scale)
         elif step.addition.scale == 1:
             x = self.program.apply(f"after_{step.name}", operator.add, x, y)
         else:

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from tfkit.component import ResidualConfig
 from tfkit.reference.model import Array, Function, Part, Value, rows
 from tfkit.reference.stack import stack
 
@@ -83,8 +84,34 @@ def concat(part: Part, *, inputs: Sequence[Value]) -> Value:
     return Value(np.concatenate([value.x for value in inputs]), np.tile(tokens, (len(tokens), 1)))
 
 
+def latents(part: Part, *, input: Value) -> Value:
+    """Return the learned sequence, which has no padding."""
+    return Value(part.weight("weight"), np.ones((part.config.n_latents,) * 2, bool))
+
+
+def one_layer(part: Part, **values: Value) -> Value:
+    """Apply the stack of one layer that a layer or a sublayer is as a node."""
+    config = part.config.as_stack()
+    return stack(replace(part, config=config), causal=config.kind_name() == "decoder", **values)
+
+
+def residual(part: Part, *, inputs: Sequence[Value]) -> Value:
+    """Add the output of a sublayer to the stream, each times its factors."""
+    config, (x, y) = part.config.residual, (value.x for value in inputs)
+    if not isinstance(config, ResidualConfig):
+        return Value(part.at("write", config)("write", x, y, None), inputs[0].pairs)
+    if config.learned != "none":
+        y = y * part.weight("scale.weight")
+    if config.learned_onto != "none":
+        x = x * part.weight("scale_onto.weight")
+    return Value(config.scale_onto * x + config.scale * y, inputs[0].pairs)
+
+
 BLOCKS: dict[str, Function] = {
-    **{function.__name__: function for function in (embedding, lm_head, pooler, classifier, linear, concat)},
+    **{function.__name__: function for function in (embedding, latents, lm_head, pooler, classifier, linear, concat)},
+    **dict.fromkeys(("layer", "attention", "cross_attention", "mixer"), one_layer),
+    "residual": residual,
+    "ffn": lambda part, input: Value(replace(part, config=part.config.ffn)(input.x), input.pairs),
     **{"encoder": stack, "decoder": partial(stack, causal=True)},
     "norm": lambda part, input: Value(replace(part, config=part.config.norm)(input.x), input.pairs),
     "add": lambda part, inputs: Value(np.sum([value.x for value in inputs], axis=0), inputs[0].pairs),

@@ -183,7 +183,7 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
     if not added:
         x = part.at(f"{name}_residual_write", residual)("write", x, y, kept)
         return _normed(part, "norm_after", step.get("norm_after"), x, row, name)
-    onto = x if residual.onto == "previous" else inside
+    onto = {"previous": x, "normed": inside, "nothing": np.zeros_like(x)}[residual.onto]
     if residual.learned != "none":  # https://arxiv.org/abs/2103.17239
         y = y * part.weight(f"{name}_residual_scale.weight")
     if residual.learned_onto != "none":

@@ -67,6 +67,9 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
     help = similar(f"a {_noun(base)}", word, registry.kinds(base.slot, base))
     if help is None and slots:
         help = f"{quoted(word)} is a kind of {either([f'`{slot}`' for slot in slots])}"
+    if base.word_key == base.slot != word and word in registry.slots():
+        notes.append(f"`{word}` is a slot: its kinds fill a field, as `rope` does in `attention: {{position: rope}}`")
+        help = f"list the kinds of the slot with `tfkit components {word}`"
     if plugins.broken:
         notes.append(f"plugins that could not be loaded: {listing(broken.name for broken in plugins.broken)}")
     return Diagnostic(f"unknown {kind_of(base)} {quoted(word)}", span, ".".join(path), tuple(notes), help)

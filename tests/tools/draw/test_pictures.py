@@ -280,6 +280,36 @@ def tfkit_register(register):
     assert ("", "Nobody has seen it.") in box.tip
 
 
+NODES = """\
+tfkit: 1
+name: nodes
+d_model: 16
+vocab_size: 32
+max_len: 32
+graph:
+  embedding: {block: embedding}
+  attention: {block: attention, attention: {n_heads: 2}, causal: true}
+  sum: {block: residual, inputs: [embedding, attention], residual: {scale: 0.5, learned: vector}}
+  norm: norm
+  ffn: {block: ffn, ffn: {kind: relu, d_ff: 32}}
+  layer: {block: layer, attention: {n_heads: 2}}
+  logits: {block: lm_head}
+"""
+
+
+def test_sublayers_as_nodes_look_like_sublayers() -> None:
+    graph = tfkit.loads(NODES)
+    scene = scene_of(graph)
+    picture = {box.title: (box.role, [note.text for note in box.notes], box.parameters) for box in scene.boxes()}
+    assert picture["ffn"] == ("ffn", ["relu", "16 wide", "d_ff 32"], 16 * 32 * 2 + 32 + 16)
+    assert picture["norm"] == ("norm", ["layernorm", "16 wide"], 32)
+    assert picture["sum"] == ("residual", ["add", "16 wide", "scale 0.5", "learned vector"], 16)
+    assert picture["causal self-attention"][0] == "attention"
+    svg = to_svg(draw(graph))
+    assert ">layer<" in svg
+    assert "× 1<" not in svg
+
+
 @pytest.mark.parametrize(
     ("name", "key", "text"),
     [

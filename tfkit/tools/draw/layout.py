@@ -255,7 +255,7 @@ class LayerPlacer:
             left = cx - self.inner / 2 - RAIL
             canvas.way((cx, entrance), (left, entrance), (left, y), (cx, y))
             canvas.lines.append(Disc(cx, entrance, 2.5, "dot"))
-        elif segment.onto == "stream":
+        elif segment.onto == "previous":
             canvas.lines.append(Disc(cx, fork, 2.5, "dot"))
         if segment.stem is not None:
             y = place_above(canvas, segment.stem, cx, y)
@@ -264,10 +264,10 @@ class LayerPlacer:
             top = place_above(canvas, segment.write, cx, y)
             self._residual(segment, fork, (y - GAP + top) / 2, edge=WIDTH / 2)
             y = top
-        else:
+        elif segment.onto != "nothing":
             plus = y - STEP - RADIUS
             canvas.way((cx, y), (cx, plus + RADIUS), arrow=True)
-            self._residual(segment, fork if segment.onto == "stream" else normed, plus, edge=RADIUS)
+            self._residual(segment, fork if segment.onto == "previous" else normed, plus, edge=RADIUS)
             canvas.lines.append(Disc(cx, plus, RADIUS, "plus", _key(segment)))
             y = plus - RADIUS
         return y if segment.after is None else place_above(canvas, segment.after, cx, y)
@@ -309,7 +309,8 @@ class LayerPlacer:
         if segment.onto == "normed":
             self.canvas.lines.append(Disc(cx, start, 2.5, "dot"))
         points = ((cx, start), (x, start), (x, end), (cx + edge, end))
-        self.canvas.way(*points, look="line residual", arrow=True, start=f"{segment.onto} of {key}", end=key)
+        start_name = f"{'normed' if segment.onto == 'normed' else 'stream'} of {key}"
+        self.canvas.way(*points, look="line residual", arrow=True, start=start_name, end=key)
 
 
 def _key(segment: Segment) -> str:
@@ -410,7 +411,10 @@ def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
         (layer,) = tower.layers
         stack, each = canvas.differing(tower.key), canvas.differing(layer.key)
         differing = Differing(stack.causes | each.causes, stack.consequences | each.consequences)
-        return placer.place(layer, bottom, header_of(layer, differing, (*tower.notes, *total)))
+        header = header_of(layer, differing, (*tower.notes, *total))
+        if layer.times == 1 and not differing.look("n_layers"):
+            header = replace(header, times="")
+        return placer.place(layer, bottom, header)
     y = bottom - MARGIN
     canvas.way((cx, bottom), (cx, y))
     for index, layer in enumerate(tower.layers):

@@ -197,12 +197,13 @@ def component_box(config: Component, key: str, title: str, parameters: int) -> B
 
 def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
     """Yield a box for each module with weights directly inside the node, in order. The last one is the main module."""
-    config = node.config
+    config, inner = node.config, _component(node)
     gives_logits = node.output.type == "logits"
     role = "head" if gives_logits else "block"
     children = counts.children(node.name)
     names = [name for name in children if name != "output"]
-    if not gives_logits and len(names) == 1 and f"{node.name}.{names[0]}" not in counts.components:
+    alone = not gives_logits and len(names) == 1 and f"{node.name}.{names[0]}" not in counts.components
+    if alone or inner is not config:
         names = []  # the node is that one module
     for name in names:
         path = f"{node.name}.{name}"
@@ -219,19 +220,30 @@ def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
                 chips=tuple(_activation(node, name, counts)),
                 parameters=counts.take(path),
             )
-    notes = [] if node.name == config.kind_name() else [Note("kind", config.kind_name())]
+    notes = [] if node.name == inner.kind_name() else [Note("kind", inner.kind_name())]
+    parts = [
+        Box(f"{key}/output/{name}", "part", _words(name), parameters=counts.take(f"{node.name}.{name}"))
+        for name in (children if inner.drawn_apart else ())
+    ]
     width = node.output.width or 1  # a model with a single logit may return no axis for it
     notes += [Note("width", f"{width:,} {'logits' if gives_logits else 'wide'}")]
     yield Box(
         key=f"{key}/output",
-        role=role if config.kind_name() != "norm" else "norm",
+        role=role if inner is config else inner.slot,
         title=_words(node.name),
-        notes=(*notes, *notes_of(config)),
-        chips=() if names else tuple(chips_of(config)),
-        parameters=counts.take(node.name),
+        notes=(*notes, *notes_of(inner)),
+        chips=() if names else tuple(chips_of(inner)),
+        parts=tuple(parts),
+        parameters=sum(part.parameters for part in parts) + counts.take(node.name),
         tied="tie" in node.wires,
         tip=tip_of(config),
     )
+
+
+def _component(node: Node) -> Component:
+    """Return the component that a node consists of: its block, or the field `norm` of a block `norm` and the like."""
+    inner = dict(node.config).get(node.config.kind_name())
+    return inner if isinstance(inner, Component) and inner.slot == node.config.kind_name() else node.config
 
 
 def _activation(node: Node, name: str, counts: ParameterCounts) -> Iterator[Chip]:

@@ -96,7 +96,8 @@ class Segment:
         before: the module of a residual around the layer that computes the stream of the sublayers.
         stem: the norm before all sublayers.
         reads_input: True if the sublayers take the layer's input instead of the current stream.
-        onto: the value to which the outputs are added: the stream before the segment, or the output of the first box.
+        onto: the value to which the outputs are added: the stream before the segment, the output of the first box, or
+            nothing, so that they replace the stream.
         factor: a learned factor of that value.
         write: the module that puts the output into the stream; None if it is added.
         after: the norm after the sum, or the module that writes the result of a layer to the stream.
@@ -106,7 +107,7 @@ class Segment:
     before: Box | None = None
     stem: Box | None = None
     reads_input: bool = False
-    onto: Literal["stream", "normed"] = "stream"
+    onto: Literal["previous", "normed", "nothing"] = "previous"
     factor: Box | None = None
     write: Box | None = None
     after: Box | None = None

@@ -264,7 +264,7 @@ class _Layers:
             branches=tuple(map(tuple, branches)),
             stem=stem if together else None,
             reads_input=together and not first,
-            onto="stream" if last.addition.onto == "previous" else "normed",
+            onto=last.addition.onto,
             factor=self._onto(last),
             write=self._residual(last.write) if last.write else None,
             after=self._norm(last.norm_after, f"{last.name}_norm_after") if last.norm_after else None,

@@ -187,8 +187,10 @@ def explain_stack(node: Node, stack: Layers) -> Explanation:
         node.config.kind_name(),
         says=doc_of(node.config),
         papers=papers_of(node.config),
-        facts=(_size(node, stack), *_sharing(node.config, stack), *component.facts),
-        steps=tuple(_programs(node.config, stack)),
+        facts=component.facts
+        if stack.is_sublayer
+        else (_size(node, stack), *_sharing(node.config, stack), *component.facts),
+        steps=() if stack.is_sublayer else tuple(_programs(node.config, stack)),
         parts=(*parts, *_around(stack), *component.parts),
     )
 

@@ -55,6 +55,9 @@ def as_code(layer: Layer) -> Iterator[str]:
             written = f"{step.residual.kind_name()}({stream}, {y})"
             yield f"{stream} = {_normed(step.norm_after, written)}{_gives(step)}"
             continue
+        if step.addition.onto == "nothing":
+            yield f"x = {_normed(step.norm_after, y)}{_gives(step)}"
+            continue
         onto = _normed(step.norm_in, read) if step.addition.onto == "normed" else "x"
         onto = onto if step.onto is None else _code(step.onto, onto, step)
         onto = onto if step.addition.scale_onto == 1 else _code(Scale(step.addition.scale_onto), onto, step)
@@ -98,6 +101,8 @@ def as_sentences(layer: Layer) -> Iterator[str]:
         if step.addition.scale_onto != 1:
             onto = f"{number(step.addition.scale_onto)} times {onto}"
         added = f"add {''.join(f'{factor} times ' for factor in factors)}{'it ' if factors else ''}to {onto}"
+        if step.addition.onto == "nothing":
+            added = "".join(f"{factor} times " for factor in factors) + "this replaces the stream"
         residual = f"the residual {step.residual.kind_name()}"
         if step.read is not None:
             words.insert(0, f"read the stream{'s' * step.residual.enters} by {residual}")

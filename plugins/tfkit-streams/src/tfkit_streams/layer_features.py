@@ -101,6 +101,7 @@ class ScaledSumConfig(tfkit.StreamConfig):
     """The sum of x and a sublayer's output, times a learned number, initially 1."""
 
     kind: Literal["scaled_sum"] = "scaled_sum"
+    reads = False
 
     def build(self, make: tfkit.Make, part: tfkit.StreamPart, width: int) -> nn.Module:
         return Read() if part == "read" else ScaledSum()

@@ -176,6 +176,8 @@ def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
         base, y = x, torch.zeros_like(x)
         if step.addition.onto == "normed" and step.norm_in is not None:
             base = module.get_submodule(f"{step.name}_norm_in")(x)
+        if step.addition.onto == "nothing":
+            base = torch.zeros_like(x)
         if step.onto is not None:
             base = base * module.get_parameter(f"{step.onto.name}.weight")
         if step.norm_out is not None:
