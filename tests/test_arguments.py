@@ -309,7 +309,7 @@ def test_a_text_and_a_model_are_told_from_a_spec() -> None:
     with pytest.raises(tfkit.SpecError, match=r"not a path\n.*= help: `tfkit.loads` reads a text"):
         tfkit.load("tfkit: 1\nname: x\n")
     with pytest.raises(TypeError, match=r"`model.meta\['graph'\]` of a built model; got a Gpt2"):
-        tfkit.count_params(MODEL)  # type: ignore[arg-type]
+        tfkit.build(MODEL)  # type: ignore[arg-type]
 
 
 def test_a_model_without_values_is_named(tmp_path: Path) -> None:
