@@ -9,6 +9,7 @@ import ast
 import copy
 import math
 import re
+import string
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -130,10 +131,10 @@ def as_comments(text: str) -> str:
 
 
 def equation_of(pattern: str) -> str:
-    """Return the equation of `torch.einsum` for a pattern of einops."""
-    from einops.einops import _compactify_pattern_for_einsum  # private: only this function depends on it
-
-    return _compactify_pattern_for_einsum(pattern)
+    """Return the equation of `torch.einsum` for a pattern that einops has accepted: a letter for each name."""
+    words = re.findall(r"\w+|\.\.\.|,|->", pattern)
+    letters = dict(zip(dict.fromkeys(filter(str.isidentifier, words)), string.ascii_letters, strict=False))
+    return "".join(letters.get(word, word) for word in words)
 
 
 def call_of(operation: str, tensor: ast.expr, pattern: str, sizes: Mapping[str, ast.expr]) -> ast.expr:
