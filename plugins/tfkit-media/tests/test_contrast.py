@@ -107,4 +107,4 @@ def test_a_run_learns_to_match(form: str, tmp_path: Path) -> None:
     lines = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text(encoding="utf-8").splitlines())
     matches = [line["val.matches"] for line in lines if "val.matches" in line]
     assert matches[0] < 0.15
-    assert matches[-1] > 0.4
+    assert matches[-1] > 0.3  # chance is 1 of 32

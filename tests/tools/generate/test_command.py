@@ -189,7 +189,11 @@ def test_it_stops_at_a_special_token(run: Run, folder: Path) -> None:
 def test_it_stops_at_the_end_that_the_weights_define(run: Run, folder: Path, model: torch.fx.GraphModule) -> None:
     ids = generate(model, [[5, 6, 7]], max_new_tokens=9).rows()[0]
     arguments = ["small.yaml", *WEIGHTS, "--tokens", "5,6,7", "--max-new-tokens", "9", "--json"]
-    (folder / "out" / "generation_config.json").write_text(json.dumps({"eos_token_id": [ids[4], 999]}))
-    text = json.loads(run(*arguments)[0])["texts"][0]
-    assert (text["tokens"], text["ended"]) == (ids[: ids.index(ids[4]) + 1], "stop")
-    assert json.loads(run(*arguments, "--stop", "999")[0])["texts"][0]["tokens"] == ids
+    config = folder / "out" / "generation_config.json"
+    config.write_text(json.dumps({"eos_token_id": [ids[4], 999]}))
+    try:
+        text = json.loads(run(*arguments)[0])["texts"][0]
+        assert (text["tokens"], text["ended"]) == (ids[: ids.index(ids[4]) + 1], "stop")
+        assert json.loads(run(*arguments, "--stop", "999")[0])["texts"][0]["tokens"] == ids
+    finally:
+        config.unlink()  # all tests of the session share the folder
