@@ -12,18 +12,9 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.torch_private.torchscript import quiet
+from tools.edits import SETS, Layer
 
-SETS = ["d_model=12", "vocab_size=23", "decoder.n_layers=3", "decoder.attention.n_heads=3", "decoder.ffn.d_ff=20"]
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [9, 2, 6, 5, 3, 5]])
-
-
-class PlainLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(12, 12)
-
-    def forward(self, x: Tensor, context: Any) -> Tensor:
-        return x + self.inner(x)
 
 
 def built(*sets: str) -> Any:
@@ -54,7 +45,7 @@ def test_layers_are_added_removed_and_exchanged() -> None:
     torch.testing.assert_close(model(TOKENS), by_hand(model, [first, third, extra]))
     del model.decoder.layers[1:]
     torch.testing.assert_close(model(TOKENS), by_hand(model, [first]))
-    model.decoder.layers.extend([third, plain := PlainLayer()])
+    model.decoder.layers.extend([third, plain := Layer()])
     torch.testing.assert_close(model(TOKENS), by_hand(model, [first, third, plain]))
     model.decoder.layers.insert(0, second)
     model.decoder.layers[3] = extra
@@ -75,7 +66,7 @@ def test_a_layer_takes_the_context_of_its_index() -> None:
 
 
 def test_layers_with_different_contexts_are_not_added_or_removed() -> None:
-    for edit in (lambda m: m.decoder.layers.__delitem__(0), lambda m: m.decoder.layers.append(PlainLayer())):
+    for edit in (lambda m: m.decoder.layers.__delitem__(0), lambda m: m.decoder.layers.append(Layer())):
         model = mixed()
         edit(model)
         with pytest.raises(TypeError, match="the layers of this stack have different contexts or tensors"):

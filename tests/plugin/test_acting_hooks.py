@@ -156,12 +156,12 @@ def test_each_build_calls_it_once(tmp_path: Path) -> None:
     tfkit.save(model, tmp_path / "out")
     assert len(probe.built) == 1
     weights = tmp_path / "out"
-    others = [
+    rebuilt = [
         tfkit.build(graph, device="meta"),
         tfkit.build(graph, weights=weights),
         tfkit.build(graph, weights=weights, missing=["decoder.final_norm.*"], unused=["decoder.final_norm.*"]),
     ]
-    assert [*map(id, probe.built)] == [*map(id, (model, *others))]
+    assert [*map(id, probe.built)] == [*map(id, (model, *rebuilt))]
     model(TOKENS)
     assert probe.calls == 2 * len(model.decoder.layers)
 

@@ -22,8 +22,8 @@ from tfkit.tools.check.check import outcomes
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import PROPERTIES
 from tfkit.tools.export.formats import metadata
+from tools.edits import SETS, Layer, ffn, fx_edit
 
-SETS = ["d_model=12", "vocab_size=23", "decoder.n_layers=3", "decoder.attention.n_heads=3", "decoder.ffn.d_ff=20"]
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [9, 2, 6, 5, 3, 5]])
 
 
@@ -39,17 +39,6 @@ class Adapter(nn.Module):
         return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
 
-class PlainLayer(nn.Module):
-    """A layer without attention: it ignores its context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(12, 12)
-
-    def forward(self, x: Tensor, context: Any) -> Tensor:
-        return x + self.inner(x)
-
-
 def built() -> Any:
     return tfkit.build(tfkit.load("gpt2", sets=SETS), seed=1).eval()
 
@@ -60,21 +49,8 @@ def edited(edit: Callable[[Any], object]) -> Any:
     return model
 
 
-def ffn(model: Any) -> Any:
-    return model.decoder.layers[1].ffn
-
-
 def activation(model: Any) -> None:
     ffn(model).activation = nn.ReLU()
-
-
-def negate(model: Any) -> None:
-    """Negate the output of the decoder in the graph of the model."""
-    (decoder,) = (node for node in model.graph.nodes if node.target == "decoder")
-    with model.graph.inserting_after(decoder):
-        negative = model.graph.call_function(torch.neg, (decoder,))
-    decoder.replace_all_uses_with(negative, delete_user_cb=lambda user: user is not negative)
-    model.recompile()
 
 
 def replace_forward(model: Any) -> None:
@@ -92,9 +68,9 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "adapter": lambda m: setattr(ffn(m), "up", Adapter(ffn(m).up)),
     "forward": lambda m: setattr(ffn(m), "forward", MethodType(lambda self, x: -self.down(self.up(x)), ffn(m))),
     "hook": lambda m: ffn(m).register_forward_hook(mix),
-    "graph": negate,
+    "graph": fx_edit,
     "forward of the model": replace_forward,
-    "layer": lambda m: m.decoder.layers.__setitem__(1, PlainLayer()),
+    "layer": lambda m: m.decoder.layers.__setitem__(1, Layer()),
     "layer deleted": lambda m: m.decoder.layers.__delitem__(1),
     "layer added": lambda m: m.decoder.layers.append(copy.deepcopy(m.decoder.layers[0])),
     "pruned": lambda m: prune.random_unstructured(ffn(m).up, "weight", 0.3),

@@ -13,7 +13,7 @@ from tfkit.building.builder import build
 from tfkit.building.placement import AnyDevice, AnyDtype
 from tfkit.errors import SpecError
 from tfkit.graph.expand import expand
-from tfkit.nn import Context, Program, order_tokens, restore_order
+from tfkit.nn import Context, Program
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.data import NAME, read_data
 from tfkit.spec.load import resolve_spec
@@ -88,6 +88,8 @@ def component(
     stack |= {"input": "x", **{name: name for name in inputs if name != "x"}}
     if slot in ("norm", "activation"):
         stack["ffn"] = {"kind": "mlp", "d_ff": 1, "activation": "relu"}
+    else:
+        stack["sublayers"] = [{"sublayer": slot, "norm_after": False, "residual": {"onto": "nothing"}}]
     path = ["graph", slot, *(["ffn"] if slot == "activation" else [])]
     tree = read_data({"tfkit": 1, "name": slot, "d_model": d_model, "inputs": inputs, "graph": {slot: stack}})
     part = read_data({slot: keys, "init": init}).items  # errors have the paths of this mapping
@@ -102,21 +104,15 @@ def component(
         prefix = ".".join([*path, ""])
         diagnostics = (replace(d, path=d.path.removeprefix(prefix)) for d in error.diagnostics)
         raise SpecError(*diagnostics) from error.__cause__
-    described: Any = node.stack
-    (step,), layers = described.layers[0].steps, model.get_submodule(slot).layers
+    layers: Any = model.get_submodule(slot).layers
     if slot == "activation":
         return layers[0].ffn.activation
-    name, takes_context = step.name, getattr(step.config, "takes_context", False)
     if slot == "norm":
-        name, takes_context = step.after.name, step.norm_after.takes_condition
-    module = layers[0].get_submodule(name)
-    if slot == "norm" and not takes_context:
-        return module
-    program = Program()
-    y, context = program.input("x"), program.input("context", Context)
-    context = program.input("cross_context", Context) if step.reads_memory else context
-    y = program.apply("ordered", order_tokens, y, context) if step.ordered else y
-    y = program.call(name, module, y, *[context] * takes_context)
-    layers[0] = program.build(program.apply("y", restore_order, y, context) if step.ordered else y, "Layer")
-    model.meta.clear()  # its graph describes a stack with norms and a residual
+        norm = layers[0].ffn_norm_after
+        if "condition" not in inputs:
+            return norm
+        program = Program()
+        arguments_of_layer = program.input("x"), program.input("context", Context)
+        layers[0] = program.build(program.call("ffn_norm_after", norm, *arguments_of_layer), "Layer")
+    model.meta.clear()  # no spec can name the mask like this
     return model

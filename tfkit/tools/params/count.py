@@ -81,7 +81,7 @@ def count_params(graph: AnyModel, by: By = "component") -> Params:
     Parameters that were added to a built model, such as adapters, are the component `not in the spec`.
 
     Args:
-        graph: the name, path or mapping of a spec, the result of `load`, or a built model, which is counted as it is.
+        graph: the name, path or mapping of a spec, the result of `load`, or a built model in its current state.
         by: the rows: a row for each component, node, layer or module.
 
     Raises:
