@@ -179,9 +179,11 @@ def test_kept_sizes() -> None:
     assert {size.n_layers["decoder"] for size in sizes_of("gpt2", 1e9, keep=("n_layers",))} == {12}
     assert {(size.d_model, size.n_heads) for size in sizes_of("gpt2", 1e9, "d_model=1280")} == {(1280, 20)}
     assert {size.n_layers["decoder"] for size in sizes_of("gpt2", 1e9, "decoder.n_layers=36")} == {36}
-    half = sizes_of("t5_small", 100e6, "encoder.n_layers=2")
-    assert {size.n_layers["encoder"] for size in half} == {2}
-    assert len({size.n_layers["decoder"] for size in half}) > 1
+    half = sizes_of("t5_small", 100e6, "decoder.n_layers=2")
+    assert {size.n_layers["decoder"] for size in half} == {2}
+    assert len({size.n_layers["encoder"] for size in half}) > 1
+    like = sizes_of("t5_small", 100e6, "encoder.n_layers=2")  # the decoder takes its keys from the encoder
+    assert {(size.n_layers["encoder"], size.n_layers["decoder"]) for size in like} == {(2, 2)}
 
 
 @pytest.mark.slow
