@@ -196,7 +196,8 @@ def test_a_profile_measures_a_copy(edit: str) -> None:
 
 
 def subject_of(model: Any) -> ModelUnderTest:
-    return ModelUnderTest(as_model(model, "measured"), tfkit.load_plugins())
+    measured = as_model(model, "measured")
+    return ModelUnderTest(measured.graph, tfkit.load_plugins(), module=measured.module, edits=measured.edits)
 
 
 def test_a_check_measures_the_modules_and_builds_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -27,11 +27,21 @@ from tfkit.errors import Diagnostic, EditedModelWarning, SpecError, listing, quo
 from tfkit.graph.expand import AnySource, Graph, as_graph
 from tfkit.torch_private.tensors import has_forward_hook, has_forward_pre_hook
 
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """The model that a tool measures: the graph of a spec; or the graph, the module and the edits of a built model."""
+
+    graph: Graph
+    module: fx.GraphModule | None = None
+    edits: tuple[str, ...] = ()
+
+
 AnyModel: TypeAlias = Annotated[
-    Graph | AnySource | nn.Module,
+    Graph | AnySource | nn.Module | MeasuredModel,
     "a spec: its name, its path, a mapping, or what `tfkit.load` returned; or a model that `tfkit.build` returned",
 ]
-"""A spec, or a built model, as users pass them."""
+"""A spec, or a built model, as users pass them; or a `MeasuredModel`, as tools pass it on."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, set, frozenset, Enum)
 FUNCTIONS = FunctionType | BuiltinFunctionType | MethodType | type
 OF_TORCH = frozenset(vars(nn.Module()))
@@ -40,20 +50,20 @@ SHOWN = 6
 """The maximum number of differences in an error."""
 
 
-def as_model(model: AnyModel, measured: str) -> Graph:
-    """Return the graph of a spec; or the graph of a built model, which then contains the model and its edits.
+def as_model(model: AnyModel, measured: str) -> MeasuredModel:
+    """Return the graph of a spec or of a built model, and the module of a built model with its edits.
 
     If there are edits, issue an `EditedModelWarning`; `measured` states what the caller takes from the modules.
     """
     if not isinstance(model, nn.Module):
-        return as_graph(model)
+        return model if isinstance(model, MeasuredModel) else MeasuredModel(as_graph(model))
     built = unwrapped(model)
     check_unsharded(built)
     if texts := [text for text, _ in edits(built)]:
         message = f"the modules of {quoted(graph_of(built).name)} differ from its spec: {measured}"
         text = Diagnostic(message, notes=_notes(texts)).render("warning")
         warnings.warn(text.removeprefix("warning: "), EditedModelWarning, stacklevel=4)
-    return replace(graph_of(built), weights=None, model=built, edits=_notes(texts))
+    return MeasuredModel(replace(graph_of(built), weights=None), built, _notes(texts))
 
 
 def copied(model: fx.GraphModule, *, device: AnyDevice | None = None, dtype: torch.dtype | None = None) -> Model:

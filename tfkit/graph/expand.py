@@ -68,10 +68,6 @@ class Graph:
     """The folder from which the spec was loaded, if it contains weights, which `build` then loads."""
     hooks: Hooks | None = field_of(default=None, compare=False)
     """The hooks of the plugins with which a user loaded the spec; None for a graph that a tool derived."""
-    model: Any = None
-    """The built model that a tool measures as the model of this spec; None if the tool builds the model."""
-    edits: tuple[str, ...] = ()
-    """The differences of `model` from the spec."""
 
     @property
     def name(self) -> str:

@@ -105,10 +105,10 @@ def check_model(
     plugins = plugins or load_plugins()
     if not isinstance(graph, Graph | nn.Module):
         graph = load(graph, plugins=plugins)
-    graph = as_model(graph, "its modules are measured, without properties that need a build of the spec")
-    if graph.model is not None:
-        graph = replace(graph, model=copied(graph.model, device="cpu", dtype=torch.float32))
-    subject = ModelUnderTest(replace(graph, weights=None), plugins, weights=graph.weights)
+    model = as_model(graph, "its modules are measured, without properties that need a build of the spec")
+    graph = replace(model.graph, weights=None)
+    module = None if model.module is None else copied(model.module, device="cpu", dtype=torch.float32)
+    subject = ModelUnderTest(graph, plugins, weights=model.graph.weights, module=module, edits=model.edits)
     raise_faults(f"`{graph.name}`", {"": subject}, plugins, level, only, xfail)
 
 

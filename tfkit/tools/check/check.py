@@ -204,7 +204,7 @@ def outcomes(
         if cause is not None:
             causes[prop.name] = cause
             yield replace(outcome, detail=f"follows from `{cause}`")
-        elif prop.of_spec and isinstance(subject, ModelUnderTest) and subject.graph.edits:
+        elif prop.of_spec and isinstance(subject, ModelUnderTest) and subject.edits:
             yield replace(outcome, status="does not apply", detail=EDITED)
         elif not prop.of_weights and isinstance(subject, ModelUnderTest) and subject.has_weights:
             yield replace(outcome, status="does not apply", detail="the weights are trained")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build
-from tfkit.building.edits import copied
+from tfkit.building.edits import MeasuredModel, copied
 from tfkit.building.initialize import generator_of
 from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Step
 from tfkit.errors import Invalid, SpecError
@@ -60,12 +60,14 @@ class ModelUnderTest:
     faults, because they are zero, one, or so small that a sublayer has almost no effect.
 
     Attributes:
-        graph: its graph; with the built model that is checked, if any.
+        graph: its graph.
         plugins: the plugins that its spec was read with.
         seed: of all random numbers.
         weights: the trained weights; None for random weights.
         component: the component that the model tests, if any.
         kinds: reference functions of kinds, in addition to the functions of `tfkit.reference`.
+        module: the built model that is checked; None for a model that is built from the graph.
+        edits: the differences of the built model from its spec.
     """
 
     graph: Graph
@@ -74,6 +76,8 @@ class ModelUnderTest:
     weights: Path | None = None
     component: type[Component] | None = None
     kinds: Kinds | None = None
+    module: fx.GraphModule | None = None
+    edits: tuple[str, ...] = ()
     of: ClassVar[Literal["model"]] = "model"
 
     @property
@@ -87,15 +91,20 @@ class ModelUnderTest:
         return reference_functions(self.plugins, self.kinds or {})
 
     @property
+    def measured(self) -> MeasuredModel:
+        """The model as an argument of tools."""
+        return MeasuredModel(self.graph, self.module, self.edits)
+
+    @property
     def has_weights(self) -> bool:
         """True if its weights come from a file or a built model, so that they are not drawn."""
-        return self.weights is not None or self.graph.model is not None
+        return self.weights is not None or self.module is not None
 
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
         """Build the model of the graph, or of a second graph with the same weights where shapes fit, in eval mode."""
-        if self.graph.model is not None and graph is None and not options:
-            return copied(self.graph.model).eval()
-        require(not self.graph.edits, EDITED)
+        if self.module is not None and graph is None and not options:
+            return copied(self.module).eval()
+        require(not self.edits, EDITED)
         if graph is None and self.weights is not None:
             return build(self.graph, weights=self.weights, allow_change=True, **options).eval()
         return self.fill(build(graph or self.graph, seed=self.seed, **options)).eval()
@@ -117,7 +126,7 @@ class ModelUnderTest:
 
     def changed(self, values: Mapping[FieldPath, Any]) -> Graph:
         """Replace the values at some paths and return the graph; raise ValueError or SpecError if they are invalid."""
-        require(not self.graph.edits, EDITED)
+        require(not self.edits, EDITED)
         spec = self.graph.spec
         return expand(replace(spec, model=with_values(spec.model.model_copy(update={"parameters": None}), values)))
 

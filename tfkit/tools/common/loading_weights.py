@@ -12,7 +12,7 @@ from torch import fx
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.building.builder import build, build_filled, graph_of
-from tfkit.building.edits import copied
+from tfkit.building.edits import MeasuredModel, copied
 from tfkit.building.model import BuiltModel, whole
 from tfkit.building.transfer import Transfer
 from tfkit.checkpoint.files import TensorFiles
@@ -25,7 +25,7 @@ from tfkit.tools.common.memory_needs import check_memory
 
 
 def build_with_weights(
-    graph: Graph,
+    model: Graph | MeasuredModel,
     path: AnyPath | None,
     *,
     device: torch.device | str = "cpu",
@@ -35,14 +35,15 @@ def build_with_weights(
 ) -> fx.GraphModule:
     """Build a model with the weights of a file, of the folder that the graph was loaded from, or random weights.
 
-    The model of a graph that has one is copied instead, with its weights, and in its dtype by default.
+    A built model is copied instead, with its weights, and in its dtype by default.
 
     Raise SpecError as `tfkit.build` does and, before memory is allocated, if the weights do not fit into free memory.
     """
-    if graph.model is not None and path is not None:
+    graph, module = (model.graph, model.module) if isinstance(model, MeasuredModel) else (model, None)
+    if module is not None and path is not None:
         raise ValueError("weights have no effect on a built model, which has weights")
-    if graph.model is not None:
-        return copied(graph.model, device=device, dtype=dtype)
+    if module is not None:
+        return copied(module, device=device, dtype=dtype)
     path = graph.weights if path is None else path
     if path is None or torch.device(device).type == "meta":
         return build(graph, device=device, dtype=dtype, seed=seed)

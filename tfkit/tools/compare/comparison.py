@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
-from tfkit.building.edits import AnyModel, as_model, fill
+from tfkit.building.edits import AnyModel, MeasuredModel, as_model, fill
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
@@ -140,19 +140,19 @@ def compare(
     """
     measured, device = "its modules are run, on inputs of the spec", device_of(device)
     a = as_model(a, measured)
-    b = as_model(b, measured) if isinstance(b, Graph | Mapping | nn.Module) or is_spec(b) else Path(b)
-    second = b if isinstance(b, Graph) else a
-    inputs, renamed = common_inputs(a, second, batch=batch, length=length, device=device, seed=seed)
-    chosen = weights or a.weights
-    source = chosen or (None if a.model is not None else _weights_of(b))
+    b = Path(b) if isinstance(b, str | os.PathLike) and not is_spec(b) else as_model(b, measured)
+    graph = a.graph if isinstance(b, Path) else b.graph
+    inputs, renamed = common_inputs(a.graph, graph, batch=batch, length=length, device=device, seed=seed)
+    chosen = weights or a.graph.weights
+    source = chosen or (None if a.module is not None else _weights_of(b))
     options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
     model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
-    default = None if isinstance(b, Graph) and b.model is not None else _weights_of(b) or source
+    default = None if isinstance(b, MeasuredModel) and b.module is not None else _weights_of(b) or source
     other = other_model(model, b, other_weights or weights or default, **options)
-    if isinstance(b, Graph) and isinstance(other.model, fx.GraphModule):
-        if a.model is not None and b.model is other_weights is b.weights is None:
+    if isinstance(b, MeasuredModel) and isinstance(other.model, fx.GraphModule):
+        if a.module is not None and b.module is other_weights is b.graph.weights is None:
             fill(other.model, model)
-        if b.model is not None and a.model is chosen is None:
+        if b.module is not None and a.module is chosen is None:
             fill(model, other.model)
     names = {**other.names, "": ""}
 
@@ -212,9 +212,9 @@ def _proportional(ours: Tensor, theirs: Tensor) -> bool:
     return bool(factor > 0 and torch.allclose(theirs, ours * factor, rtol=1e-5, atol=0))
 
 
-def _weights_of(b: Graph | Path) -> Path | None:
+def _weights_of(b: MeasuredModel | Path) -> Path | None:
     """Return the folder with the weights of B; None for a spec without weights, and for a program."""
-    return b.weights if isinstance(b, Graph) else b if os.path.isdir(b) else None
+    return b.graph.weights if isinstance(b, MeasuredModel) else b if os.path.isdir(b) else None
 
 
 def is_spec(name: str | os.PathLike[str]) -> bool:

@@ -17,11 +17,11 @@ from torch import Tensor, fx, nn
 
 from tfkit.arguments import AnyPath
 from tfkit.building.builder import graph_of
+from tfkit.building.edits import MeasuredModel
 from tfkit.checkpoint.links import published
 from tfkit.checkpoint.tensor_names import above
 from tfkit.checkpoint.weight_map import Link
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.graph.expand import Graph
 from tfkit.spec.folder import CONFIG, MAX_CONFIG
 from tfkit.spec.header import read_object, shown
 from tfkit.spec.weight_files import read_headers
@@ -95,7 +95,7 @@ class Other:
 
 def other_model(
     model: fx.GraphModule,
-    b: Graph | Path,
+    b: MeasuredModel | Path,
     weights: AnyPath | None,
     *,
     device: torch.device | str,
@@ -103,7 +103,7 @@ def other_model(
     seed: int,
 ) -> Other:
     """Prepare B to run: with `weights` if it is a spec, with its stored weights otherwise."""
-    if isinstance(b, Graph):
+    if isinstance(b, MeasuredModel):
         second = build_with_weights(b, weights, device=device, dtype=dtype, seed=seed, allow_change=True).eval()
         ours, theirs = ([name for name, _ in network.named_modules()] for network in (model, second))
         alone = _outermost(ours, theirs), _outermost(theirs, ours)

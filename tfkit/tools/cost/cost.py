@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tfkit.arguments import Positive, checked, name_of
-from tfkit.building.edits import AnyModel, as_model
+from tfkit.building.edits import AnyModel, MeasuredModel, as_model
 from tfkit.building.guarantees import Watch
 from tfkit.building.placement import AnyDtype, dtype_of
 from tfkit.component import Cached
@@ -80,24 +80,25 @@ def cost(
             does not run on the meta device.
         ValueError: an argument is out of its range, or has no effect.
     """
-    graph = as_model(graph, "its modules are counted; hidden pairs and caches follow from the spec")
-    default = torch.bfloat16 if graph.model is None else next(graph.model.parameters()).dtype
+    measured = as_model(graph, "its modules are counted; hidden pairs and caches follow from the spec")
+    graph = measured.graph
+    default = torch.bfloat16 if measured.module is None else next(measured.module.parameters()).dtype
     dtype, train = dtype_of(dtype or default), mode == "train"
     for name, value in (("optimizer", optimizer), ("recompute", recompute)):
         if value and not train:
             raise ValueError(f"`{name}` has no effect without a backward: omit it, or use mode='train'")
     shape = shape_of(graph, mode, batch, length, memory_length)
-    model = build_with_weights(graph, None, device="meta", dtype=dtype)
+    model = build_with_weights(measured, None, device="meta", dtype=dtype)
     optimizer = (optimizer or "adamw") if train else None
     model.train(train)
     parts, layers = _unfilled(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
     try:
-        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge and not graph.edits)
+        seen = watch_step(model, step, kernels=kernels, train=train, merge=merge and not measured.edits)
     except SpecError:
         raise
     except Exception as error:
-        raise _uncountable(graph, shape, dtype, error) from error
+        raise _uncountable(measured, shape, dtype, error) from error
     return Cost(
         name=graph.name,
         mode=mode,
@@ -132,12 +133,12 @@ def shape_of(graph: Graph, mode: Mode, batch: int, length: int | None, memory_le
     return StepShape(mode, batch, length, memory_length)
 
 
-def _uncountable(graph: Graph, shape: StepShape, dtype: torch.dtype, error: Exception) -> UncountableError:
+def _uncountable(measured: MeasuredModel, shape: StepShape, dtype: torch.dtype, error: Exception) -> UncountableError:
     """Return the error of a step that failed. Run the step again to find the component that fails."""
-    model = build_with_weights(graph, None, device="meta", dtype=dtype)
+    model = build_with_weights(measured, None, device="meta", dtype=dtype)
     watch = Watch(model)
     with suppress(Exception), watch.watching():
-        make_step(model, make_inputs(graph, shape, dtype), shape)(Observer(model.parameters()))
+        make_step(model, make_inputs(measured.graph, shape, dtype), shape)(Observer(model.parameters()))
     return UncountableError(failed(model, watch.running, error))
 
 

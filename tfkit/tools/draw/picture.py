@@ -247,11 +247,11 @@ def draw(*graphs: AnyModel) -> Picture:
     if len(graphs) not in (1, 2):
         raise ValueError(f"a picture must show one or two models; got {len(graphs)}")
     models, scenes = [], []
-    for model in graphs:
-        graph = as_model(model, "the picture shows the spec")
-        scene, note = scene_of(graph), Note("edits", "the spec of a model whose modules were changed")
-        models.append(graph)
-        scenes.append(replace(scene, facts=(*scene.facts, note)) if graph.edits else scene)
+    for graph in graphs:
+        model = as_model(graph, "the picture shows the spec")
+        scene, note = scene_of(model.graph), Note("edits", "the spec of a model whose modules were changed")
+        models.append(model.graph)
+        scenes.append(replace(scene, facts=(*scene.facts, note)) if model.edits else scene)
     return picture_of(scenes, fields_of_causes(*models) if len(models) == 2 else ())
 
 

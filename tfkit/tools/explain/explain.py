@@ -81,7 +81,7 @@ def explain(graph: AnyModel) -> Explained:
     FLOPs are counted for a forward over as many tokens as `cost` uses by default. Raises SpecError if the model cannot
     be built.
     """
-    graph = replace(as_model(graph, "the text, its sizes and its costs describe the spec"), model=None, edits=())
+    graph = as_model(graph, "the text, its sizes and its costs describe the spec").graph
     costs_of_model = cost(graph)
     costs = {node.name: [part for part in costs_of_model.parts if part.node == node.name] for node in graph.nodes}
     nodes = tuple(_with_costs(_node(graph, node), costs[node.name]) for node in graph.nodes)

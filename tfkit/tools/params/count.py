@@ -87,8 +87,8 @@ def count_params(graph: AnyModel, by: By = "component") -> Params:
     Raises:
         SpecError: the spec has errors, or the model cannot be built.
     """
-    graph = as_model(graph, "its parameters are counted in the modules, its cache by the spec")
-    return count_modules(graph.model or build(graph, device="meta"), by, graph.edits)
+    model = as_model(graph, "its parameters are counted in the modules, its cache by the spec")
+    return count_modules(model.module or build(model.graph, device="meta"), by, model.edits)
 
 
 def count_modules(model: Any, by: By, edits: tuple[str, ...] = ()) -> Params:

@@ -19,8 +19,8 @@ from torch.profiler import profile as torch_profile
 
 from tfkit.arguments import name_of
 from tfkit.building.builder import graph_of
+from tfkit.building.edits import MeasuredModel
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.memory_needs import check_free
 from tfkit.tools.common.ownership import Ownership
@@ -61,25 +61,25 @@ def count_steps(settings: Settings) -> int:
     return settings.warmup + settings.steps + 1 + settings.steps + 1 + DETAILED
 
 
-def measure(graph: Graph, settings: Settings, limits: Limits, trace: Path | None, on_step: OnStep) -> Profile:
+def measure(model: MeasuredModel, settings: Settings, limits: Limits, trace: Path | None, on_step: OnStep) -> Profile:
     """Profile one model; `trace` is the file for a trace with stacks and shapes.
 
     Raises:
         SpecError: see `profile_models`; or a step fails, as a plugin's component may.
     """
-    predicted = predict(graph, settings)
+    predicted = predict(model, settings)
     try:
         options: dict[str, Any] = {"dtype": settings.dtype, "allow_change": settings.allow_change}
-        model = build_with_weights(graph, settings.weights, device=settings.device, **options)
-        model.train(settings.mode == "train")
-        profile = assemble_profile(model, settings, _run(model, settings, trace, on_step), predicted, limits)
-        changes = [f"changed: {text}" for text in graph.edits]
+        built = build_with_weights(model, settings.weights, device=settings.device, **options)
+        built.train(settings.mode == "train")
+        profile = assemble_profile(built, settings, _run(built, settings, trace, on_step), predicted, limits)
+        changes = [f"changed: {text}" for text in model.edits]
         return replace(profile, notes=(*profile.notes, *changes)) if changes else profile
     except (SpecError, OSError):
         raise
     except Exception as error:
         memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        message = f"not enough memory on {settings.device}" if memory else f"a step of `{graph.name}` fails"
+        message = f"not enough memory on {settings.device}" if memory else f"a step of `{model.graph.name}` fails"
         cause = " ".join(str(error).split("\n")[0].split())
         raise SpecError(Diagnostic(f"{message}: {type(error).__name__}: {cause}")) from error
 
@@ -142,7 +142,7 @@ class _Runner:
 UNPREDICTED = "no prediction: the model does not run on the meta device, where `tfkit cost` counts"
 
 
-def predict(graph: Graph, settings: Settings) -> Cost | None:
+def predict(model: MeasuredModel, settings: Settings) -> Cost | None:
     """Predict the costs of one step; None if a component, such as a plugin's, does not run without values.
 
     Raises:
@@ -150,7 +150,7 @@ def predict(graph: Graph, settings: Settings) -> Cost | None:
     """
     try:
         predicted = cost(
-            graph,
+            model,
             batch=settings.batch,
             length=settings.length,
             mode=settings.mode,
@@ -160,7 +160,7 @@ def predict(graph: Graph, settings: Settings) -> Cost | None:
     except UncountableError:
         return None
     help = "a smaller `--batch` or `--length`; `tfkit cost` needs no memory"
-    check_free(predicted.memory.peak, settings.device, f"a step of `{graph.name}`", help)
+    check_free(predicted.memory.peak, settings.device, f"a step of `{model.graph.name}`", help)
     return predicted
 
 

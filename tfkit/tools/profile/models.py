@@ -106,7 +106,7 @@ def profile_models(
     """
     models = [as_model(graph, "its modules are run and timed") for graph in graphs]
     default = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu", dtype=torch.float32)
-    like = next((weight for graph in models if graph.model for weight in graph.model.parameters()), default)
+    like = next((weight for model in models if model.module for weight in model.module.parameters()), default)
     dtype = dtype_of(dtype or like.dtype)
     if isinstance(weights, str | os.PathLike):
         if len(models) > 1:
@@ -117,19 +117,19 @@ def profile_models(
     if device.type == "meta":
         raise ValueError("the meta device cannot run a model, so there are no times: use `tfkit.cost`")
     settings = [
-        Settings(device, mode, dtype, compile, batch, _length(graph, length), steps, warmup, file, allow_change)
-        for graph, file in zip(models, files, strict=True)
+        Settings(device, mode, dtype, compile, batch, _length(model.graph, length), steps, warmup, file, allow_change)
+        for model, file in zip(models, files, strict=True)
     ]
     if directory is not None:
         check_folder(Path(directory))
-    names = folders_of([graph.name for graph in models])
+    names = folders_of([model.graph.name for model in models])
     limits, ticks = limits_of(device, dtype), count(1)
     total = sum(map(count_steps, settings))
     profiles: list[Profile] = []
     with nullcontext() if directory is None else written_folder(Path(directory)) as target:
-        for graph, setting, name in zip(models, settings, names, strict=True):
+        for model, setting, name in zip(models, settings, names, strict=True):
             gc.collect()  # the previous model
-            profiles.append(measure(graph, setting, limits, _trace(target, name), lambda: on_step(next(ticks), total)))
+            profiles.append(measure(model, setting, limits, _trace(target, name), lambda: on_step(next(ticks), total)))
         if target is not None:
             write_profiles(profiles, names, target)
     return tuple(profiles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,9 +19,7 @@ from tfkit.nn import StackedLinear
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import call
-from tfkit.tools.common.modes import Mode
 from tfkit.tools.cost.cost import Cost, UncountableError, cost
-from tfkit.tools.cost.counter import Kernels
 from tfkit.tools.cost.model_step import StepShape, make_inputs
 from tfkit.tools.params.count import count_params
 
@@ -33,7 +32,7 @@ STREAMS = 5e-2
 @property_of("counts", "has the parameters that are counted")
 def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit params` counts exactly the parameters of the built model."""
-    counted, model = count_params(subject.graph), subject.graph.model or build(subject.graph, device="meta")
+    counted, model = count_params(subject.measured), subject.module or build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
     yield Deviation(
         abs(total - counted.total), f"{counted.total:,} parameters are counted, but the model has {total:,}", 0
@@ -55,9 +54,9 @@ def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
     yield Deviation(error, f"{counted:,} FLOPs are counted for a forward, but {observed:,} observed", 1e-3)
 
 
-def _cost(subject: ModelUnderTest, *, batch: int, mode: Mode, kernels: Kernels = "cuda") -> Cost:
+def _cost(subject: ModelUnderTest, **options: Any) -> Cost:
     try:
-        return cost(subject.graph, batch=batch, length=subject.length, mode=mode, dtype=torch.float32, kernels=kernels)
+        return cost(subject.measured, length=subject.length, dtype=torch.float32, **options)
     except UncountableError as error:
         raise DoesNotApplyError(error.diagnostics[0].message) from None
 

@@ -40,7 +40,7 @@ Axis = Literal["rows", "columns"]
 @property_of("places", "has its tensors in the places of their training")
 def in_places(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No tensor is transposed or exchanged for a different tensor, as far as the traces of training can show."""
-    require(subject.graph.model is None, "the weights come from no file")
+    require(subject.module is None, "the weights come from no file")
     require(subject.weights is not None, "the weights are random")
     tensors = {name: place.view(subject.model.state_dict()) for name, place in places(subject.model).items()}
     informative = 0
