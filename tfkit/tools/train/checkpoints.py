@@ -22,7 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.arguments import name_of
+from tfkit.building.builder import graph_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
+from tfkit.checkpoint.folder_format import write_model
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import label_of
@@ -32,7 +34,6 @@ from tfkit.spec.header import shown
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.companions import Companions
 from tfkit.tools.common.run_facts import read_facts, read_json
-from tfkit.tools.save.save import write_model
 
 TENSORS = "state.safetensors"
 FORMAT = 1
@@ -81,7 +82,8 @@ def write_checkpoint(
     target: Path, checkpoint: Checkpoint, run: Run, *, companions: Companions, position: int, metrics: str
 ) -> None:
     """Write a checkpoint to an empty folder; `metrics` is the digest of `metrics.jsonl` up to `position`."""
-    write_model(checkpoint.model, target, companions=companions)
+    companions.write(target)
+    write_model(checkpoint.model, graph_of(checkpoint.model), target)
     save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
     shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
     if checkpoint.tensors:

@@ -28,6 +28,8 @@ import torch
 from safetensors import SafetensorError
 from torch import fx
 
+from tfkit.building.builder import graph_of
+from tfkit.checkpoint.folder_format import write_model
 from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
@@ -52,7 +54,6 @@ from tfkit.tools.common.atomic_files import (
 from tfkit.tools.common.companions import run_companions
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
-from tfkit.tools.save.save import write_model
 from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
 
 LOCK, SHARDS = "lock", "shards"
@@ -234,7 +235,8 @@ class RunFolder:
         if os.path.lexists(folder) and not os.path.isfile(folder / SPEC):
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
         with written_folder(folder, SafetensorError, inside=self.folder) as target:
-            write_model(model, target, companions=self.companions)
+            self.companions.write(target)
+            write_model(model, graph_of(model), target)
             # Read back from the disk, before an older folder is removed.
             digest = content_of(target / WEIGHTS)
             (target / STATE).write_text(f"{json.dumps({'model': digest})}\n", encoding="utf-8")
