@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import tfkit
-from tests.run.training.models import SPECS
+from tests.learning.models import SPECS
 from tfkit import reference
 from tfkit.decoding.foreign import FOREIGN
 from tfkit.plugin.manager import load_plugins

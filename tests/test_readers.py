@@ -21,9 +21,9 @@ from tfkit.run.kinds.tokens import TokensConfig
 from tfkit.run.read_rows import read_rows
 from tfkit.run.read_run import read_run
 from tfkit.run.read_sweep import read_sweep
+from tfkit.run.run_facts import read_facts
 from tfkit.spec.load import read_spec
 from tfkit.tools.common.history import lines
-from tfkit.tools.common.run_facts import read_facts
 from tfkit.tools.generate.prompts import _text
 from tfkit.tools.import_.importing import import_config
 from tfkit.tools.tokens import _chunks

@@ -88,6 +88,10 @@ from tfkit.errors import SpecError as SpecError
 from tfkit.graph.expand import Graph as Graph
 from tfkit.graph.expand import load as load
 from tfkit.graph.expand import loads as loads
+from tfkit.learning.adamw import adamw as adamw
+from tfkit.learning.adamw import parameter_groups as parameter_groups
+from tfkit.learning.loss import Loss as Loss
+from tfkit.learning.loss import loss as loss
 from tfkit.nn import Cache as Cache
 from tfkit.nn import Context as Context
 from tfkit.nn import Linear as Linear
@@ -126,10 +130,6 @@ from tfkit.run.kinds.examples import StreamData as StreamData
 from tfkit.run.kinds.examples import next_tokens as next_tokens
 from tfkit.run.read_rows import Row as Row
 from tfkit.run.read_rows import read_rows as read_rows
-from tfkit.run.training.loss import Loss as Loss
-from tfkit.run.training.loss import loss as loss
-from tfkit.run.training.optimizer import adamw as adamw
-from tfkit.run.training.optimizer import parameter_groups as parameter_groups
 from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
 from tfkit.tools.check.measure import Property as Property

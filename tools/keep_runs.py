@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.run.run_facts import FACTS, Facts, read_facts
 from tfkit.spec.folder import RUN
 from tfkit.tools.common.atomic_files import written_folder
 from tfkit.tools.common.history import METRICS, lines
-from tfkit.tools.common.run_facts import FACTS, Facts, read_facts
 
 KEPT = Path(__file__).parents[1] / "docs" / "experiments" / "runs"
 

@@ -154,4 +154,5 @@ def test_the_code_of_tfkit_that_computes_counts() -> None:
     }
     loop = reach.reached(Trainer)
     assert {"tfkit.run.training.loop", "tfkit.run.training.order", "tfkit.building.initialize"} <= {*loop}
+    assert {"tfkit.learning.loss", "tfkit.learning.chunked_loss", "tfkit.learning.adamw"} <= {*loop}
     assert all(name.startswith(reach.COMPUTING) for name in loop)

@@ -23,7 +23,7 @@ OF_OTHERS = {
     "console/signals.py": "signal",
     "building/initialize.py": "module",
     "tools/common/atomic_files.py": "error, os, library",
-    "tools/common/companions.py": "data, tokenizer",
+    "tools/common/companions.py": "tokenizer",
     "tools/compare/other_model.py": "transformers, result, theirs.config",
     "tools/check/measure.py": "error",
     "tools/check/run_under_test.py": "data",
@@ -32,6 +32,7 @@ OF_OTHERS = {
     "tools/export/export.py": "os, error",
     "tools/generate/command.py": "sys.stdout",
     "tools/save/save.py": "error",
+    "tools/train/checkpoints.py": "data",
 }
 """The objects that a file asks for a name they may lack: of the system, torch, another library; none is a config.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -13,8 +13,6 @@ from tfkit.arguments import DTYPES
 
 if TYPE_CHECKING:
     import torch
-
-    from tfkit.run.sweep_spec import CompareConfig
 
 
 Decorator: TypeAlias = Callable[[Any], Any]
@@ -86,25 +84,6 @@ def forms_option(function: Any) -> Any:
     for name, words in (("latex", "LaTeX"), ("markdown", "Markdown")):
         function = click.option(f"--{name}", "form", flag_value=name, help=f"Print the result as {words}.")(function)
     return function
-
-
-def number_option(help: str, *, default: str | None = None) -> Decorator:
-    """Declare the options `--on`, `--better` and `--margin`: a metric, its direction, and the relevant difference."""
-    on = click.option("--on", default=default, show_default=True, metavar="METRIC", help=help)
-    words = "lower or higher.  [default: lower, for a loss]"
-    better = click.option("--better", type=click.Choice(["lower", "higher"]), metavar="WORD", help=words)
-    words = "The difference that begins to matter."
-    margin = click.option("--margin", type=FiniteRange(0, min_open=True), metavar="X", help=words)
-    return lambda function: on(better(margin(function)))
-
-
-def shown_number(on: str, better: Literal["lower", "higher"] | None, margin: float | None) -> CompareConfig:
-    """Return the metric that the options name; a metric without a known direction is a usage error."""
-    from tfkit.run.sweep_spec import LOWER, CompareConfig
-
-    if better is None and on.rpartition(".")[2] not in LOWER:
-        raise click.UsageError(f"`{on}` has no known direction: add --better lower or --better higher")
-    return CompareConfig(on=on, better=better, margin=margin)
 
 
 batch_option = count_option("--batch", "Sequences.", default=1)

@@ -35,6 +35,7 @@ COMPUTING = (
     "tfkit.components",
     "tfkit.nn",
     "tfkit.building.initialize",
+    "tfkit.learning",
     "tfkit.run.contract",
     "tfkit.run.kinds",
     "tfkit.run.training",

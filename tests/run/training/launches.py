@@ -135,11 +135,11 @@ def children(started: subprocess.Popen[str]) -> list[int]:
 
 if __name__ == "__main__":
     # Everything that every fork needs is imported once.
-    import tfkit.console.training_progress
     import tfkit.decoding.generate
     import tfkit.run.training.parallel
     import tfkit.tools.cost.cost
     import tfkit.tools.train.command
+    import tfkit.tools.train.progress
     import tfkit.tools.train.train
 
     tfkit.load_plugins(entry_points=False)

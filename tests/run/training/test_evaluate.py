@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.errors import SpecError
+from tfkit.learning import chunked_loss
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORED
-from tfkit.run.training import chunked_loss
 from tfkit.run.training.evaluate import evaluate, tensors
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.memory import MicroBatch

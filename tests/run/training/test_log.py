@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.console.training_progress import TrainingProgress
 from tfkit.errors import SpecError
 from tfkit.run.contract import Callback, Training
 from tfkit.run.kinds.callbacks import SpikesConfig, TensorBoardConfig
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.train.progress import TrainingProgress
 
 from .runs import Memory, small_run, write_run
 

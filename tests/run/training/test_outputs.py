@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.errors import SpecError
+from tfkit.learning import chunked_loss
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORED, Batch, OutputConfig
-from tfkit.run.training import chunked_loss
 from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 import tfkit
+from tfkit.checkpoint import folder_format
 from tfkit.tools.common import atomic_files
 from tfkit.tools.common.atomic_files import write_file
-from tfkit.tools.save import save as module
 from tfkit.tools.save.save import check_folder, save
 
 from ...small_specs import reduced
@@ -56,7 +56,7 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(
         raise error
 
     if when == "writing":
-        monkeypatch.setattr(module, "save_model", half)
+        monkeypatch.setattr(folder_format, "save_model", half)
     else:
         monkeypatch.setattr(atomic_files, "put", fail)
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else tfkit.SpecError

@@ -13,7 +13,7 @@ import pytest
 import tfkit
 from tests.run.training.runs import PLUGINS, small_run
 from tfkit.cli import main
-from tfkit.tools.common.run_code import EXAMPLES, LOOP, code_of
+from tfkit.run.run_code import EXAMPLES, LOOP, code_of
 
 from ...sampling import some
 from .plugin import OWN_RUN, edit, forget, write_plugin

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import tfkit
 from tests.run.kinds.small import small_run
-from tfkit.tools.common.companions import Companions, run_companions
+from tfkit.tools.common.companions import Companions
 from tfkit.tools.save.save import save
+from tfkit.tools.train.checkpoints import run_companions
 
 ROWS = [
     {"source": f"so {n}", "target": "near" if n % 2 else "far", "label": ("nö", "far", "so")[n % 3]} for n in range(9)

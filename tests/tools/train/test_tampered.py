@@ -23,12 +23,12 @@ from tfkit.building.builder import build
 from tfkit.cli import main
 from tfkit.errors import ChangedWeightsWarning, SpecError
 from tfkit.run.checked_run import Run
+from tfkit.run.run_facts import FACTS
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.spec import weight_files
 from tfkit.spec.folder import LATEST, WEIGHTS
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.history import METRICS
-from tfkit.tools.common.run_facts import FACTS
 from tfkit.tools.eval_.evaluation import evaluate_run
 from tfkit.tools.train import checkpoints
 from tfkit.tools.train import record as record_module

@@ -15,10 +15,10 @@ import yaml
 import tfkit
 from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
-from tfkit.console.training_progress import TrainingProgress
 from tfkit.errors import SpecError
 from tfkit.run.contract import Training
 from tfkit.tools.common.history import history
+from tfkit.tools.train.progress import TrainingProgress
 from tfkit.tools.train.report import MOST_POINTS, _binned
 
 SETS = [

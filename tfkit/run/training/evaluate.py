@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from tfkit.building.builder import evaluating
 from tfkit.building.model import called
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.learning.loss import Loss
 from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
 from tfkit.run.contract import (
     IGNORED,
@@ -35,7 +36,6 @@ from tfkit.run.contract import (
 )
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.guarded import guarded
-from tfkit.run.training.loss import Loss
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.order import indices_to_evaluate
 from tfkit.run.training.processes import Processes

@@ -23,7 +23,6 @@ from typing import Any
 from tfkit.checkpoint.config_json import LABELS, further_fields
 from tfkit.decoding.text import load_tokenizer
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
-from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.spec.families import FamilyConfig
 from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, MAX_CONFIG, SPEC, TOKENIZERS, model_folder
@@ -203,24 +202,6 @@ class Companions:
 
 
 NO_COMPANIONS = Companions(MappingProxyType({}), MappingProxyType({}))
-
-
-def run_companions(run: Run, checkpoint: Path | None) -> Companions:
-    """Return the companions of a run's next checkpoint, from its latest checkpoint, or from its weights and its data.
-
-    The data determines the tokenizer, the token that ends a text, and the names of the classes.
-    """
-    family = run.graph.spec.family
-    if checkpoint is not None:
-        return Companions.read(checkpoint, family)
-    data, weights = run.data, run.config.weights
-    companions = Companions.read(run.branch if weights is None else Path(weights.path), family)
-    if data.tokenizer is not None:
-        companions = companions.with_tokenizer(data.tokenizer)
-    companions = companions.with_ids(getattr(data, "start", None), getattr(data, "end", None))
-    if getattr(data, "n_classes", None) is None:
-        return companions
-    return companions.with_classes(getattr(data, "classes", None))
 
 
 def _saved(tokenizer: Tokenizer) -> bytes:

@@ -15,9 +15,9 @@ from tfkit.decoding.modules import empty_caches, made_once, reading_module, step
 from tfkit.graph.decode_split import DecodeSplit, memory_field, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.input_shapes import input_shapes
+from tfkit.learning.chunked_loss import PiecewiseLoss
+from tfkit.learning.loss import Loss
 from tfkit.nn import Past
-from tfkit.run.training.chunked_loss import PiecewiseLoss
-from tfkit.run.training.loss import Loss
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.cost.counter import Observer
 

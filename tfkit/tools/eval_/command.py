@@ -40,7 +40,7 @@ def eval_(
     json: bool,
 ) -> None:
     from tfkit.run.checked_run import load_run
-    from tfkit.tools.common.run_code import warnings_about
+    from tfkit.run.run_code import warnings_about
     from tfkit.tools.cost.of_run import flops_of_step
     from tfkit.tools.eval_.evaluation import evaluate_run, weights_of
 

@@ -144,16 +144,15 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
 
     from tfkit.building.builder import build
     from tfkit.building.instrument import instrumented
-    from tfkit.tools.common.loading_weights import build_with_weights
+    from tfkit.tools.common.loading_weights import build_with_weights, training_warnings
     from tfkit.tools.common.memory_needs import check_memory
-    from tfkit.tools.common.run_code import warnings_about
 
     device = options.device_of(request.device)
     if device.type == "meta":
         raise click.UsageError("a model on the meta device cannot generate: it has no values")
     dtype = getattr(torch, request.dtype) if request.dtype else None
     if request.weights is not None:
-        warn(warnings_about(request.weights, graph.spec.model))
+        warn(training_warnings(request.weights, graph))
         stage(f"reading {request.weights}")
         model = build_with_weights(
             graph, request.weights, device=device, dtype=dtype, allow_change=request.allow_change

@@ -16,8 +16,8 @@ from torch.autograd.profiler import record_function
 from tfkit.building.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
-from tfkit.run.training.loss import Loss
-from tfkit.run.training.optimizer import adamw
+from tfkit.learning.adamw import adamw
+from tfkit.learning.loss import Loss
 from tfkit.tools.common.memory_needs import size_of
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.common.modes import Mode

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tfkit.console.commands import Reader, command
-from tfkit.console.options import forms_option, json_option, number_option, output_option, shown_number
+from tfkit.console.options import forms_option, json_option, output_option
+from tfkit.tools.sweep.command import comparison_of, metric_options
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
@@ -41,7 +42,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     """,
 )
 @click.argument("folders", nargs=-1, required=True, metavar="DIR...", type=FOLDER)
-@number_option("The metric to compare.", default="val.loss")
+@metric_options("The metric to compare.", default="val.loss")
 @click.option("--baseline", type=FOLDER, metavar="DIR", help="A run of the baseline variant.  [default: the first DIR]")
 @click.option("--so-far", is_flag=True, help="Include unfinished runs; compare all runs at the same step.")
 @click.option("--list", "list_", is_flag=True, help="List the runs with their latest metrics; compare nothing.")
@@ -77,7 +78,7 @@ def runs(
             raise click.UsageError(f"{'--list' if list_ else '--fit'} cannot be combined with {idle}")
         _list(folders, on, json=json) if list_ else _fit(folders, reader.plugins, on, json=json)
         return
-    comparison = shown_number(on, better, margin)
+    comparison = comparison_of(on, better, margin)
     compared = compare_runs(folders, reader.plugins, comparison=comparison, baseline=baseline, so_far=so_far)
     if output is not None:
         write_file(output, compared.page())

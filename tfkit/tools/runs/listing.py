@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.run.run_facts import read_facts
 from tfkit.spec.folder import RUN
 from tfkit.spec.source import plain, read
 from tfkit.tools.common.history import history
-from tfkit.tools.common.run_facts import read_facts
 
 
 @dataclass(frozen=True)

@@ -70,15 +70,14 @@ def save(
     import torch
 
     from tfkit.tools.common.companions import Companions
-    from tfkit.tools.common.loading_weights import build_with_weights, check_weights
-    from tfkit.tools.common.run_code import warnings_about
+    from tfkit.tools.common.loading_weights import build_with_weights, check_weights, training_warnings
     from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 
     check_folder(output, force=force, companions=Companions.read(weights, graph.spec.family))
     if not allow_change:
         check_weights(weights)
-    warn(warnings_about(weights, graph.spec.model))
+    warn(training_warnings(weights, graph))
     with stages() as stage:
         stage(f"reading {weights}")
         kind = getattr(torch, dtype) if dtype else None

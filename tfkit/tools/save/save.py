@@ -7,11 +7,9 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from safetensors.torch import save_model
 from torch import fx
 
 from tfkit.arguments import AnyPath, checked, name_of
@@ -21,14 +19,12 @@ from tfkit.building.model import BuiltModel, whole
 from tfkit.checkpoint.config_json import with_further_fields
 from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.checkpoint.fitting import left_out_lines, safetensors_metadata
+from tfkit.checkpoint.folder_format import spec_text, write_model
 from tfkit.checkpoint.links import published
-from tfkit.checkpoint.weight_map import SHARD, sort_metadata, write_shards
+from tfkit.checkpoint.weight_map import SHARD, write_shards
 from tfkit.errors import Diagnostic, NotFiniteWarning, SpecError, listing, quoted
 from tfkit.plugin.manager import AnyPlugins, Plugins
-from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, INDEX, SPEC, WEIGHTS
-from tfkit.spec.load import Spec
-from tfkit.spec.render import render
 from tfkit.tools.common.atomic_files import fresh_folder, names_in
 from tfkit.tools.common.companions import NO_COMPANIONS, Companions, companions_of, is_companion
 from tfkit.tools.import_.importing import export_config
@@ -109,7 +105,7 @@ def save(
     elif layout == "huggingface":
         write = _published(model, companions, plugins)
     else:
-        write = partial(write_model, model, companions=companions)
+        write = _resolved(model, companions)
     check_folder(folder, force=force, companions=companions)
     broken = not_finite(model.state_dict())
     if broken and names_in(folder):
@@ -142,7 +138,9 @@ def _proved(model: fx.GraphModule, companions: Companions, weights_from: Path | 
 
     def write(target: Path) -> None:
         with Folders() as process:
-            write_folder(model, target, _text(graph.spec), process, companions=companions, weights_from=weights_from)
+            write_folder(
+                model, target, spec_text(graph.spec), process, companions=companions, weights_from=weights_from
+            )
 
     return write
 
@@ -156,20 +154,12 @@ def _check_nothing_left_out(model: fx.GraphModule) -> None:
         raise SpecError(Diagnostic(message, notes=left_out_lines(reasons), help=help))
 
 
-def write_model(model: fx.GraphModule, target: Path, *, companions: Companions = NO_COMPANIONS) -> None:
-    """Write the spec of a model, its weights and their companions to a folder that exists."""
-    graph = graph_of(model)
-    companions.write(target)
-    (target / SPEC).write_text(_text(graph.spec), encoding="utf-8")
-    save_model(model, str(target / WEIGHTS), metadata=safetensors_metadata(graph))
-    sort_metadata(target / WEIGHTS)
-    shutil.copymode(target / SPEC, target / WEIGHTS)  # safetensors creates files that only their owner can read
+def _resolved(model: fx.GraphModule, companions: Companions) -> Callable[[Path], None]:
+    def write(target: Path) -> None:
+        companions.write(target)
+        write_model(model, graph_of(model), target)
 
-
-def _text(spec: Spec) -> str:
-    """Render the spec, which requires the plugins with which it was built, or later versions."""
-    required = with_versions(spec.model.requires or (), spec.built_with)
-    return render(spec.model.model_copy(update={"requires": required or None}))
+    return write
 
 
 def _published(model: fx.GraphModule, companions: Companions, plugins: Plugins | None) -> Callable[[Path], None]:
@@ -183,7 +173,7 @@ def _published(model: fx.GraphModule, companions: Companions, plugins: Plugins |
         companions.write_files(target)
         text = json.dumps({**fields, "dtype": types.pop() if len(types) == 1 else "float32"}, indent=2)
         (target / CONFIG).write_text(f"{text}\n", encoding="utf-8")
-        (target / SPEC).write_text(_text(graph.spec), encoding="utf-8")
+        (target / SPEC).write_text(spec_text(graph.spec), encoding="utf-8")
         for file in write_shards(weights, state, target, metadata=safetensors_metadata(graph)):
             shutil.copymode(target / CONFIG, file)
 

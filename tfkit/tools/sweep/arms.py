@@ -17,6 +17,7 @@ from tfkit.run.checked_run import Run, check_run, mean_length
 from tfkit.run.contract import Data
 from tfkit.run.read_run import RunFile, RunText, model_of, of_model, resolve_run
 from tfkit.run.read_sweep import Setting, SweepFile
+from tfkit.run.run_code import Code, code_of
 from tfkit.run.run_spec import MODEL
 from tfkit.run.sweep_spec import CompareConfig
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
@@ -24,7 +25,6 @@ from tfkit.spec.merge import Change, change_of
 from tfkit.spec.messages import expression_span, unknown_name
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Scalar
-from tfkit.tools.common.run_code import Code, code_of
 from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.sizes import Family

@@ -9,11 +9,31 @@ import click
 
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_sweep
-from tfkit.console.options import count_option, forms_option, json_option, number_option, shown_number
+from tfkit.console.options import Decorator, FiniteRange, count_option, forms_option, json_option
 
 if TYPE_CHECKING:
+    from tfkit.run.sweep_spec import CompareConfig
     from tfkit.tools.sweep.result import Results
     from tfkit.tools.sweep.sweep import Outline, Sweep
+
+
+def metric_options(help: str, *, default: str | None = None) -> Decorator:
+    """Declare the options `--on`, `--better` and `--margin`: a metric, its direction, and the relevant difference."""
+    on = click.option("--on", default=default, show_default=True, metavar="METRIC", help=help)
+    words = "lower or higher.  [default: lower, for a loss]"
+    better = click.option("--better", type=click.Choice(["lower", "higher"]), metavar="WORD", help=words)
+    words = "The difference that begins to matter."
+    margin = click.option("--margin", type=FiniteRange(0, min_open=True), metavar="X", help=words)
+    return lambda function: on(better(margin(function)))
+
+
+def comparison_of(on: str, better: Literal["lower", "higher"] | None, margin: float | None) -> CompareConfig:
+    """Return the comparison that the options describe; a metric without a known direction is a usage error."""
+    from tfkit.run.sweep_spec import LOWER, CompareConfig
+
+    if better is None and on.rpartition(".")[2] not in LOWER:
+        raise click.UsageError(f"`{on}` has no known direction: add --better lower or --better higher")
+    return CompareConfig(on=on, better=better, margin=margin)
 
 
 @command(
@@ -50,7 +70,7 @@ if TYPE_CHECKING:
 @click.option("--commands", is_flag=True, help="Print the commands that train the missing runs; train nothing.")
 @click.option("--so-far", is_flag=True, help="Compare the finished runs; train nothing.")
 @click.option("--allow-change", is_flag=True, help="Accept runs although the code of their kinds has changed.")
-@number_option("The metric to compare.  [default: the metric of SWEEP]")
+@metric_options("The metric to compare.  [default: the metric of SWEEP]")
 @forms_option
 @json_option
 def sweep(
@@ -81,7 +101,7 @@ def sweep(
     if on is None and (better is not None or margin is not None):
         text = "--margin is a difference" if better is None else "--better is the direction"
         raise click.UsageError(f"{text} of a metric: add --on")
-    comparison = None if on is None else shown_number(on, better, margin)
+    comparison = None if on is None else comparison_of(on, better, margin)
     loaded = Sweep(sweep, reader.plugins, output, sets=reader.sets, comparison=comparison, allow_change=allow_change)
     if plan:
         outline = loaded.outline()

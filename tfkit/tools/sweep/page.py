@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element
 
 from tfkit.graph.expand import Graph
 from tfkit.run.checked_run import Run
+from tfkit.run.run_facts import rates_of, read_facts
 from tfkit.run.training.loop import DIVERGED
 from tfkit.tools.common import pages
 from tfkit.tools.common.pages import (
@@ -34,7 +35,6 @@ from tfkit.tools.common.pages import (
     terms,
     text_of,
 )
-from tfkit.tools.common.run_facts import rates_of, read_facts
 from tfkit.tools.common.units import short
 from tfkit.tools.draw.canvas import cut
 from tfkit.tools.draw.picture import draw

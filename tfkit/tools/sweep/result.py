@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfkit.run.run_facts import Facts, read_facts
 from tfkit.run.training.loop import DIVERGED
 from tfkit.tools.common.history import lines
-from tfkit.tools.common.run_facts import Facts, read_facts
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.statistics import Interval, Paired
 

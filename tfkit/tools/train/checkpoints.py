@@ -22,17 +22,18 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.arguments import name_of
+from tfkit.building.builder import graph_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
+from tfkit.checkpoint.folder_format import write_model
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import label_of
+from tfkit.run.run_facts import read_facts, read_json
 from tfkit.run.training.checkpoint import LOSS, SEPARATOR, Checkpoint, Restored, named_for, owned
 from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, WEIGHTS, checkpoints_in
 from tfkit.spec.header import shown
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.companions import Companions
-from tfkit.tools.common.run_facts import read_facts, read_json
-from tfkit.tools.save.save import write_model
 
 TENSORS = "state.safetensors"
 FORMAT = 1
@@ -77,11 +78,30 @@ class State(BaseModel):
 STATES = TypeAdapter(State)
 
 
+def run_companions(run: Run, checkpoint: Path | None) -> Companions:
+    """Return the companions of a run's next checkpoint, from its latest checkpoint, or from its weights and its data.
+
+    The data determines the tokenizer, the token that ends a text, and the names of the classes.
+    """
+    family = run.graph.spec.family
+    if checkpoint is not None:
+        return Companions.read(checkpoint, family)
+    data, weights = run.data, run.config.weights
+    companions = Companions.read(run.branch if weights is None else Path(weights.path), family)
+    if data.tokenizer is not None:
+        companions = companions.with_tokenizer(data.tokenizer)
+    companions = companions.with_ids(getattr(data, "start", None), getattr(data, "end", None))
+    if getattr(data, "n_classes", None) is None:
+        return companions
+    return companions.with_classes(getattr(data, "classes", None))
+
+
 def write_checkpoint(
     target: Path, checkpoint: Checkpoint, run: Run, *, companions: Companions, position: int, metrics: str
 ) -> None:
     """Write a checkpoint to an empty folder; `metrics` is the digest of `metrics.jsonl` up to `position`."""
-    write_model(checkpoint.model, target, companions=companions)
+    companions.write(target)
+    write_model(checkpoint.model, graph_of(checkpoint.model), target)
     save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
     shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
     if checkpoint.tensors:

@@ -196,10 +196,10 @@ def _train(
     """Train in this process, with any other processes of the launch."""
     run = _loaded(reader, name, quiet=launched is not None and launched.rank > 0)
 
-    from tfkit.console.training_progress import TrainingProgress
+    from tfkit.run.run_code import code_of, digest_of
+    from tfkit.run.run_facts import resumed
     from tfkit.run.training.processes import Processes
-    from tfkit.tools.common.run_code import code_of, digest_of
-    from tfkit.tools.common.run_facts import resumed
+    from tfkit.tools.train.progress import TrainingProgress
     from tfkit.tools.train.train import folder_of, follow_run, train_run
 
     folder, processes = output or folder_of(name, run), launched or Processes()

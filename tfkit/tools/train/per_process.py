@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfkit.graph.expand import Graph
+from tfkit.learning.chunked_loss import count_pieces
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import MachineConfig
-from tfkit.run.training.chunked_loss import count_pieces
 from tfkit.run.training.processes import check_count
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import bytes_of_states

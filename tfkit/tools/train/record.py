@@ -28,11 +28,14 @@ import torch
 from safetensors import SafetensorError
 from torch import fx
 
+from tfkit.building.builder import graph_of
+from tfkit.checkpoint.folder_format import write_model
 from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
+from tfkit.run.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
@@ -49,11 +52,8 @@ from tfkit.tools.common.atomic_files import (
     writing,
     written_folder,
 )
-from tfkit.tools.common.companions import run_companions
 from tfkit.tools.common.history import METRICS
-from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
-from tfkit.tools.save.save import write_model
-from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, unusable, write_checkpoint
+from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, run_companions, unusable, write_checkpoint
 
 LOCK, SHARDS = "lock", "shards"
 CHUNK = 2**20
@@ -104,7 +104,7 @@ class RunFolder:
         return Facts(self._run.digest, meaning, bits, environment, facts.sessions, earlier, ended)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
-        """Record the start of a process; `code` is the result of `tfkit.tools.common.run_code.session_code`."""
+        """Record the start of a process; `code` is the result of `tfkit.run.run_code.session_code`."""
         session = {"command": command, "began": time, "ended": None, "environment": self.facts.environment, **code}
         self.facts.sessions.append(session)
         if self.changes:
@@ -234,7 +234,8 @@ class RunFolder:
         if os.path.lexists(folder) and not os.path.isfile(folder / SPEC):
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
         with written_folder(folder, SafetensorError, inside=self.folder) as target:
-            write_model(model, target, companions=self.companions)
+            self.companions.write(target)
+            write_model(model, graph_of(model), target)
             # Read back from the disk, before an older folder is removed.
             digest = content_of(target / WEIGHTS)
             (target / STATE).write_text(f"{json.dumps({'model': digest})}\n", encoding="utf-8")

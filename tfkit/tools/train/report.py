@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from tfkit.run.checked_run import Run
+from tfkit.run.run_facts import Facts, rates_of
 from tfkit.run.run_spec import render_run
 from tfkit.tools.common import pages
 from tfkit.tools.common.history import History, Points
 from tfkit.tools.common.pages import Child, Line, Section, bullets, curves, remark, report_page, tag, terms
-from tfkit.tools.common.run_facts import Facts, rates_of
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.train.components import STYLE as COMPONENTS_STYLE

@@ -12,11 +12,12 @@ from typing import Annotated, TypeAlias
 
 from tfkit.arguments import AnyPath, Positive, Sets, checked
 from tfkit.console.signals import asked_to_end
-from tfkit.console.training_progress import TrainingProgress
 from tfkit.errors import Diagnostic, SpecError, SpecWarning, quoted
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.read_run import AnyRun
+from tfkit.run.run_code import changes, check_code, code_of, session_code
+from tfkit.run.run_facts import resumed
 from tfkit.run.training import memory
 from tfkit.run.training.loop import DIVERGED, DivergedError, Trainer
 from tfkit.run.training.processes import Processes
@@ -24,9 +25,8 @@ from tfkit.spec.folder import RUN
 from tfkit.spec.merge import as_changes
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.common.history import History, history
-from tfkit.tools.common.run_code import changes, check_code, code_of, session_code
-from tfkit.tools.common.run_facts import resumed
 from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.train.progress import TrainingProgress
 from tfkit.tools.train.record import Follower, RunFolder, bits_of, environment, locked
 from tfkit.tools.train.report import report
 

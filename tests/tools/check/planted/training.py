@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit.building.initialize
+from tfkit.checkpoint import folder_format
 from tfkit.checkpoint.weight_map import Link, TensorPlace, WeightMap
 from tfkit.components import feedforward, head, rope_scaling, stack
 from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.tools.cost import shape_rules
-from tfkit.tools.save import save
 
 from .bug import BUGS, Bug, plant
 from .masks import wider
@@ -61,7 +61,9 @@ def untied(self: Any, d_out: int, *, bias: bool) -> None:
     self.own = nn.Linear(32, d_out, bias=False)
 
 
-@plant("a tied table is written as an empty tensor", "pytorch/torchtitan#3764", "gpt2", "save", save, "save_model")
+@plant(
+    "a tied table is written as an empty tensor", "pytorch/torchtitan#3764", "gpt2", "save", folder_format, "save_model"
+)
 def emptied(model: nn.Module, file: str, metadata: Any) -> None:
     state = {name: x if name != "embedding.tokens.weight" else torch.empty(0) for name, x in model.state_dict().items()}
     save_file(state, Path(file), metadata)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 import tfkit
-from tfkit.run.training.chunked_loss import PiecewiseLoss
-from tfkit.run.training.loss import Loss, loss
+from tfkit.learning.chunked_loss import PiecewiseLoss
+from tfkit.learning.loss import Loss, loss
 
 from .models import build, gradients, inputs_of
 from .test_loss import LEFT, assert_same, next_token_loss, plain, targets_of

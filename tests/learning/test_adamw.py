@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import tfkit
-from tfkit.run.training.loss import Loss, loss
-from tfkit.run.training.optimizer import adamw, parameter_groups
+from tfkit.learning.adamw import adamw, parameter_groups
+from tfkit.learning.loss import Loss, loss
 
 from .models import SPECS, build, inputs_of
 

@@ -24,9 +24,9 @@ from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, TrackerConfig
 from tfkit.run.reach import reached
+from tfkit.run.run_facts import FACTS, Facts, read_facts
 from tfkit.spec.folder import latest_checkpoint
 from tfkit.spec.header import shown
-from tfkit.tools.common.run_facts import FACTS, Facts, read_facts
 
 Code: TypeAlias = Mapping[str, Mapping[str, str]]
 """Digests of the modules that a kind depends on, by slot and kind: `ffn swiglu`."""

@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
 from tests.sampling import slow
-from tfkit.run.training.chunked_loss import LEAST_LOGITS, MOST_ROWS, PIECES, count_pieces
-from tfkit.run.training.loss import Loss, loss
+from tfkit.learning.chunked_loss import LEAST_LOGITS, MOST_ROWS, PIECES, count_pieces
+from tfkit.learning.loss import Loss, loss
 
-from ...sampling import some
+from ..sampling import some
 from .models import NEXT_TOKEN, SPECS, VOCABULARY, build, gradients, inputs_of
 
 RIGHT = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]]).bool()

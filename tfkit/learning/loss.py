@@ -19,9 +19,9 @@ from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.building.model import BuiltModel, called, explained, is_sharded
 from tfkit.errors import listing
+from tfkit.learning.chunked_loss import PiecewiseLoss, count_pieces
+from tfkit.learning.without_head import Ends, find_ends, trained, write_trunk
 from tfkit.run.contract import OutputConfig
-from tfkit.run.training.chunked_loss import PiecewiseLoss, count_pieces
-from tfkit.run.training.without_head import Ends, find_ends, trained, write_trunk
 from tfkit.torch_private.sharding import local_part
 from tfkit.torch_private.tensors import has_state_dict_hook, storage_key
 from tfkit.torch_private.transforms import is_transformed
