@@ -133,6 +133,7 @@ from tfkit.run.read_rows import read_rows as read_rows
 from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
 from tfkit.tools.check.measure import Property as Property
+from tfkit.tools.check.measure import SubjectType as SubjectType
 from tfkit.tools.check.model_under_test import ModelUnderTest as ModelUnderTest
 from tfkit.tools.common.loading_weights import load_weights as load_weights
 from tfkit.tools.compare.comparison import compare as compare

@@ -26,7 +26,7 @@ OF_OTHERS = {
     "tools/common/companions.py": "tokenizer",
     "tools/compare/other_model.py": "transformers, result, theirs.config",
     "tools/check/measure.py": "error",
-    "tools/check/run_under_test.py": "data",
+    "tools/train/check/run_under_test.py": "data",
     "tools/components/component_docs.py": "item",
     "tools/draw/svg.py": "shape",
     "tools/export/export.py": "os, error",

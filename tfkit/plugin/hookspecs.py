@@ -172,12 +172,15 @@ def tfkit_checks(graph: tfkit.Graph) -> Iterable[Diagnostic]:  # type: ignore[em
 
 
 @hookspec
-def tfkit_properties() -> Iterable[tfkit.Property]:  # type: ignore[empty-body]
+def tfkit_properties() -> Iterable[tfkit.Property | tfkit.SubjectType]:  # type: ignore[empty-body]
     """Return properties that models have, to be measured by `tfkit check` and by the tests of `tfkit.testing`.
 
     They follow tfkit's properties. A property that does not apply to a model raises `tfkit.DoesNotApplyError`. Called
     when a model is checked: import the modules of the properties inside the function. If it fails, or returns anything
     else, the plugin's properties are omitted with a warning.
+
+    A property whose `of` is `run` measures a run. A plugin can also return a `tfkit.SubjectType`, which reads another
+    type of subject. The properties of runs use this hook.
 
     Example:
         @tfkit.hookimpl

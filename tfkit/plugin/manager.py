@@ -29,6 +29,7 @@ from tfkit.plugin.registry import Registered, Registry, check_config
 COMPONENTS = "tfkit.components"
 RUNS = "tfkit.run.plugin"
 FORMATS = "tfkit.tools.export.plugin"
+PROPERTIES_OF_RUNS = "tfkit.tools.train.plugin"
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,8 @@ def _nothing(returned: object) -> None:
 
 
 def _built_in() -> Candidate:
-    """Return tfkit's components, runs and formats. Nothing works without them, so their failures are not caught."""
-    modules = [COMPONENTS, RUNS, FORMATS]
+    """Return the modules with tfkit's own hooks. Nothing works without them, so their failures are not caught."""
+    modules = [COMPONENTS, RUNS, FORMATS, PROPERTIES_OF_RUNS]
     return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
 
 

@@ -17,17 +17,13 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, expand, load
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import place_of
-from tfkit.run.checked_run import load_run
 from tfkit.spec.load import take_spec
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.check import Subject, outcomes
+from tfkit.tools.check.check import AnySubject, outcomes
 from tfkit.tools.check.components import LAYOUTS, Layout, models_of, with_component
 from tfkit.tools.check.measure import Level, Outcome, Property
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import PropertySet, properties_of
-from tfkit.tools.check.run_under_test import reduced_run
-from tfkit.tools.check.small_run import RUN_SLOTS, runs_of
-from tfkit.tools.cost.of_run import flops_of_step
 
 
 @checked
@@ -119,16 +115,17 @@ def _subjects(
     fields: Mapping[str, Any] | None,
     within: Sequence[Layout],
     reference: Callable[..., Any] | None,
-) -> Mapping[str, Subject]:
-    """Return the small models, or for a kind of a run's slot the small runs, around a component."""
-    if config.slot in RUN_SLOTS:
-        return runs_of(config, plugins, options=options, fields=fields, reference=reference)
+) -> Mapping[str, AnySubject]:
+    """Return the small models, or the small subjects of a plugin, around a component."""
+    subject_type = properties_of(plugins).type_of(config.slot)
+    if subject_type is not None:
+        return subject_type.around(config, plugins, options=options, fields=fields, reference=reference)
     return models_of(config, plugins, options=options, fields=fields, within=within, reference=reference)
 
 
 def raise_faults(
     name: str,
-    models: Mapping[str, Subject],
+    models: Mapping[str, AnySubject],
     plugins: Plugins,
     level: Level,
     only: Sequence[str] = (),
@@ -229,18 +226,19 @@ def parametrize_with_checks(
     import pytest
 
     available, xfail = with_component(plugins or load_plugins(), component), xfail or {}
-    of = "run" if component.slot in RUN_SLOTS else "model"
+    properties = _properties(available, xfail)
+    subject_type = properties.type_of(component.slot)
+    of = "model" if subject_type is None else subject_type.name
 
     @cache
-    def subjects() -> Mapping[str, Subject]:
-        if spec is not None and of == "run":
+    def subjects() -> Mapping[str, AnySubject]:
+        if spec is not None and subject_type is not None:
             kinds = None if reference is None else {component.slot: {component.kind_name(): reference}}
-            return {"its run": reduced_run(load_run(spec, available, count=flops_of_step), available, kinds=kinds)}
+            return {f"its {of}": subject_type.read(spec, available, kinds=kinds)}
         if spec is not None:
             return {"its spec": ModelUnderTest(expand(take_spec(spec, available)), available)}
         return _subjects(component, available, options or {}, fields, within, reference)
 
-    properties = _properties(available, xfail)
     if component.slot == "block" and spec is None:
         raise ValueError("a block has no small model: pass its `spec`")
     tests = [
@@ -257,8 +255,8 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", tests)
 
 
-def _check(prop: Property, subjects: Callable[[], Mapping[str, Subject]]) -> Check:
-    """Measure a property on all models or runs; the test is skipped if it applies to none."""
+def _check(prop: Property, subjects: Callable[[], Mapping[str, AnySubject]]) -> Check:
+    """Measure a property on all subjects; the test is skipped if it applies to none."""
 
     def check() -> None:
         import pytest

@@ -16,8 +16,8 @@ from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.training.processes import Processes
 from tfkit.tools.check.check import outcomes
-from tfkit.tools.check.properties.all import PROPERTIES
-from tfkit.tools.check.run_under_test import reduced_run
+from tfkit.tools.train.check.record import resume
+from tfkit.tools.train.check.run_under_test import reduced_run
 from tfkit.tools.train.train import train_run
 
 from ...plugin.test_faults import plugins
@@ -121,7 +121,7 @@ def test_processes_compare_their_states_of_a_loss(tmp_path: Path) -> None:
 def test_check_names_a_tensor_of_the_loss_that_no_module_lists(hidden: bool, tmp_path: Path) -> None:
     run = run_of(tmp_path, f"{{kind: averaged_teacher, hidden: {hidden}}}")
     checked = reduced_run(run, PLUGINS)
-    (outcome,) = outcomes(checked, [prop for prop in PROPERTIES if prop.of == "run" and prop.name == "resume"])
+    (outcome,) = outcomes(checked, [resume])
     assert (outcome.status == "ok") is not hidden
     if hidden:
         assert "`teacher.average.embedding.tokens.weight` of the loss" in outcome.fault

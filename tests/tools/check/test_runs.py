@@ -27,16 +27,17 @@ from tfkit.run.training.evaluate import evaluate, tensors
 from tfkit.run.training.optimizer import groups_of
 from tfkit.tools.check.check import outcomes
 from tfkit.tools.check.measure import Outcome
-from tfkit.tools.check.properties.all import PROPERTIES
-from tfkit.tools.check.properties.of_runs import optimizer
-from tfkit.tools.check.run_under_test import RunUnderTest, reduced_run
-from tfkit.tools.check.small_run import small_run
+from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.train.check import optimizer
+from tfkit.tools.train.check.run_under_test import RunUnderTest, reduced_run
+from tfkit.tools.train.check.small_run import small_run
 
 from ...run.training.runs import WITH_MIXERS
 from ...sampling import chosen, some
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
+PROPERTIES = properties_of(PLUGINS).properties
 RUN: Mapping[str, Any] = {
     "tfkit": 1,
     "name": "small",

@@ -1,4 +1,4 @@
-"""Measuring all properties of a model, a component or a run."""
+"""Measuring all properties of a model, of a component, or of a subject of a plugin."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.plugin.discover import canonical
 from tfkit.plugin.manager import Plugins
-from tfkit.run.checked_run import Run
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.components import LAYOUTS, SLOTS, instead_of, models_of, options_of
-from tfkit.tools.check.measure import EDITED, Level, Outcome, Property, Tested, outcome_of
+from tfkit.tools.check.components import LAYOUTS, instead_of, models_of, options_of
+from tfkit.tools.check.measure import EDITED, Level, Outcome, Property, Subject, outcome_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.check.run_under_test import RunUnderTest, reduced_run
-from tfkit.tools.check.small_run import RUN_SLOTS, runs_of
 
 ORDER = ("failed", "ok", "not run", "does not apply")
 """Priority of the results of a property over several models, the most important first."""
@@ -33,15 +30,15 @@ ORDER = ("failed", "ok", "not run", "does not apply")
 
 @dataclass(frozen=True)
 class Checked:
-    """The outcomes of the properties of a model or a run.
+    """The outcomes of the properties of a model or of another subject.
 
     Attributes:
-        name: the name of the spec or the run.
-        words: a summary of the reduced model or run, such as `2 of 12 layers`; empty for the spec at full size.
+        name: the name of the spec.
+        words: a summary of the reduced model or subject, such as `2 of 12 layers`; empty for the spec at full size.
         level: `quick` or `full`.
         seed: of all random numbers.
         outcomes: the result of each property, in the order of measurement.
-        of: `model` or `run`.
+        of: `model`, or the name of the type of subject.
     """
 
     name: str
@@ -49,7 +46,7 @@ class Checked:
     level: str
     seed: int
     outcomes: tuple[Outcome, ...]
-    of: Tested = "model"
+    of: str = "model"
 
     @property
     def ok(self) -> bool:
@@ -84,74 +81,84 @@ def worst_of(models: Sequence[Checked]) -> tuple[Outcome, ...]:
     )
 
 
-Subject: TypeAlias = ModelUnderTest | RunUnderTest
+AnySubject: TypeAlias = ModelUnderTest | Subject
 
 
 class Work:
-    """Selects the models, runs and properties of a check, and measures them."""
+    """Selects the models, subjects and properties of a check, and measures them."""
 
     def __init__(self, plugins: Plugins, *, level: Level = "quick", only: Sequence[str] = (), seed: int = 0) -> None:
         self.plugins, self.level, self.seed = plugins, level, seed
-        available = properties_of(plugins)
-        self.faults = available.faults
-        self.chosen = available.chosen(only, level)
-        self._all = available.chosen(only)
+        self.available = properties_of(plugins)
+        self.faults = self.available.faults
+        self.chosen = self.available.chosen(only, level)
+        self._all = self.available.chosen(only)
 
-    def properties(self, subject: Subject) -> tuple[Property, ...]:
-        """Return the properties to measure for a model or a run."""
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The names of the types of subjects."""
+        return ("model", *self.available.types)
+
+    def properties(self, subject: AnySubject) -> tuple[Property, ...]:
+        """Return the properties to measure for a subject."""
         return tuple(prop for prop in self.chosen if prop.of == subject.of)
 
-    def total(self, subjects: Sequence[tuple[Subject, str]]) -> int:
+    def total(self, subjects: Sequence[tuple[AnySubject, str]]) -> int:
         """Return the total number of measurements; raise SpecError if there are none."""
         total = sum(len(self.properties(subject)) for subject, _ in subjects)
         if not total:
             name, of = self.chosen[0].name, self.chosen[0].of
-            help = "check a run: `tfkit check RUN`" if of == "run" else "check a model: `tfkit check SPEC`"
+            help = f"check a {of}: `tfkit check {'SPEC' if of == 'model' else of.upper()}`"
             raise SpecError(Diagnostic(f"`{name}` is a property of a {of}", help=help))
         return total
 
-    def left(self, of: Tested) -> int:
-        """Return the number of properties of models, or of runs, that the level excludes."""
+    def left(self, of: str) -> int:
+        """Return the number of properties of a type of subject that the level excludes."""
         return sum(prop.of == of for prop in self._all) - sum(prop.of == of for prop in self.chosen)
 
-    def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[Subject, str]]:
+    def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[AnySubject, str]]:
         """Return the model to check: the spec at full size with trained weights or on request, else a reduced model."""
         if whole or weights is not None:
             return [(ModelUnderTest(replace(graph, weights=None), self.plugins, self.seed, weights), "")]
         reduced = reduced_model(graph, self.plugins)
         return [(ModelUnderTest(reduced.graph, self.plugins, self.seed), reduced.words)]
 
-    def of_run(self, run: Run) -> list[tuple[Subject, str]]:
-        """Return the reduced run to check."""
-        subject = reduced_run(run, self.plugins, self.seed)
-        return [(subject, subject.words)]
+    def of_document(self, name: str, spec: str, sets: Sequence[str]) -> Subject:
+        """Read a document and return its reduced subject of the type with a name."""
+        subject_type = self.available.types.get(name)
+        if subject_type is None:
+            message = f"no plugin has properties of a {name}"
+            raise SpecError(Diagnostic(message, notes=tuple(fault.message for fault in self.faults)))
+        return subject_type.read(spec, self.plugins, sets=sets, seed=self.seed)
 
-    def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[Subject, str]]:
-        """Return the models around each component of a kind or of a plugin."""
+    def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[AnySubject, str]]:
+        """Return the models and other subjects around each component of a kind or of a plugin."""
         configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
-        unsupported = [item for item in configs if item.slot not in (*SLOTS, *RUN_SLOTS)]
+        unsupported = [item for item in configs if item.slot not in self.available.slots]
         if unsupported:
             names = listing(f"{kind_of(item)} `{item.kind_name()}`" for item in unsupported)
             message = f"{names} cannot be checked alone"
-            error = Diagnostic(message, help=instead_of(unsupported[0], self.plugins))
+            types = self.available.types.values()
+            error = Diagnostic(message, help=instead_of(unsupported[0], self.plugins, types))
             if len(unsupported) == len(configs):
                 raise SpecError(error)
             self.faults += (error,)
         return [item for config in configs if config not in unsupported for item in self._of_component(config)]
 
-    def _of_component(self, config: type[Component]) -> list[tuple[Subject, str]]:
-        """Return the models or runs around a component, for every pair of its options."""
-        subjects: Mapping[str, Subject]
-        if config.slot in RUN_SLOTS:
-            subjects = runs_of(config, self.plugins, options=options_of(config), seed=self.seed)
+    def _of_component(self, config: type[Component]) -> list[tuple[AnySubject, str]]:
+        """Return the models or other subjects around a component, for every pair of its options."""
+        subjects: Mapping[str, AnySubject]
+        subject_type = self.available.type_of(config.slot)
+        if subject_type is not None:
+            subjects = subject_type.around(config, self.plugins, options=options_of(config), seed=self.seed)
         else:
             within = LAYOUTS if config.slot != "init" else LAYOUTS[:1]
             subjects = models_of(config, self.plugins, options=options_of(config), within=within, seed=self.seed)
         name = f"{kind_of(config)} `{config.kind_name()}`"
         return [(subject, f"{name} in {words}") for words, subject in subjects.items()]
 
-    def check(self, described: tuple[Subject, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
-        """Measure every property of a model or a run."""
+    def check(self, described: tuple[AnySubject, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
+        """Measure every property of a subject."""
         subject, words = described
         with threads(1 if words else torch.get_num_threads()):  # several threads slow down a small model
             results = tuple(outcomes(subject, self.properties(subject), stage=stage))
@@ -182,13 +189,13 @@ def _of_plugin(plugins: Plugins, name: str) -> list[Any]:
 
 
 def outcomes(
-    subject: Subject,
+    subject: AnySubject,
     properties: Iterable[Property],
     *,
     stage: Callable[[str], Any] = lambda name: None,
     strict: bool = False,
 ) -> Iterator[Outcome]:
-    """Yield the result of each property in order, of models for a model and of runs for a run.
+    """Yield the result of each property of the subject's type, in order.
 
     A property that follows from a broken property is not run. If a basic property is broken, no further property is.
     With `strict`, a property is broken if the code of a component does not support it.

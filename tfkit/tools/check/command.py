@@ -16,7 +16,6 @@ from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, seed_option, weights_option
 
 if TYPE_CHECKING:
-    from tfkit.run.checked_run import Run
     from tfkit.tools.check.check import Checked, Work
     from tfkit.tools.check.measure import Outcome
 
@@ -88,17 +87,18 @@ def check(
         raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
     if spec is None and (whole or weights is not None):
         raise click.UsageError("--whole and --weights have no effect without a SPEC")
-    run = None if spec is None or not reader.is_run(spec) else _run(reader, spec)
-    graph = run.graph if run is not None else None if spec is None else reader.load(spec)
-    weights = None if spec is None else reader.weights(spec, weights)
     from tfkit.tools.check.check import Work
 
     work = Work(reader.plugins, level=level, only=only, seed=seed)
-    if graph is not None:
-        subjects = work.of_model(graph, whole=whole, weights=weights)
-        subjects += work.of_run(run) if run is not None else []
-    else:
+    if spec is None:
         subjects = work.of_components(kind, plugin)
+    else:
+        document = work.of_document("run", spec, reader.sets) if reader.is_run(spec) else None
+        warn([] if document is None else document.notes)
+        graph = reader.load(spec) if document is None else document.graph
+        weights = reader.weights(spec, weights)
+        subjects = work.of_model(graph, whole=whole, weights=weights)
+        subjects += [] if document is None else [(document, document.words)]
     warn(work.faults)
     done, total = count(1), work.total(subjects)
     with progress() as on_progress:
@@ -112,22 +112,13 @@ def check(
         arguments = [spec] if spec else []
         arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
         arguments += [*(["--whole"] if whole else []), *reader.options]
-        by_type = [[result for result in checked if result.of == of and result.outcomes] for of in ("model", "run")]
+        by_type = [[result for result in checked if result.of == of and result.outcomes] for of in work.types]
         for number, results in enumerate(filter(None, by_type)):
             if number:
                 click.echo()
             _show(results, work, arguments)
     if not all(result.ok for result in checked):
         raise click.exceptions.Exit(1)
-
-
-def _run(reader: Reader, spec: str) -> Run:
-    from tfkit.run.checked_run import load_run
-    from tfkit.tools.cost.of_run import flops_of_step
-
-    run = load_run(spec, reader.plugins, sets=reader.sets, count=flops_of_step)
-    warn(run.file.notes)
-    return run
 
 
 def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:

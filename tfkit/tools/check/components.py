@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -19,6 +19,7 @@ from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import check_config
 from tfkit.spec.load import take_spec
+from tfkit.tools.check.measure import SubjectType
 from tfkit.tools.check.model_under_test import ModelUnderTest
 
 Layout = Literal["encoder", "decoder", "memory"]
@@ -44,14 +45,11 @@ LISTS: dict[str, dict[str, Any]] = {
     "longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 }
 LISTS |= {"expression": {"where": "(q - k) % 3 != 1 or k < 2"}}
-LISTS |= {"muon": {"others": {"kind": "adamw", "lr": 3e-3}}, "samples": {"prompt": "1", "tokens": 4}}
-LISTS |= {"stop_at": {"below": 0.0}, "text": {"files": "tinyshakespeare"}, "masked": {"of": {"kind": "copy"}}}
-"""Values for kinds that require lists, text, a choice or other kinds."""
+"""Values for kinds that require lists or text."""
 NUMBER = 4
 """Value of all other required integers."""
-APART = {"field": "a config.json"}
-APART |= dict.fromkeys(("tokenizer", "tracker"), "a run")
-"""Slots whose components are not part of a model, and what they are part of."""
+OUTSIDE_MODELS = {"field": "a config.json"}
+"""Slots of tfkit whose components are not part of a model, and what they are part of."""
 
 Row = dict[str, Any]
 
@@ -246,11 +244,13 @@ def _takes(info: FieldInfo, value: Any) -> bool:
     return True
 
 
-def instead_of(config: type[Component], plugins: Plugins) -> str:
+def instead_of(config: type[Component], plugins: Plugins, types: Iterable[SubjectType]) -> str:
     """Return the help for a component that cannot be checked alone."""
     fields = f"`tfkit components {config.slot}` shows its fields"
-    if config.slot in APART:
-        return f"it is part of {APART[config.slot]}, not of a model; {fields}"
+    owners = {slot: f"a {subject_type.name}" for subject_type in types for slot in subject_type.further_slots}
+    owners |= OUTSIDE_MODELS
+    if config.slot in owners:
+        return f"it is part of {owners[config.slot]}, not of a model; {fields}"
     written = re.compile(rf"\b{config.word_key}: {config.kind_name()}\b")
     files = plugins.specs.files if config.slot == "block" else {}
     name = next((name for name, file in files.items() if written.search(file.path.read_text(encoding="utf-8"))), None)

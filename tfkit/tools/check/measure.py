@@ -1,26 +1,29 @@
-"""Properties, the deviations that they measure, the comparison of two runs, and outcomes."""
+"""Properties, their subjects, the deviations that they measure, the comparison of two runs, and outcomes."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from tfkit.building.builder import evaluating
-from tfkit.errors import EditedModelWarning, FirstLossWarning, SpecError
+from tfkit.component import Component
+from tfkit.errors import Diagnostic, EditedModelWarning, FirstLossWarning, SpecError
+from tfkit.graph.expand import Graph
+from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.runs import Inputs, run
 from tfkit.tools.compare.comparison import Outputs, outputs
 from tfkit.torch_private import MissingNameError
 
 if TYPE_CHECKING:
     from tfkit.tools.check.model_under_test import ModelUnderTest
-    from tfkit.tools.check.run_under_test import RunUnderTest
 
 TOLERANCE = 1e-5
 """Largest difference that counts as rounding, relative to the largest value if it is above 1."""
@@ -29,7 +32,6 @@ ILL_CONDITIONED = 4.0
 """Largest factor of a limit for models that amplify the rounding of their weights."""
 
 Level: TypeAlias = Literal["quick", "full"]
-Tested: TypeAlias = Literal["model", "run"]
 Status: TypeAlias = Literal["ok", "failed", "does not apply", "not run"]
 
 
@@ -78,12 +80,12 @@ class Deviation:
 
 
 Measure: TypeAlias = Callable[[Any], Iterable[Deviation]]
-"""A function that measures a `ModelUnderTest`, or a `RunUnderTest`."""
+"""A function that measures a `ModelUnderTest`, or a subject of a plugin."""
 
 
 @dataclass(frozen=True)
 class Property:
-    """A property of a model or a run.
+    """A property of a model, or of a subject of a plugin.
 
     Attributes:
         name: the word for it, as `--only` takes it.
@@ -95,7 +97,7 @@ class Property:
         of_weights: false for a property of initial weights, which trained weights do not have.
         of_spec: true for a property whose measurement builds the spec. It does not apply to an edited model.
         follows: names of other properties. If one of them is broken, this property is not run.
-        of: `model`, or `run` for a property of the training step, which measures a `RunUnderTest`.
+        of: `model`, or the `name` of the `SubjectType` that the property measures.
     """
 
     name: str
@@ -106,7 +108,77 @@ class Property:
     of_weights: bool = True
     of_spec: bool = False
     follows: tuple[str, ...] = ()
-    of: Tested = "model"
+    of: str = "model"
+
+
+class Subject(Protocol):
+    """A subject of a plugin, such as a run: the object that its properties measure."""
+
+    @property
+    def of(self) -> str:
+        """The name of its `SubjectType`."""
+
+    @property
+    def name(self) -> str:
+        """The name of its document."""
+
+    @property
+    def words(self) -> str:
+        """A summary of the reduced subject."""
+
+    @property
+    def graph(self) -> Graph:
+        """The model inside; its properties are also measured."""
+
+    @property
+    def notes(self) -> Sequence[Diagnostic]:
+        """Warnings about its document."""
+
+
+class SubjectType(ABC):
+    """A type of subject that `tfkit check` measures in addition to models, such as a run.
+
+    A plugin returns it from the hook `tfkit_properties`, with the properties that have its name as `of`.
+
+    Attributes:
+        name: the word for a subject.
+        slots: the slots whose kinds are checked in small subjects.
+        further_slots: the slots of other kinds of a subject, which cannot be checked alone.
+    """
+
+    name: ClassVar[str]
+    slots: ClassVar[tuple[str, ...]] = ()
+    further_slots: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def read(
+        self, spec: Any, plugins: Plugins, *, sets: Sequence[str] = (), seed: int = 0, kinds: Any = None
+    ) -> Subject:
+        """Read a document and return its reduced subject; raise SpecError if it has errors.
+
+        Args:
+            spec: the name or path of the document, or a mapping.
+            plugins: the plugins to read it with.
+            sets: changes of values, as `--set` takes them.
+            seed: of all random numbers.
+            kinds: reference functions by slot and kind, in addition to the functions of the hook `tfkit_reference`.
+        """
+
+    @abstractmethod
+    def around(
+        self,
+        config: type[Component],
+        plugins: Plugins,
+        *,
+        options: Mapping[str, Sequence[Any]],
+        fields: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        reference: Callable[..., Any] | None = None,
+    ) -> Mapping[str, Subject]:
+        """Return small subjects around a component by description, with all pairs of option values.
+
+        Combinations of options that the component rejects are omitted. Raises SpecError if all are rejected.
+        """
 
 
 @dataclass(frozen=True)
@@ -142,7 +214,7 @@ def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Pr
     return lambda measure: Property(name, claim, measure, **options)
 
 
-def outcome_of(check: Property, subject: ModelUnderTest | RunUnderTest, *, strict: bool = False) -> Outcome:
+def outcome_of(check: Property, subject: ModelUnderTest | Subject, *, strict: bool = False) -> Outcome:
     """Measure a property. An exception is a failure, with `strict` also an `UnsupportedError`.
 
     A warning about the first loss is ignored.

@@ -1,13 +1,15 @@
-"""All properties of tfkit, in the order in which they are checked, and the properties of plugins."""
+"""The properties of models, in the order in which they are checked, and the properties and subjects of plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from tfkit.errors import Diagnostic, SpecError, closest, quoted
+from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted, similar
+from tfkit.plugin.discover import DISABLE
 from tfkit.plugin.manager import Plugins
-from tfkit.tools.check.measure import Level, Property
+from tfkit.tools.check.components import SLOTS
+from tfkit.tools.check.measure import Level, Property, SubjectType
 from tfkit.tools.check.properties import (
     attention,
     basics,
@@ -21,7 +23,6 @@ from tfkit.tools.check.properties import (
     training,
     values,
 )
-from tfkit.tools.check.properties.of_runs import data, optimizer, options, record, schedule, step
 
 
 def _of_tfkit() -> tuple[Property, ...]:
@@ -40,23 +41,33 @@ def _of_tfkit() -> tuple[Property, ...]:
         *(forms.state, forms.copies, forms.saved, forms.publish, forms.in_transformers),
         *(costs.counts, costs.flops, costs.kept_bytes, costs.cache_bytes),
         *(forms.scripted, forms.captured, forms.exported, forms.ejected),
-        *(step.steps, step.sums, step.loss, step.noise, step.clipping),
-        *(schedule.schedule, schedule.rates, optimizer.groups, optimizer.decay, optimizer.formula),
-        *(options.options, data.examples, data.passes, data.metrics),
-        *(record.evaluation, record.callbacks, record.resume, record.digest),
     )
 
 
 # A function's body is checked after all modules, so mypy knows the types that decorators return.
 PROPERTIES = _of_tfkit()
+SWITCH_OFF = f"switch one plugin off by its name: {DISABLE}=<name>"
 
 
 @dataclass(frozen=True)
 class PropertySet:
-    """Properties, and a warning for each plugin whose hook failed."""
+    """Properties, the types of their subjects by name, and a warning for each plugin whose hook failed.
+
+    A model has no `SubjectType`.
+    """
 
     properties: tuple[Property, ...]
+    types: Mapping[str, SubjectType] = field(default_factory=dict)
     faults: tuple[Diagnostic, ...] = ()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots whose kinds can be checked alone."""
+        return (*SLOTS, *(slot for subject_type in self.types.values() for slot in subject_type.slots))
+
+    def type_of(self, slot: str) -> SubjectType | None:
+        """Return the type of the subjects in which the kinds of a slot are checked; None for models."""
+        return next((subject_type for subject_type in self.types.values() if slot in subject_type.slots), None)
 
     def chosen(self, names: Sequence[str] = (), level: Level = "full") -> tuple[Property, ...]:
         """Return the properties with these names, or all of a level; raise SpecError for an unknown name."""
@@ -72,25 +83,52 @@ class PropertySet:
 
 
 def properties_of(plugins: Plugins) -> PropertySet:
-    """Return the properties of models and runs, of tfkit and of plugins; raise SpecError if two share a name."""
+    """Return the properties of models, and the properties of plugins with their types of subjects.
+
+    Raise SpecError if two properties or subjects share a name, or two subjects a slot. A property whose subject no
+    plugin has is omitted, with a warning.
+    """
     answers = plugins.hooks.call("tfkit_properties", _properties)
-    owners = {prop.name: "tfkit" for prop in PROPERTIES}
-    properties = [*PROPERTIES]
-    for plugin, returned in answers.values:
-        for prop in returned:
-            if prop.name in owners:
-                notes = (f"from {owners[prop.name]}", f"from {plugin}")
-                raise SpecError(Diagnostic(f"two properties have the name `{prop.name}`", notes=notes))
-            owners[prop.name] = plugin
-            properties.append(prop)
-    return PropertySet(tuple(properties), answers.faults)
+    names = [*(name for prop in PROPERTIES for name in _names(prop)), "subjects have the name `model`"]
+    owners = dict.fromkeys([*names, *(f"subjects have the slot `{slot}`" for slot in SLOTS)], "tfkit")
+    properties, types = [(prop, "tfkit") for prop in PROPERTIES], dict[str, SubjectType]()
+    for plugin, returned in reversed(answers.values):  # the built-in properties first
+        for item in returned:
+            for name in _names(item):
+                if name in owners:
+                    notes = (f"from {owners[name]}", f"from {plugin}")
+                    raise SpecError(Diagnostic(f"two {name}", notes=notes, help=SWITCH_OFF))
+                owners[name] = plugin
+            if isinstance(item, Property):
+                properties.append((item, plugin))
+            else:
+                types[item.name] = item
+    subjects = ["model", *types]
+    faults = [_unknown(prop, plugin, subjects) for prop, plugin in properties if prop.of not in subjects]
+    usable = tuple(prop for prop, _ in properties if prop.of in subjects)
+    return PropertySet(usable, types, (*answers.faults, *faults))
 
 
-def _properties(returned: object) -> list[Property]:
-    """Return the properties that a hook returned; raise TypeError if it returned anything else."""
+def _names(item: Property | SubjectType) -> Iterator[str]:
+    """Yield, as the end of an error, the names that only one property or type of subject may have."""
+    if isinstance(item, Property):
+        yield f"properties have the name `{item.name}`"
+    else:
+        yield f"subjects have the name `{item.name}`"
+        yield from (f"subjects have the slot `{slot}`" for slot in item.slots)
+
+
+def _unknown(prop: Property, plugin: str, names: Sequence[str]) -> Diagnostic:
+    message = f"property `{prop.name}` of plugin {plugin} is omitted: no plugin has the subject {quoted(prop.of)}"
+    return Diagnostic(message, notes=(f"known: {listing(names)}",), help=similar("a subject", prop.of, names))
+
+
+def _properties(returned: object) -> list[Property | SubjectType]:
+    """Return the properties and types of subjects that a hook returned; raise TypeError for anything else."""
     properties = []
     for item in returned if isinstance(returned, Iterable) else [returned]:
-        if not isinstance(item, Property):
-            raise TypeError(f"returned {type(item).__name__}, not a list of tfkit.Property")
+        if not isinstance(item, Property | SubjectType):
+            name = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
+            raise TypeError(f"must return objects of tfkit.Property and tfkit.SubjectType; got {name}")
         properties.append(item)
     return properties

@@ -16,10 +16,10 @@ from tfkit.run.contract import Batch, OptimizerConfig
 from tfkit.tools.check.components import legal_values
 from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.check.model_under_test import FieldPath
-from tfkit.tools.check.properties.of_runs.optimizer import DECAY, FACTORS, displacements, settings_of
-from tfkit.tools.check.properties.of_runs.schedule import steps_to_compare
 from tfkit.tools.check.properties.values import other_numbers
-from tfkit.tools.check.run_under_test import SEQUENCES, RunUnderTest, train
+from tfkit.tools.train.check.optimizer import DECAY, FACTORS, displacements, settings_of
+from tfkit.tools.train.check.run_under_test import SEQUENCES, RunUnderTest, train
+from tfkit.tools.train.check.schedule import steps_to_compare
 
 ALL = 2**62
 """A number of examples that exceeds any split."""

@@ -16,10 +16,10 @@ from tfkit.run.run_meaning import LABELS
 from tfkit.run.training.checkpoint import Restored
 from tfkit.tools.check.measure import TOLERANCE, Deviation, difference, property_of
 from tfkit.tools.check.model_under_test import FieldPath, leaves, with_values
-from tfkit.tools.check.properties.of_runs.options import other_values
 from tfkit.tools.check.properties.training import without_dropout
 from tfkit.tools.check.properties.values import other_numbers
-from tfkit.tools.check.run_under_test import RunUnderTest, Tensors, TrainedSteps, train
+from tfkit.tools.train.check.options import other_values
+from tfkit.tools.train.check.run_under_test import RunUnderTest, Tensors, TrainedSteps, train
 
 T = TypeVar("T")
 TRAINED = 3

@@ -17,8 +17,8 @@ from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.memory import MicroBatch
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of
-from tfkit.tools.check.properties.of_runs.options import arrays
-from tfkit.tools.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train
+from tfkit.tools.train.check.options import arrays
+from tfkit.tools.train.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train
 
 PASSES = 3
 FEW, WITHOUT_ANSWER = 6, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from tfkit.building.builder import build
 from tfkit.checkpoint.selection import matches, matches_any
 from tfkit.component import Component
-from tfkit.errors import Invalid, SpecError
+from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
@@ -70,7 +70,6 @@ class RunUnderTest:
     words: str = ""
     seed: int = 0
     kinds: Kinds | None = None
-    weights: ClassVar[None] = None
     of: ClassVar[Literal["run"]] = "run"
     loaded: dict[str, Data] = field(default_factory=dict, repr=False)
     """Data by its config."""
@@ -79,6 +78,16 @@ class RunUnderTest:
     def name(self) -> str:
         """The name of the run."""
         return self.full.config.name
+
+    @property
+    def graph(self) -> Graph:
+        """The model of the full run."""
+        return self.full.graph
+
+    @property
+    def notes(self) -> Sequence[Diagnostic]:
+        """Warnings about the run."""
+        return self.full.file.notes
 
     @cached_property
     def functions(self) -> Kinds:

@@ -10,7 +10,7 @@ from tfkit.errors import Invalid
 from tfkit.run.contract import count_of
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of
-from tfkit.tools.check.run_under_test import STEPS, RunUnderTest, train
+from tfkit.tools.train.check.run_under_test import STEPS, RunUnderTest, train
 
 MOST, SHORT = 400, 23
 """Maximum number of steps whose factors are compared, half of them at the start; and the steps of a short run."""

@@ -17,7 +17,7 @@ from tfkit.run.contract import GroupConfig, OptimizerConfig
 from tfkit.run.training.optimizer import groups_of
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of, require
-from tfkit.tools.check.run_under_test import RunUnderTest, copied
+from tfkit.tools.train.check.run_under_test import RunUnderTest, copied
 
 FACTORS = (1.0, 0.5, 0.8, 0.3, 0.6)
 """Factors of the learning rate at the steps of a check: they differ, so the rate must be read at each step."""

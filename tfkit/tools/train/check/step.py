@@ -17,8 +17,8 @@ from tfkit.run.training.evaluate import tensors
 from tfkit.tools.check.measure import Deviation, difference, property_of, require
 from tfkit.tools.check.model_under_test import FieldPath, leaves
 from tfkit.tools.check.properties.training import without_dropout
-from tfkit.tools.check.run_under_test import SEQUENCES, Half, RunUnderTest, Tensors, TrainedSteps, train
 from tfkit.tools.common.model_inputs import as_tensors
+from tfkit.tools.train.check.run_under_test import SEQUENCES, Half, RunUnderTest, Tensors, TrainedSteps, train
 
 IN_ORDER: Mapping[FieldPath, Any] = {
     ("data", "order"): "sequential",
