@@ -18,10 +18,9 @@ Gate: https://arxiv.org/abs/2505.06708. Inner norm: https://arxiv.org/abs/2210.0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -45,13 +44,14 @@ from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.components.norm import WeightedNormConfig
 from tfkit.components.projection import ProjectedConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, Rearrange, settings, update_cache, wires_of
+from tfkit.nn import Context, Linear, Rearrange, rotary_of, settings, update_cache, wires_of
 
 
 class Attention(nn.Module):
     """[b, q, d_model] -> [b, q, d_model].
 
-    Steps that a spec does not ask for are None and cost nothing.
+    Steps that a spec does not ask for are None and cost nothing. The classes below differ in the source of keys and
+    values: they override `queries_keys_values`. `wires` are the names of the keys and values that layers share.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Attention(nn.Module):
         gate: nn.Module | None,
         inner_norm: nn.Module | None,
         output: nn.Module,
+        wires: tuple[str, ...],
     ) -> None:
         super().__init__()
         self.project = project
@@ -86,24 +87,45 @@ class Attention(nn.Module):
         self.inner_norm = inner_norm
         self.merge_heads = Rearrange("b h q d -> b q (h d)")
         self.output = output
+        self.wires = wires
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, k, v = self.queries_keys_values(x, context)
+        return self.merge(self.core(q, k, v, self.score_mask(q, k, context)), x)
+
+    def queries_keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of x [b, h, q, d], and all keys and values that they attend to, [b, g, k, d] each."""
         q, k, v = self.project(x)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.v_norm is not None:
-            v = self.v_norm(v)
+        q, k = self.queries(q, context), self.keys(k, context)
+        k, v = update_cache(k, context, 0), update_cache(self.values(v), context, 1)
+        return q, k, v
+
+    def queries(self, q: Tensor, context: Context) -> Tensor:
+        """Apply the steps of queries: norm, rotate, norm, temperature."""
+        if self.q_norm is not None:
+            q = self.q_norm(q)
         if self.rotate is not None:
-            table = context.rotary
-            assert table is not None
-            q, k = self.rotate(q, table), self.rotate(k, table)
-        if self.q_norm_rotated is not None and self.k_norm_rotated is not None:
-            q, k = self.q_norm_rotated(q), self.k_norm_rotated(k)
+            q = self.rotate(q, rotary_of(context))
+        if self.q_norm_rotated is not None:
+            q = self.q_norm_rotated(q)
         temperature = context.temperature
-        if temperature is not None:
-            q = q * temperature
-        k, v = update_cache(k, context, 0), update_cache(v, context, 1)
-        added = context.mask
+        return q if temperature is None else q * temperature
+
+    def keys(self, k: Tensor, context: Context) -> Tensor:
+        """Apply the steps of keys: norm, rotate, norm."""
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if self.rotate is not None:
+            k = self.rotate(k, rotary_of(context))
+        return k if self.k_norm_rotated is None else self.k_norm_rotated(k)
+
+    def values(self, v: Tensor) -> Tensor:
+        """Apply the step of values: norm."""
+        return v if self.v_norm is None else self.v_norm(v)
+
+    def score_mask(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
+        """Return the mask, with the scores of content and positions added to it."""
+        mask = context.mask
         if self.relative is not None:
             relative = context.relative
             assert relative is not None
@@ -113,8 +135,8 @@ class Attention(nn.Module):
             else:
                 row_q, row_k, _ = self.relative_project(rows)
             scores = self.relative(q, k, row_q, row_k, index)
-            added = scores if added is None else scores + added
-        return self.merge(self.core(q, k, v, added), x)
+            mask = scores if mask is None else scores + mask
+        return mask
 
     def merge(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Merge the outputs of the heads [b, h, q, d] -> [b, q, d_model]; x is the layer's input."""
@@ -126,53 +148,21 @@ class Attention(nn.Module):
         return self.output(y)
 
 
-class TakingAttention(Attention):
-    """Attention to the keys and values of an earlier layer, which it takes by the names of two wires."""
-
-    def __init__(self, wires: tuple[str, ...], **modules: Any) -> None:
-        super().__init__(**modules)
-        self.keys, self.values = wires
-
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        wires = wires_of(context)
-        return self.attend(self.project(x), wires[self.keys], wires[self.values], x, context)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, context: Context) -> Tensor:
-        """Attend with projected queries [b, h, q, d] to keys that are complete; x is the layer's input."""
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        q = self.turn(q, context)
-        if self.q_norm_rotated is not None:
-            q = self.q_norm_rotated(q)
-        temperature = context.temperature
-        if temperature is not None:
-            q = q * temperature
-        return self.merge(self.core(q, k, v, context.mask), x)
-
-    def turn(self, x: Tensor, context: Context) -> Tensor:
-        """Rotate queries or keys by their positions."""
-        if self.rotate is None:
-            return x
-        table = context.rotary
-        assert table is not None
-        return self.rotate(x, table)
-
-
-class GivingAttention(TakingAttention):
+class GivingAttention(Attention):
     """Attention that also gives its keys and values to later layers."""
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, dict[str, Tensor]]:  # type: ignore[override]
-        q, k, v = self.project(x)
-        if self.k_norm is not None:
-            k = self.k_norm(k)
-        if self.v_norm is not None:
-            v = self.v_norm(v)
-        k = self.turn(k, context)
-        if self.k_norm_rotated is not None:
-            k = self.k_norm_rotated(k)
-        k, v = update_cache(k, context, index=0), update_cache(v, context, index=1)
-        y = self.attend(q, k, v, x, context)
-        return y, {self.keys: k, self.values: v}
+        q, k, v = self.queries_keys_values(x, context)
+        y = self.merge(self.core(q, k, v, self.score_mask(q, k, context)), x)
+        return y, {self.wires[0]: k, self.wires[1]: v}
+
+
+class TakingAttention(Attention):
+    """Attention to the keys and values of an earlier layer."""
+
+    def queries_keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        wires = wires_of(context)
+        return self.queries(self.project(x), context), wires[self.wires[0]], wires[self.wires[1]]
 
 
 class CrossAttention(Attention):
@@ -181,14 +171,10 @@ class CrossAttention(Attention):
     If sequences are read step by step, the memory is given once, and its keys and values are cached.
     """
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        q = self.project.queries(x)  # type: ignore[operator]
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        if self.q_norm_rotated is not None:
-            q = self.q_norm_rotated(q)
+    def queries_keys_values(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.queries(self.project.queries(x), context)  # type: ignore[operator]
         k, v = self.memory(context)
-        return self.merge(self.core(q, k, v, context.mask), x)
+        return q, k, v
 
     def memory(self, context: Context) -> tuple[Tensor, Tensor]:
         """Return keys and values of the memory, [b, g, k, d] each."""
@@ -197,12 +183,7 @@ class CrossAttention(Attention):
             assert cache is not None
             return cache.tensors[0], cache.tensors[1]
         k, v = self.project.keys_values(memory)  # type: ignore[operator]
-        if self.k_norm is not None:
-            k = self.k_norm(k)
-        if self.v_norm is not None:
-            v = self.v_norm(v)
-        if self.k_norm_rotated is not None:
-            k = self.k_norm_rotated(k)
+        k, v = self.keys(k, context), self.values(v)
         if cache is not None:
             cache.tensors[0].copy_(k)
             cache.tensors[1].copy_(v)
@@ -289,15 +270,15 @@ class MultiHeadConfig(ProjectedConfig):
             message = "`position` must not score tokens if keys and values are shared across layers"
             help = "choose a position such as `rope`, or remove `kv_name` and `kv_from`"
             raise Invalid("position", message, help=help)
-        norm, place = self.qk_norm, "qk_norm_weight"
+        norm, field = self.qk_norm, "qk_norm_weight"
         if self.qk_norm_weight == "shared":
             return
         if norm is None:
-            raise Invalid(place, "`qk_norm_weight` has no effect without `qk_norm`", help="add `qk_norm: layernorm`")
+            raise Invalid(field, "`qk_norm_weight` has no effect without `qk_norm`", help="add `qk_norm: layernorm`")
         if not isinstance(norm, WeightedNormConfig):
-            raise Invalid(place, f"norm `{norm.kind_name()}` cannot have separate weights for each head")
+            raise Invalid(field, f"norm `{norm.kind_name()}` cannot have separate weights for each head")
         if not norm.scale:
-            raise Invalid(place, "`qk_norm_weight` has no effect: the norm has no weights")
+            raise Invalid(field, "`qk_norm_weight` has no effect: the norm has no weights")
 
     @property
     def cached(self) -> tuple[Cached | State, ...]:
@@ -382,11 +363,11 @@ class MultiHeadConfig(ProjectedConfig):
 
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         width, rotated, taking = self.head_width, self.qk_norm_rotated, self.kv_from is not None
-        attention: Callable[..., nn.Module] = Attention if d_memory is None else CrossAttention
+        attention = Attention if d_memory is None else CrossAttention
         if self.gives:
-            attention = partial(GivingAttention, self.gives)
+            attention = GivingAttention
         elif taking:
-            attention = partial(TakingAttention, self.takes)
+            attention = TakingAttention
         relative = self.content_scores
         return attention(
             project=self.build_projection(make, d_memory),
@@ -402,6 +383,7 @@ class MultiHeadConfig(ProjectedConfig):
             gate=self.gate.build(make, self) if self.gate else None,
             inner_norm=make(self.inner_norm, self.n_heads * width) if self.inner_norm else None,
             output=Linear(self.n_heads * width, self.d_model, bias=self.biases.o, residual=True),
+            wires=self.gives or self.takes,
         )
 
     def _build_norm(self, make: Make, heads: int) -> nn.Module | None:

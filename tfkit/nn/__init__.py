@@ -16,6 +16,7 @@ from tfkit.nn.context import cache_of_next as cache_of_next
 from tfkit.nn.context import count_positions as count_positions
 from tfkit.nn.context import order_tokens as order_tokens
 from tfkit.nn.context import restore_order as restore_order
+from tfkit.nn.context import rotary_of as rotary_of
 from tfkit.nn.context import token_order as token_order
 from tfkit.nn.context import update_cache as update_cache
 from tfkit.nn.context import wires_of as wires_of

@@ -140,6 +140,13 @@ def wires_of(context: Context) -> dict[str, Tensor]:
     return wires
 
 
+def rotary_of(context: Context) -> Tensor:
+    """Return the table of the rotary positions."""
+    table = context.rotary
+    assert table is not None
+    return table
+
+
 def token_order(mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return `padding`, `places` and `documents` of a `Context`, from a mask [b, t] that is True at tokens.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.errors import SpecError
+from tfkit.tools.eject.inline import draw_in
 from tfkit.tools.eject.specialise import Specialiser
 
 
@@ -308,6 +309,56 @@ def test_a_named_tuple_that_is_written_as_its_only_field_stays_a_named_tuple() -
     assert specialiser.records.left(State) == ["mask", "table"]
     body = specialiser.functions[module.first, "forward"].body
     assert "\n".join(map(ast.unparse, body)) == "return x + state.mask"
+
+
+class ReadsField(Settings):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.masked(x, self.mask_of(State(mask, None, 3)))
+
+    def mask_of(self, state: State) -> Tensor | None:
+        return state.mask
+
+    def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return x if mask is None else x + mask
+
+
+def test_the_only_field_of_a_named_tuple_may_be_none_if_a_function_returns_it() -> None:
+    module = ReadsField()
+    body = specialised(module).functions[module, "masked"].body
+    assert "\n".join(map(ast.unparse, body)) == "return x if mask is None else x + mask"
+
+
+class Unbinds(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.halves(x)
+        return first * second
+
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = x.unbind()
+        return self.linear(first), second
+
+
+class Shifts(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.linear(x).sum()
+        first, second = self.halves(x, first)
+        return first * second
+
+    def halves(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = x.unbind()
+        return first + shift, second
+
+
+def test_a_method_is_inlined_if_it_assigns_only_names_that_its_call_assigns_and_does_not_read() -> None:
+    bodies = {}
+    for cls in (Unbinds, Shifts):
+        module = cls()
+        specialiser = specialised(module)
+        draw_in(specialiser.functions, specialiser.read)
+        body = specialiser.functions[module, "forward"].body
+        bodies[cls] = "\n".join(ast.unparse(ast.fix_missing_locations(step)) for step in body)
+    assert bodies[Unbinds] == "first, second = x.unbind()\nreturn self.linear(first) * second"
+    assert bodies[Shifts].startswith("first = self.linear(x).sum()\nfirst, second = self.halves(x, first)\n")
 
 
 class Alike(Settings):

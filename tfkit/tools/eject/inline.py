@@ -111,7 +111,9 @@ def _drawn_into(host: Function, guest: Function) -> bool:
             if not isinstance(step, ast.Assign | ast.Return) or not isinstance(call := step.value, ast.Call):
                 continue
             if _names(call.func, guest):
-                steps = _steps(guest, call, {name for statement in host.body for name in reads(statement)})
+                replaced = {*assigned(step)} - reads(call)  # the function may assign these names first
+                outer = {name for statement in host.body for name in reads(statement)} - replaced
+                steps = _steps(guest, call, outer)
                 if steps is None:
                     return False
                 *before, last = steps

@@ -483,8 +483,8 @@ class Function(Expressions):
         value = self.whole.call(keys, {name: argument for name, (argument, _) in arguments.items()})
         if (returned := first.returns) in arguments and all(function.returns == returned for function in functions):
             argument, text = arguments[returned]
-            # A `NamedTuple` with a single remaining field is replaced by the field, which may be an argument.
-            return value if _record_type(value) not in (None, _record_type(argument)) else argument, text
+            # A `NamedTuple` with a single remaining field is replaced by the field: either may be the argument.
+            return argument if _record_type(value) is _record_type(argument) else value, text
         if value == NONE and not any(function.body for function in functions):
             return value, ast.Constant(None)
         if first.module is not None and first.name == "forward":

@@ -26,7 +26,7 @@ from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import reads
 from tfkit.tools.eject.config import name_of, text_of, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
-from tfkit.tools.eject.inline import draw_in
+from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import as_comments, prepare_patterns
 from tfkit.tools.eject.proof import tried
 from tfkit.tools.eject.shapes import with_shapes
@@ -69,6 +69,7 @@ def eject(graph: AnyModel, *, allow_change: bool = False) -> str:
     merge_equal(model)
     whole = Specialiser(model)
     whole.run()
+    draw_in_expressions(whole.functions, whole.read)
     draw_in(whole.functions, whole.read)
     weights = InitialWeights(graph.spec.model.init, plan, {path: model.get_submodule(path) for path in plan}, whole)
     classes = Classes(graph, whole, sizes, config)

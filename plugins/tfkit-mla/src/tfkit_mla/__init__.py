@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Rearrange, Softmax, is_scripting, is_untouched, named, update_cache
+from tfkit.nn import Context, Linear, Rearrange, Softmax, is_scripting, is_untouched, named, rotary_of, update_cache
 
 
 class LatentAttentionConfig(tfkit.AttentionConfig):
@@ -212,11 +212,7 @@ class LatentAttention(nn.Module):
 
     def turn(self, x: Tensor, context: Context) -> Tensor:
         """Rotate queries or the shared key, [b, heads, t, p]."""
-        if self.rotate is None:
-            return x
-        table = context.rotary
-        assert table is not None
-        return self.rotate(x, table)
+        return x if self.rotate is None else self.rotate(x, rotary_of(context))
 
     def down(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the latent [b, 1, k, c] and the shared key [b, 1, k, p] from [b, k, d_source]."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.nn import Context, Linear, Rearrange, choose_top, named, update_cache, wires_of
+from tfkit.nn import Context, Linear, Rearrange, choose_top, named, rotary_of, update_cache, wires_of
 from tfkit_mla import LatentAttention, LatentAttentionConfig
 
 
@@ -191,8 +191,7 @@ class Index(nn.Module):
         """Rotate the first channels of queries or keys, [b, heads, t, d]."""
         if self.rotate is None:
             return x
-        table = context.rotary
-        assert table is not None
+        table = rotary_of(context)
         if self.pairs is not None:
             table = self.pairs(table)
         return torch.cat((self.rotate(x[..., : self.width], table), x[..., self.width :]), dim=3)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Rearrange, named, update_cache, wires_of
+from tfkit.nn import Context, Linear, Rearrange, named, rotary_of, update_cache, wires_of
 
 WIRE = "values"
 
@@ -77,8 +77,7 @@ class ValueAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotate is not None:
-            table = context.rotary
-            assert table is not None
+            table = rotary_of(context)
             q, k = self.rotate(q, table), self.rotate(k, table)
         return q, k, v
 
