@@ -2,7 +2,8 @@
 
 A cell is `true` if the tool measured the edited modules, and its numbers were confirmed independently; `spec` if it
 described the spec and named the edit; `same` if there is nothing to name; `broken` if a check named a broken property;
-`refused` if the tool raised an error of tfkit. Anything else is a fault, and the exit status is 1.
+`refused` if the tool raised an error of tfkit; `none` if the edit does not apply. Anything else is a fault, and the
+exit status is 1.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +24,13 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
-from tfkit.building.edits import copied, edits
+from tests.plugin.test_faults import plugins
+from tests.run.training.runs import Memory, write_run
+from tfkit.building.edits import copied, edits, origins
 from tfkit.building.model import unwrapped
+from tfkit.run.checked_run import load_run
+from tfkit.run.contract import Callback, CallbackConfig
+from tfkit.run.training.loop import Trainer
 from tfkit.testing import check_model
 
 SETS = ["d_model=12", "vocab_size=23", "decoder.n_layers=3", "decoder.attention.n_heads=3", "decoder.ffn.d_ff=20"]
@@ -86,6 +93,20 @@ def quantize(model: Any) -> Any:
         return torch.ao.quantization.quantize_dynamic(model)
 
 
+def add_lora(model: Any) -> Any:
+    """Return the model in the wrapper of PEFT, with adapters whose products are not 0."""
+    import peft
+
+    config = peft.LoraConfig(r=5, target_modules=["qkv", "down"], lora_dropout=0.1, init_lora_weights=False)
+    return peft.get_peft_model(model, config).eval()
+
+
+def swap(model: Any) -> None:
+    """Exchange two layers, as an assignment of their weights would."""
+    layers = model.decoder.layers
+    layers[0], layers[2] = layers[2], layers[0]
+
+
 def tie(model: Any) -> None:
     """Share a matrix between two layers."""
     ffn(model, 0).up.weight = ffn(model, 2).up.weight
@@ -106,6 +127,7 @@ def set_dropout(model: Any) -> None:
 
 EDITS: dict[str, Callable[[Any], Any]] = {
     "no edit": lambda m: None,
+    "weights": lambda m: m.decoder.layers[1].ffn.down.weight.data.mul_(1.7),
     "activation": lambda m: setattr(ffn(m), "activation", nn.ReLU()),
     "scale of scores": lambda m: setattr(m.decoder.layers[0].attention.core, "scale", 0.7),
     "epsilon": lambda m: setattr(m.decoder.final_norm, "eps", 0.1),
@@ -115,8 +137,9 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "hook returns a value": lambda m: ffn(m).register_forward_hook(lambda module, inputs, output: 2 * output),
     "fx edit": fx_edit,
     "adapter": lambda m: setattr(ffn(m), "up", Adapter(ffn(m).up)),
+    "LoRA by PEFT": add_lora,
     "pruned head": prune_head,
-    "replaced layer": lambda m: m.decoder.layers.__setitem__(1, Layer()),
+    "layer replaced": lambda m: m.decoder.layers.__setitem__(1, Layer()),
     "quantized": quantize,
     "torch.compile(model)": lambda m: torch.compile(m, backend="eager"),
     "module.compile()": lambda m: ffn(m).compile(backend="eager"),
@@ -129,11 +152,18 @@ EDITS: dict[str, Callable[[Any], Any]] = {
     "in nn.Sequential": lambda m: setattr(m.decoder.layers[1], "ffn", nn.Sequential(ffn(m))),
     "layer deleted": lambda m: m.decoder.layers.__delitem__(1),
     "layer appended": lambda m: m.decoder.layers.append(copy.deepcopy(m.decoder.layers[0])),
+    "layer inserted": lambda m: m.decoder.layers.insert(1, copy.deepcopy(m.decoder.layers[2])),
+    "layer used twice": lambda m: m.decoder.layers.__setitem__(1, m.decoder.layers[0]),
+    "layers swapped": swap,
     "dropout": set_dropout,
     "train mode": lambda m: m.train(),
     "buffer added": lambda m: ffn(m).register_buffer("mean", torch.zeros(7)),
     "larger parameter": grow,
 }
+if find_spec("peft") is None:
+    del EDITS["LoRA by PEFT"]
+RETURNED = ("quantized", "torch.compile(model)", "LoRA by PEFT")
+"""Edits that return the edited model."""
 
 
 def built() -> Any:
@@ -207,8 +237,6 @@ def compared(model: Any, inner: Any, edited: bool) -> str:
 
 def reference(inner: Any) -> Any:
     """Return the model of the spec with the weights that the edited model has under the names of the spec."""
-    from tfkit.building.edits import origins
-
     model, weights = built(), inner.state_dict()
     names = {origin: name for name, origin in origins(inner).items() if origin}
     model.load_state_dict({name: weights[names[name]].float() for name in model.state_dict()})
@@ -278,6 +306,54 @@ def ejected(model: Any, inner: Any, edited: bool) -> str:
     return "true"
 
 
+class Editing(Callback):
+    """A callback that edits the model of a run."""
+
+    def __init__(self, edit: str) -> None:
+        self.edit = edit
+
+    def on_start(self, training: Any) -> None:
+        EDITS[self.edit](training.model)
+
+
+class EditingConfig(CallbackConfig):
+    """Edits the model of a run when training starts."""
+
+    kind: Literal["editing"] = "editing"
+    edit: str
+
+    def build(self) -> Callback:
+        return Editing(self.edit)
+
+
+RUN = """\
+tfkit: 1
+name: edited
+model: gpt2
+data: {kind: text, files: sheep.txt}
+batch: {sequences: 2, length: 6}
+steps: 2
+optimizer: {kind: adamw, lr: 1e-2}
+"""
+
+
+def trained(edit: str) -> str:
+    """Train a run whose callback edits the model, and compare the model of its checkpoint with the trained model."""
+    if edit in RETURNED:
+        return "none"
+    with tempfile.TemporaryDirectory() as folder:
+        sets = [*(f"model.{text}" for text in SETS), "model.vocab_size=data.vocab_size"]
+        sets.append(f"callbacks={{kind: editing, edit: {edit!r}}}")
+        run, memory = load_run(write_run(Path(folder), RUN), plugins(EditingConfig), sets=sets), Memory()
+        trainer = Trainer(run, memory)
+        trainer.train()
+    model = tfkit.build(run.graph)
+    assert memory.saved is not None
+    model.load_state_dict(memory.saved.weights)
+    assert not far(output(model), output(trainer.model))
+    return "true"
+
+
 def generated(model: Any, inner: Any, edited: bool) -> str:
     """Compare the first generated token with the token of the forward."""
     with torch.no_grad():
@@ -296,20 +372,23 @@ TOOLS: dict[str, Callable[..., str]] = {
     "check": checked,
     "profile": profiled,
     "save": saved,
-    "safetensors": exported("safetensors"),
+    "train": trained,
+    "weights": exported("safetensors"),
     "pt2": exported("pt2"),
+    "ts": exported("ts"),
     "eject": ejected,
-    "generate": generated,
+    "decode": generated,
 }
+LETTERS = {"true": "t", "spec": "s", "same": "=", "broken": "b", "refused": "r", "none": "-", "FAULT": "F"}
 
 
 def cell(tool: str, edit: str) -> str:
     """Return the result of a tool for an edit."""
-    model = built()
-    model = EDITS[edit](model) if edit in ("quantized", "torch.compile(model)") else (EDITS[edit](model), model)[1]
+    model, function = built(), EDITS[edit]
+    model = function(model) if edit in RETURNED else (function(model), model)[1]
     inner: Any = unwrapped(model)
     try:
-        return TOOLS[tool](model, inner, bool(edits(inner)))
+        return trained(edit) if tool == "train" else TOOLS[tool](model, inner, bool(edits(inner)))
     except (tfkit.SpecError, ValueError) as error:
         return f"refused: {str(error).splitlines()[0].removeprefix('error: ')}"
     except Exception as error:
@@ -317,18 +396,23 @@ def cell(tool: str, edit: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, and return the exit status."""
+    """Print the table, and return the exit status. Arguments are the names of edits and tools."""
     warnings.simplefilter("ignore")
-    names = [name for name in EDITS if not arguments or name in arguments]
-    print(f"{'edit':22}" + "".join(f"{tool[:11]:12}" for tool in TOOLS))
-    notes, faults = [], 0
-    for edit in names:
-        cells = {tool: cell(tool, edit) for tool in TOOLS}
-        print(f"{edit:22}" + "".join(f"{text.partition(':')[0]:12}" for text in cells.values()), flush=True)
-        notes += [f"{edit}, {tool}: {text}" for tool, text in cells.items() if ":" in text]
-        faults += sum(text.startswith("FAULT") for text in cells.values())
-    print("", *notes, sep="\n")
-    return int(faults > 0)
+    rows, tools = ([name for name in names if name in arguments] or list(names) for names in (EDITS, TOOLS))
+    for first in (0, 1):  # names in turns, so that a column has 4 characters
+        names = (f"{tool:8}" for tool in tools[first::2])
+        print(f"{'edit' * first:{22 + 4 * first}}" + "".join(names).rstrip())
+    notes: dict[str, list[str]] = {}
+    for edit in rows:
+        cells = {tool: cell(tool, edit) for tool in tools}
+        print(f"{edit:22}" + "".join(f"{LETTERS[text.partition(':')[0]]:4}" for text in cells.values()), flush=True)
+        for tool, text in cells.items():
+            if ":" in text:
+                notes.setdefault(text, []).append(f"{edit}/{tool}")
+    print("", ", ".join(f"{letter} {word}" for word, letter in LETTERS.items()), sep="\n")
+    for text, names in notes.items():
+        print(f"{text}\n    {', '.join(names)}")
+    return int(any(text.startswith("FAULT") for text in notes))
 
 
 if __name__ == "__main__":

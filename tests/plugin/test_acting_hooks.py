@@ -258,7 +258,7 @@ def double(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 
 def test_a_forward_hook_cannot_change_what_a_model_computes(tmp_path: Path) -> None:
     model = tfkit.build(graph_with(of("tfkit_model_built", lambda m: register(m.decoder.final_norm, double))))
-    with pytest.raises(TypeError, match="a forward hook of plugin lab must return None; got Tensor"):
+    with pytest.raises(tfkit.SpecError, match="a forward hook of plugin lab must return None; got Tensor"):
         model(TOKENS)
 
 

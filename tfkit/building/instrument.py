@@ -16,7 +16,7 @@ from tfkit.building import builder
 from tfkit.building.edits import SHOWN, edits
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.manager import unchanged_torch
-from tfkit.torch_private.hooks import ObservingHook, forward_hooks
+from tfkit.torch_private.hooks import observing
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=fx.GraphModule)
@@ -43,12 +43,9 @@ def instrumented(model: M, *, in_run: bool = False) -> M:
 
 @contextmanager
 def _observing(model: fx.GraphModule, in_run: bool, plugin: str) -> Iterator[None]:
-    numbers = {number for hooks in forward_hooks(model) for number in hooks}
     before = _changes(model) if in_run else set()
-    with unchanged_torch(plugin):
+    with unchanged_torch(plugin), observing(model, f"plugin {plugin}"):
         yield
-    for hooks in forward_hooks(model):
-        hooks.update({number: ObservingHook(hook, plugin) for number, hook in hooks.items() if number not in numbers})
     if in_run and (changes := sorted(_changes(model) - before)):
         help = "write the change in the spec, or freeze parameters with `freeze` of the run"
         raise SpecError(

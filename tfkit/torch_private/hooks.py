@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.torch_private import attribute
 
 HOOKS = (
@@ -40,16 +41,26 @@ class ObservingHook:
     """A forward hook of a plugin. It receives tensors of a model, and cannot replace them."""
 
     hook: Callable[..., Any]
-    plugin: str
+    owner: str
 
     @property
     def __name__(self) -> str:  # TorchScript reads it first
-        raise AttributeError(f"a forward hook of plugin {self.plugin} cannot be scripted")
+        raise AttributeError(f"a forward hook of {self.owner} cannot be scripted")
 
     def __call__(self, *arguments: Any) -> None:
-        """Call the hook; raise TypeError if it returns a value."""
+        """Call the hook; raise SpecError if it returns a value."""
         if (value := self.hook(*arguments)) is not None:
-            raise TypeError(f"a forward hook of plugin {self.plugin} must return None; got {type(value).__name__}")
+            message = f"a forward hook of {self.owner} must return None; got {type(value).__name__}"
+            raise SpecError(Diagnostic(message, help="describe the change in the spec"))
+
+
+@contextmanager
+def observing(model: nn.Module, owner: str) -> Iterator[None]:
+    """Turn the forward hooks that are registered in this context into `ObservingHook`s of `owner`."""
+    numbers = {number for hooks in forward_hooks(model) for number in hooks}
+    yield
+    for hooks in forward_hooks(model):
+        hooks.update({number: ObservingHook(hook, owner) for number, hook in hooks.items() if number not in numbers})
 
 
 def forward_hooks(model: nn.Module) -> list[dict[int, Callable[..., Any]]]:

@@ -75,6 +75,61 @@ def test_a_loss_that_changes_a_module_ends_the_run_before_its_first_step(tmp_pat
         trained(run_of(tmp_path, "loss=editing"))
 
 
+class Doubling(Callback):
+    """Registers a hook after a step that returns other values."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_start(self, training: Any) -> None:
+        self.on_step(training, {})
+
+    def on_step(self, training: Any, numbers: Any) -> None:
+        if training.step == self.step:
+            double(training.model)
+
+
+def double(model: Any) -> None:
+    model.decoder.layers[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+class DoublingConfig(CallbackConfig):
+    """Registers a hook after a step that returns other values."""
+
+    kind: Literal["doubling"] = "doubling"
+    step: int
+
+    def build(self) -> Callback:
+        return Doubling(self.step)
+
+
+class DoublingLossConfig(CrossEntropyConfig):
+    """Registers a hook that returns other values."""
+
+    kind: Literal["doubling"] = "doubling"  # type: ignore[assignment]
+
+    def build(self, model: Any) -> nn.Module:
+        double(model)
+        return super().build(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "owner"),
+    [
+        ("callbacks={kind: doubling, step: 0}", "callback `doubling`"),
+        ("callbacks={kind: doubling, step: 3}", "callback `doubling`"),
+        ("loss=doubling", "the loss"),
+    ],
+)
+def test_a_hook_of_a_callback_or_a_loss_cannot_change_what_the_model_computes(
+    change: str, owner: str, tmp_path: Path
+) -> None:
+    run, memory = load_run(write_run(tmp_path), plugins(DoublingConfig, DoublingLossConfig), sets=[change]), Memory()
+    with pytest.raises(tfkit.SpecError, match=f"a forward hook of {owner} must return None; got Tensor"):
+        trained(run, memory)
+    assert memory.saved is None
+
+
 @pytest.mark.parametrize("machine", ["machine={recompute: full}", "machine={threads: 1}"])
 def test_hooks_of_a_callback_and_settings_of_the_machine_are_no_edits(machine: str, tmp_path: Path) -> None:
     memory, _ = trained(run_of(tmp_path, "callbacks={kind: editing, step: 100}", machine))

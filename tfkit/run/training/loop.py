@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -46,9 +46,15 @@ from tfkit.run.training.order import indices_of, mix
 from tfkit.run.training.prefetch import Prefetch
 from tfkit.run.training.processes import Processes, check_count
 from tfkit.run.training.start import begin
+from tfkit.torch_private.hooks import observing
 
 FINISHED, INTERRUPTED, DIVERGED = "finished", "interrupted", "diverged"
 HELP = "a lower learning rate, a longer warmup or `clip` may help"
+
+
+def _is_built_in(kind: object) -> bool:
+    """Return True for callbacks and losses of tfkit, which do not change modules."""
+    return type(kind).__module__.partition(".")[0] == "tfkit"
 
 
 class DivergedError(SpecError):
@@ -120,7 +126,7 @@ class Trainer:
         """Descriptions of the initial weights and of float8, by name."""
         instrumented(self.model, in_run=True)
         self._edits = self._changes()
-        with self.run.guarded(config.loss, "`build`", "loss"):
+        with self.run.guarded(config.loss, "`build`", "loss"), self._observed(config.loss, "the loss"):
             try:
                 loss = config.loss.build(self.model)
             except ValueError as error:
@@ -138,8 +144,8 @@ class Trainer:
 
     def _changes(self) -> list[str]:
         """Return the edits of the model, if code outside of tfkit could cause any. Hooks may only read values."""
-        kinds = {type(item).__module__.partition(".")[0] for item in (*self._callbacks, self.config.loss)}
-        return [] if kinds == {"tfkit"} else [text for text, _ in edits(self.model, hooks=False)]
+        kinds = (*self._callbacks, self.config.loss)
+        return [] if all(map(_is_built_in, kinds)) else [text for text, _ in edits(self.model, hooks=False)]
 
     def _check_unedited(self) -> None:
         """Raise SpecError if the loss or a callback changed modules of the model: checkpoints contain its spec."""
@@ -451,10 +457,15 @@ class Trainer:
             getattr(watcher, event)(self, *numbers)
         self.ended = self._processes.agreed(self.ended)
 
+    def _observed(self, kind: object, owner: str) -> AbstractContextManager[None]:
+        """Return a context in which a kind of a plugin can register hooks that read values, and do not change them."""
+        return nullcontext() if _is_built_in(kind) else observing(self.model, owner)
+
     @contextmanager
     def _guarded(self, number: int, method: str) -> Iterator[None]:
         """Turn an exception of a callback into an error of its kind. The callback may call the model."""
         config = self.config.callbacks[number]
-        with guarded(self.run, self.model, config, f"`{method}`", "callbacks", str(number)):
+        observed = self._observed(self._callbacks[number], f"callback `{config.kind_name()}`")
+        with guarded(self.run, self.model, config, f"`{method}`", "callbacks", str(number)), observed:
             yield
         self._processes.reshard(self.model)
