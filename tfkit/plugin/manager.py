@@ -28,6 +28,7 @@ from tfkit.plugin.registry import Registered, Registry, check_config
 
 COMPONENTS = "tfkit.components"
 RUNS = "tfkit.run.plugin"
+TRAINING = "tfkit.tools.train.plugin"
 FORMATS = "tfkit.tools.export.plugin"
 
 
@@ -205,7 +206,7 @@ def _nothing(returned: object) -> None:
 
 def _built_in() -> Candidate:
     """Return tfkit's components, runs and formats. Nothing works without them, so their failures are not caught."""
-    modules = [COMPONENTS, RUNS, FORMATS]
+    modules = [COMPONENTS, RUNS, TRAINING, FORMATS]
     return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
 
 

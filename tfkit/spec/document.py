@@ -1,6 +1,7 @@
 """The base class of every type of file in the spec language, and the check that a file is of the expected type.
 
-A type of document is a subclass of `Document`: models in this package, runs and sweeps in `tfkit.run`.
+A type of document is a subclass of `Document`: models in this package, further types in plugins, which register them by
+the hook `tfkit_documents`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,30 @@ from tfkit.spec.merge import MergeKeys
 from tfkit.spec.tree import Mapping as Tree
 
 VERSION = 1
+MODEL = "model"
+"""The key of the spec inside a document."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """The form of the names of models and runs."""
 
 
 class Document(Config):
-    """A type of document. Every file states the version of its language."""
+    """A type of document: its fields, and what identifies it. Every file states the version of its language."""
 
     sort: ClassVar[str]
-    """The name of the type in errors, such as `model`."""
+    """The name of the type, a lower-case word such as `model`."""
     command: ClassVar[str]
-    """The command that shows documents of this type."""
+    """The command that takes documents of this type."""
     typical: ClassVar[tuple[str, ...]]
     """Keys that identify the type: only documents of this type have all of them."""
     further_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys that are not fields, because they are removed before the document is resolved, such as `model` in a run."""
+    """Keys that are not fields, because they are removed before the document is resolved: `("model",)` if it contains a
+    spec."""
+    exclusive_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of which a document has a single one: setting it removes all of them from the document that it extends."""
+    listed_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys whose value may be one kind instead of a list."""
+    arithmetic_names: ClassVar[tuple[str, ...]] = ()
+    """Names that arithmetic in the model may contain, in addition to the names of its fields."""
     merge_keys: ClassVar[MergeKeys] = MergeKeys({})
     """Exceptions from the way in which mappings merge."""
 

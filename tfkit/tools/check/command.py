@@ -88,7 +88,7 @@ def check(
         raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
     if spec is None and (whole or weights is not None):
         raise click.UsageError("--whole and --weights have no effect without a SPEC")
-    run = None if spec is None or not reader.is_run(spec) else _run(reader, spec)
+    run = None if spec is None or reader.sort_of(spec) != "run" else _run(reader, spec)
     graph = run.graph if run is not None else None if spec is None else reader.load(spec)
     weights = None if spec is None else reader.weights(spec, weights)
     from tfkit.tools.check.check import Work
