@@ -123,7 +123,7 @@ def test_each_kind_that_computes_has_a_formula() -> None:
 
 
 def test_a_plan_is_what_the_command_prints() -> None:
-    (entry,) = [entry for entry in runs.experiments() if entry.name == "reverse"]
+    (entry,) = [entry for entry in runs.shipped_documents() if entry.name == "reverse"]
     assert runs.plan_of(entry) == ["train", "reverse", "--plan"]
     assert "parameters" in runs.printed(runs.plan_of(entry))
 

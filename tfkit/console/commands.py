@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
     from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
     from tfkit.plugin.plugin_commands import PluginCommand
+    from tfkit.spec.document import Document
+    from tfkit.spec.read_document import DocumentFile
+
+    D = TypeVar("D", bound=Document)
 
 
 Function = Callable[..., Any]
@@ -291,6 +295,14 @@ class Reader:
             return None
         types = [item for item in self.document_types.values() if item.has_model]
         return next((item for item in types if is_document(spec, item.config, specs)), None)
+
+    def read(self, name: str, document: type[D]) -> DocumentFile[D]:
+        """Read a document of a type by its path or name, with its model. Raises SpecError."""
+        from tfkit.spec.read_document import read_document
+
+        read = read_document(name, document, self.plugins, sets=self.sets)
+        warn(read.model.notes)
+        return read
 
     def type_named(self, sort: str, *words: str) -> DocumentType:
         """Return a type of document with a model by its name. Raise UsageError, with `words`, if there is none."""

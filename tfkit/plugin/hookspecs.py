@@ -117,21 +117,21 @@ def tfkit_documents() -> Iterable[tfkit.DocumentType]:  # type: ignore[empty-bod
     plugin registers, such as runs:
 
         [project.entry-points."tfkit.documents"]
-        recipe = "tfkit_mine.recipes:cook"        # the folder tfkit_mine/recipes of the wheel; `tfkit cook NAME`
+        survey = "tfkit_mine.surveys:ask"         # the folder tfkit_mine/surveys of the wheel; `tfkit ask NAME`
 
     Called when a command reads a file that is not known to be a spec. If it fails, or returns anything else, the types
     of the plugin are omitted with a warning. The built-in runs and sweeps also use this hook.
 
     Example:
-        class Recipe(tfkit.Document):
-            sort, command, typical = "recipe", "cook", ("model", "prompts")
+        class Survey(tfkit.Document):
+            sort, command, typical = "survey", "ask", ("model", "questions")
             further_keys = ("model",)
 
-            prompts: tuple[str, ...]
+            questions: tuple[str, ...]
 
         @tfkit.hookimpl
         def tfkit_documents() -> list[tfkit.DocumentType]:
-            return [tfkit.DocumentType(Recipe)]
+            return [tfkit.DocumentType(Survey)]
     """
 
 

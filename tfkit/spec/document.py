@@ -6,6 +6,7 @@ the hook `tfkit_documents`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import field_validator
@@ -25,11 +26,11 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 class Document(Config):
     """A type of document: its fields, and what identifies it. Every file states the version of its language."""
 
-    sort: ClassVar[str]
-    """The name of the type, a lower-case word such as `model`."""
-    command: ClassVar[str]
+    sort: ClassVar[str] = ""
+    """The name of the type, a lower-case word such as `model`; empty for a base class of several types."""
+    command: ClassVar[str] = ""
     """The command that takes documents of this type."""
-    typical: ClassVar[tuple[str, ...]]
+    typical: ClassVar[tuple[str, ...]] = ()
     """Keys that identify the type: only documents of this type have all of them."""
     further_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that are not fields, because they are removed before the document is resolved: `("model",)` if it contains a
@@ -57,10 +58,17 @@ class Document(Config):
 
 def check_sort(root: Tree, expected: type[Document]) -> None:
     """Raise SpecError if the keys of a document identify a different type than the expected one."""
-    if any(key in root.items for key in expected.typical):
-        return
-    for document in Document.__subclasses__():
-        key = document.typical[0]
-        if all(name in root.items for name in document.typical):
+    matching = sum(key in root.items for key in expected.typical)
+    for document in _types(Document):
+        if len(document.typical) > matching and all(name in root.items for name in document.typical):
+            key = document.typical[0]
             message = f"{quoted(root.span.source.name)} must be a {expected.sort}; got a {document.sort}"
             raise SpecError(Diagnostic(message, root.keys[key], key, help=f"read it with `tfkit {document.command}`"))
+
+
+def _types(base: type[Document]) -> Iterator[type[Document]]:
+    """Yield the types of document that have been imported, without base classes of several types."""
+    for document in base.__subclasses__():
+        if document.sort and document.typical:
+            yield document
+        yield from _types(document)

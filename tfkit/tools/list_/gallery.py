@@ -77,12 +77,12 @@ def shipped(words: Collection[str] = (), plugins: Available | None = None) -> li
     return [spec for spec in specs if all(word.casefold() in _text(spec) for word in words)]
 
 
-def shipped_documents(words: Collection[str], plugins: Available) -> list[ShippedDocument]:
+def shipped_documents(words: Collection[str] = (), plugins: Available | None = None) -> list[ShippedDocument]:
     """Return the named documents of all further types that have all of these words in their name, type or description.
 
-    Words may also be the plural of a type.
+    Words may also be the plural of a type. `plugins` are as for `shipped`.
     """
-    documents = plugins.specs.documents
+    documents = (plugins or available()).specs.documents
     entries = [_document(name, sort, file) for sort, named in documents.items() for name, file in named.files.items()]
     singular = {f"{sort}s": sort for sort in documents}
     words = [singular.get(word.casefold(), word.casefold()) for word in words]
