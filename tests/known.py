@@ -1,4 +1,4 @@
-"""The names of all specs: of tfkit, and of the plugins in this repository."""
+"""The names of all specs, runs and sweeps: of tfkit, and of the plugins in this repository."""
 
 from __future__ import annotations
 
@@ -6,3 +6,4 @@ from tfkit.plugin.manager import available
 
 KNOWN = available().specs
 NAMES = list(KNOWN.files)
+RUNS, SWEEPS = (list(KNOWN.documents[sort].files) for sort in ("run", "sweep"))

@@ -85,6 +85,7 @@ from tfkit.errors import Invalid as Invalid
 from tfkit.errors import LeftOutWarning as LeftOutWarning
 from tfkit.errors import NotFiniteWarning as NotFiniteWarning
 from tfkit.errors import SpecError as SpecError
+from tfkit.graph.documents import DocumentType as DocumentType
 from tfkit.graph.expand import Graph as Graph
 from tfkit.graph.expand import load as load
 from tfkit.graph.expand import loads as loads
@@ -130,6 +131,7 @@ from tfkit.run.kinds.examples import StreamData as StreamData
 from tfkit.run.kinds.examples import next_tokens as next_tokens
 from tfkit.run.read_rows import Row as Row
 from tfkit.run.read_rows import read_rows as read_rows
+from tfkit.spec.document import Document as Document
 from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError
 from tfkit.tools.check.measure import Property as Property

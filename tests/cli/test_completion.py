@@ -15,9 +15,8 @@ from click.shell_completion import ShellComplete
 
 from tfkit.cli import SECTIONS, cli
 from tfkit.console.completion import VARIABLE
-from tfkit.run.read_run import shipped_runs
 
-from ..known import NAMES
+from ..known import NAMES, RUNS
 from ..sampling import some
 
 
@@ -95,7 +94,7 @@ def test_every_spec_argument() -> None:
 
 
 def test_specs() -> None:
-    assert completions("params", "") == [*NAMES, *shipped_runs(), "mine.yaml", "models/", "one/"]
+    assert completions("params", "") == [*NAMES, *RUNS, "mine.yaml", "models/", "one/"]
     assert completions("params", "mi")[-1] == "mine.yaml"
     assert completions("params", "gpt2", "mine") == ["mine.yaml"]
     assert completions("compare", "gpt2", "gpt2_l") == ["gpt2_large"]

@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 import tfkit
+from tests.known import RUNS, SWEEPS
 from tfkit.cli import SECTIONS
 from tfkit.plugin.manager import load_plugins
-from tfkit.run.read_run import shipped_runs
-from tfkit.run.read_sweep import shipped_sweeps
 
 pytest.importorskip("tools.docs.build", reason="the site is built in a checkout")
 from tfkit.tools.components.component_docs import describe
@@ -55,8 +54,8 @@ def test_everything_has_its_page() -> None:
         *(f"commands/{name}" for names in SECTIONS.values() for name in names),
         *(f"kinds/{slot}/{kind}" for slot, kinds in kinds_of.items() for kind in kinds),
         *(f"models/{name}" for name in plugins.specs.files),
-        *(f"runs/{name}" for name in shipped_runs()),
-        *(f"sweeps/{name}" for name in shipped_sweeps()),
+        *(f"runs/{name}" for name in RUNS),
+        *(f"sweeps/{name}" for name in SWEEPS),
         *(f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"),
     }
     assert expected - pages().keys() == set()
@@ -124,7 +123,7 @@ def test_each_kind_that_computes_has_a_formula() -> None:
 
 
 def test_a_plan_is_what_the_command_prints() -> None:
-    (entry,) = [entry for entry in runs.experiments() if entry.name == "reverse"]
+    (entry,) = [entry for entry in runs.shipped_documents() if entry.name == "reverse"]
     assert runs.plan_of(entry) == ["train", "reverse", "--plan"]
     assert "parameters" in runs.printed(runs.plan_of(entry))
 

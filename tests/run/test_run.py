@@ -14,10 +14,10 @@ from tests.run.training.runs import PLUGINS, RUN, TEXT, WITH_MIXERS, small_run, 
 from tfkit.errors import SpecError
 from tfkit.plugin.known_specs import own_specs
 from tfkit.run.checked_run import load_run
-from tfkit.run.read_run import shipped_runs
-from tfkit.run.run_schema import run_schema
-from tfkit.run.run_spec import render_run
+from tfkit.run.run_spec import RunSpec, render_run
+from tfkit.spec.schema import document_schema
 
+from ..known import RUNS
 from ..sampling import some
 
 CHILD = "extends: small.yaml\nname: child\n"
@@ -184,7 +184,7 @@ NOT_IN_A_SCHEMA = ("vocabulary", "positions", "warmup", "split", "micro", "missp
 
 @pytest.fixture(scope="module")
 def schema() -> Draft202012Validator:
-    return Draft202012Validator(run_schema(PLUGINS))
+    return Draft202012Validator(document_schema(RunSpec, PLUGINS))
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if not name.startswith(NOT_IN_A_SCHEMA)])
@@ -200,13 +200,13 @@ def test_an_editor_accepts_what_tfkit_accepts(more: str, schema: Draft202012Vali
 
 @pytest.mark.parametrize("path", some(sorted((own_specs() / "runs").glob("*.yaml")), 2), ids=lambda path: path.stem)
 def test_an_editor_accepts_what_comes_with_tfkit(path: Path) -> None:
-    schema = Draft202012Validator(run_schema(WITH_MIXERS))
+    schema = Draft202012Validator(document_schema(RunSpec, WITH_MIXERS))
     schema.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     run = load_run(path, WITH_MIXERS)
     schema.validate(yaml.safe_load(render_run(run.config, run.graph.spec.model)))
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_runs() if name.startswith("minigpt")])
+@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("minigpt")])
 def test_a_published_experiment_has_its_parameters_and_characters(name: str) -> None:
     run = load_run(f"runs/{name}", PLUGINS)
     assert sum(parameter.numel() for parameter in tfkit.build(run.graph, device="meta").parameters()) == 913_601

@@ -20,8 +20,9 @@ from tests.run.training.runs import PLUGINS, RUN, Memory, trained, write_run
 from tests.spec.test_mutations import MUTATIONS, SETTINGS, VALUES, compare, compare_field, misplaced_key, mutants_of
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.read_run import SIZES
-from tfkit.run.run_spec import LISTS, MODEL, RunSpec
+from tfkit.run.run_spec import LISTS, RunSpec
 from tfkit.run.training.loop import Trainer
+from tfkit.spec.document import MODEL
 from tfkit.spec.source import parse, plain
 from tfkit.tools.cost.of_run import flops_of_step
 

@@ -12,12 +12,12 @@ import pytest
 from tests.run.training.runs import PLUGINS, RUN, WITH_MIXERS, write_run
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import load_run
-from tfkit.run.read_sweep import shipped_sweeps
 from tfkit.tools.params.count import count_params
 from tfkit.tools.sweep.arms import Arms, choices
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
 
+from ..known import SWEEPS
 from ..sampling import chosen, some
 
 EVALUATED = RUN + "eval: {every: 4, splits: {val: {batches: 2}}, metrics: [loss, accuracy]}\n"
@@ -232,7 +232,7 @@ def test_the_base_may_be_the_only_variant() -> None:
     assert arms.runs(arms.arms[0])[0].run.digest == load_run("small.yaml", PLUGINS, sets=["seed=0"]).digest
 
 
-@pytest.mark.parametrize("name", chosen(shipped_sweeps(), {"minigpt"}))
+@pytest.mark.parametrize("name", chosen(SWEEPS, {"minigpt"}))
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
     rows = Sweep(name, WITH_MIXERS, Path("out")).outline().rows
     assert {row.parameters for row in rows} == SIZES[name]

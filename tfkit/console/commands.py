@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -26,9 +26,14 @@ from tfkit.errors import Diagnostic, SpecError, closest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from tfkit.graph.documents import DocumentType
     from tfkit.graph.expand import Graph
     from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
     from tfkit.plugin.plugin_commands import PluginCommand
+    from tfkit.spec.document import Document
+    from tfkit.spec.read_document import DocumentFile
+
+    D = TypeVar("D", bound=Document)
 
 
 Function = Callable[..., Any]
@@ -271,30 +276,63 @@ class Reader:
         folders = [f"--plugin-dir={folder}" for folder in self.plugin_dir]
         return [*folders, *(["--no-plugins"] if self.no_plugins else [])]
 
-    def is_run(self, spec: str) -> bool:
-        """Return True if a spec is a run; commands then use the model of the run."""
-        from tfkit.run.read_run import is_run
+    @functools.cached_property
+    def document_types(self) -> Mapping[str, DocumentType]:
+        """The types of document, by name, that plugins register. Hooks that fail are reported on standard error."""
+        from tfkit.graph.documents import document_types
 
-        return is_run(spec, self.plugins.specs)
+        types, faults = document_types(self.plugins)
+        warn(faults)
+        return types
+
+    def document_type(self, spec: str) -> DocumentType | None:
+        """Return the type of a document with a model, such as a run; None for a model."""
+        from tfkit.spec.extending import is_folder
+        from tfkit.spec.read_document import is_document
+
+        specs = self.plugins.specs
+        if spec in specs.files or is_folder(spec, specs):
+            return None
+        types = [item for item in self.document_types.values() if item.has_model]
+        return next((item for item in types if is_document(spec, item.config, specs)), None)
+
+    def read(self, name: str, document: type[D]) -> DocumentFile[D]:
+        """Read a document of a type by its path or name, with its model. Raises SpecError."""
+        from tfkit.spec.read_document import read_document
+
+        read = read_document(name, document, self.plugins, sets=self.sets)
+        warn(read.model.notes)
+        return read
+
+    def type_named(self, sort: str, *words: str) -> DocumentType:
+        """Return a type of document with a model by its name. Raise UsageError, with `words`, if there is none."""
+        types = {name: item for name, item in self.document_types.items() if item.has_model}
+        if sort not in types:
+            names = ", ".join(f"'{name}'" for name in (*words, *types))
+            raise click.UsageError(f"'{sort}' is not one of {names}")
+        return types[sort]
+
+    def sort_of(self, spec: str) -> str:
+        """Return the name of the type of a file: `model`, or of a document with a model, such as `run`."""
+        item = self.document_type(spec)
+        return "model" if item is None else item.name
 
     def load(self, spec: str) -> Graph:
-        """Load the graph of a spec, with the weights of its folder, or of a run's model. Notes go to standard error.
+        """Load the graph of a spec, with the weights of its folder, or of the model of a document, such as a run.
 
-        For a run, the changes of `--set` use paths of the run, such as `model.d_model`.
+        Notes go to standard error. For a document, the changes of `--set` use its paths, such as `model.d_model`.
         """
+        from tfkit.graph.documents import graph_of
         from tfkit.graph.expand import announced, expand
         from tfkit.spec.extending import is_folder, weights_beside
         from tfkit.spec.load import read_spec
 
         if os.path.exists(os.path.join(spec, "spec.yaml")) and not is_folder(spec, self.plugins.specs):
             click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
-        if self.is_run(spec):
-            from tfkit.run.read_run import of_model, read_run
-
-            run = read_run(spec, self.plugins, sets=self.sets)
-            warn(run.notes)
-            with of_model():
-                return announced(expand(run.model), self.plugins)
+        if (document := self.document_type(spec)) is not None:
+            model = document.model(spec, self.plugins, sets=self.sets)
+            warn(model.notes)
+            return graph_of(model, self.plugins)
         read = read_spec(spec, self.plugins, sets=self.sets)
         warn(read.notes)
         weights = weights_beside(spec, self.plugins.specs)
@@ -310,6 +348,11 @@ class Reader:
         if weights is None and allow_change:
             raise click.UsageError("--allow-change has no effect without weights")
         return weights
+
+    def warn_about(self, weights: Path, graph: Graph) -> None:
+        """Print what the types of document report about weights, such as changes of code since their training."""
+        for item in self.document_types.values():
+            warn(item.weight_warnings(weights, graph))
 
 
 def warn(diagnostics: Iterable[Diagnostic]) -> None:

@@ -6,13 +6,14 @@ Nothing but completions is printed. If a plugin cannot be read, there are no com
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from tfkit.console.commands import Reader
+    from tfkit.plugin.known_specs import KnownSpecs
 
 VARIABLE = "_TFKIT_COMPLETE"
 """The environment variable in which a shell asks for completions."""
@@ -29,28 +30,35 @@ def complete(cli: click.Command, instruction: str) -> int:
 
 
 def complete_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Return the named specs and runs, YAML files and folders that begin with `incomplete`."""
-    from tfkit.run.read_run import shipped_runs
+    """Return the specs, named documents with a model, YAML files and folders that begin with `incomplete`."""
+    specs = _specs_of(context)
+    documents = [name for named in specs.documents.values() for name in named.with_model(incomplete)]
+    return _completed([*specs.files, *documents], incomplete)
+
+
+def complete_document(sort: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """Return the completion of an argument that is a document of a type: its names, YAML files and folders."""
+
+    def completed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+        return _completed(_specs_of(context).files_of(sort), incomplete)
+
+    return completed
+
+
+def complete_type(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the types of the named documents that contain a model."""
+    types = [sort for sort, named in _specs_of(context).documents.items() if named.with_model("")]
+    return [sort for sort in types if sort.startswith(incomplete)]
+
+
+def _specs_of(context: click.Context) -> KnownSpecs:
+    """Return the specs and documents that a name refers to, without running plugins; none if there is an error."""
+    from tfkit.plugin.known_specs import KnownSpecs
 
     try:
-        specs = reader_of(context).present.specs.files
+        return reader_of(context).present.specs
     except Exception:  # the command reports the error
-        specs = {}
-    return _completed([*specs, *shipped_runs()], incomplete)
-
-
-def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Return the named runs, YAML files and folders that begin with `incomplete`."""
-    from tfkit.run.read_run import shipped_runs
-
-    return _completed(shipped_runs(), incomplete)
-
-
-def complete_sweep(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Return the named sweeps, YAML files and folders that begin with `incomplete`."""
-    from tfkit.run.read_sweep import shipped_sweeps
-
-    return _completed(shipped_sweeps(), incomplete)
+        return KnownSpecs({}, {}, {})
 
 
 def _completed(names: Iterable[str], incomplete: str) -> list[Any]:

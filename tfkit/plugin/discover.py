@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.import_code import load_file, load_points
 
-GROUP, SPECS, COMMANDS = "tfkit", "tfkit.specs", "tfkit.commands"
-"""Groups of entry points: modules with hooks, folders of specs, and modules with commands."""
-GROUPS = (GROUP, SPECS, COMMANDS)
+GROUP, SPECS, COMMANDS, DOCUMENTS = "tfkit", "tfkit.specs", "tfkit.commands", "tfkit.documents"
+"""Groups of entry points: modules with hooks, folders of specs, modules with commands, and folders of documents."""
+GROUPS = (GROUP, SPECS, COMMANDS, DOCUMENTS)
 Objects: TypeAlias = Iterable[tuple[str, object]]
 PLUGIN_DIR = "TFKIT_PLUGIN_DIR"
 DISABLE = "TFKIT_DISABLE"

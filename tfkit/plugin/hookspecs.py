@@ -16,6 +16,7 @@ neither silently replaces the other. Hooks are called in pluggy's order: last lo
 |---|---|---|
 | `tfkit_register` | when the plugins are loaded | `[project.entry-points.tfkit]` |
 | `tfkit_specs` | when the plugins are loaded | the same; better: `[project.entry-points."tfkit.specs"]`, without code |
+| `tfkit_documents` | when a command reads a file | the same; names: `[project.entry-points."tfkit.documents"]` |
 | `tfkit_export_formats` | when a model is exported | `[project.entry-points.tfkit]` |
 | `tfkit_spec_loaded`, `tfkit_model_built` | for each loaded spec, for each built model | the same |
 | `tfkit_checks` | by `tfkit validate`, `build` and `train`, for each spec | the same |
@@ -98,6 +99,39 @@ def tfkit_specs() -> Path | Iterable[Path]:  # type: ignore[empty-body]
         @tfkit.hookimpl
         def tfkit_specs() -> Path:
             return Path(__file__).parent / "specs"
+    """
+
+
+@hookspec
+def tfkit_documents() -> Iterable[tfkit.DocumentType]:  # type: ignore[empty-body]
+    """Return types of document: YAML files with fields of their type, and under the key `model` a spec.
+
+    Commands that take a spec also take such a file and use its model. `tfkit validate` checks the file, and
+    `tfkit schema TYPE` prints the schema of the type. The fields are in a subclass of `tfkit.Document`. A subclass of
+    `tfkit.DocumentType` overrides how the model is read, what is checked, and the text that `tfkit new TYPE SPEC`
+    writes. If the documents of a type contain no model, commands only report which command takes them.
+
+    Documents that come with the plugin have names if the plugin declares their folder. tfkit reads the entry point
+    without running code, for `tfkit list` and for completion. The entry point has the name of the type, and the word
+    after the colon is the command that takes the documents. A plugin may declare documents of a type that a different
+    plugin registers, such as runs:
+
+        [project.entry-points."tfkit.documents"]
+        survey = "tfkit_mine.surveys:ask"         # the folder tfkit_mine/surveys of the wheel; `tfkit ask NAME`
+
+    Called when a command reads a file that is not known to be a spec. If it fails, or returns anything else, the types
+    of the plugin are omitted with a warning. The built-in runs and sweeps also use this hook.
+
+    Example:
+        class Survey(tfkit.Document):
+            sort, command, typical = "survey", "ask", ("model", "questions")
+            further_keys = ("model",)
+
+            questions: tuple[str, ...]
+
+        @tfkit.hookimpl
+        def tfkit_documents() -> list[tfkit.DocumentType]:
+            return [tfkit.DocumentType(Survey)]
     """
 
 

@@ -1,7 +1,7 @@
-"""The specs and families that a name refers to, from tfkit and from plugins.
+"""The specs, families and documents of further types that a name refers to, from tfkit and from plugins.
 
-A plugin declares a folder of its package as an entry point in the group `tfkit.specs`, which tfkit reads without
-running code. A plugin that cannot declare its folder returns it from the hook `tfkit_specs`.
+A plugin declares a folder of its package as an entry point in the group `tfkit.specs` or `tfkit.documents`, which tfkit
+reads without running code. A plugin that cannot declare its folder of specs returns it from the hook `tfkit_specs`.
 """
 
 from __future__ import annotations
@@ -10,33 +10,59 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.plugin.discover import BUILT_IN, DISABLE, SPECS, Candidate
+from tfkit.plugin.discover import BUILT_IN, DISABLE, DOCUMENTS, SPECS, Candidate
 from tfkit.plugin.import_code import folder_of
 
 FAMILIES = "families"
 """Name of the folder of families, inside a folder of specs."""
 _CHECKPOINT = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
+_MODEL = re.compile(r"^(model|extends):", re.MULTILINE)
+"""Matches in a document that contains a model, or extends a document that does."""
+OWN_DOCUMENTS = (("run", "train"), ("sweep", "sweep"))
+"""The types of the documents in the folder of tfkit's specs, each with the command that takes them."""
 
 
 @dataclass(frozen=True)
 class SpecPath:
-    """A folder of specs, or the file of a spec, and the label of its plugin."""
+    """A folder of specs or of documents of a type, or a file in such a folder, and the label of its plugin."""
 
     path: Path
     plugin: str
+    sort: str = ""
+    """The type of the documents in the folder; empty for specs."""
+    command: str = ""
+    """The command that takes the documents."""
+
+
+@dataclass(frozen=True)
+class NamedDocuments:
+    """The files of a type's documents by name, and the command that takes them; empty if unknown."""
+
+    command: str
+    files: Mapping[str, SpecPath]
+
+    def with_model(self, start: str) -> list[str]:
+        """Return the names that begin with `start` and whose document contains a model."""
+        names = [name for name in self.files if name.startswith(start)]
+        return [name for name in names if _MODEL.search(self.files[name].path.read_text(encoding="utf-8"))]
 
 
 @dataclass(frozen=True)
 class KnownSpecs:
-    """The files of specs and of families, by name."""
+    """The files of specs and of families by name, and the documents of further types by their type."""
 
     files: Mapping[str, SpecPath]
     families: Mapping[str, SpecPath]
+    documents: Mapping[str, NamedDocuments]
+
+    def files_of(self, sort: str) -> Mapping[str, SpecPath]:
+        """Return the files of the documents of a type, by name."""
+        return self.documents[sort].files if sort in self.documents else {}
 
     @cached_property
     def by_model_type(self) -> Mapping[str, str]:
@@ -57,14 +83,25 @@ def own_specs() -> Path:
 
 
 def known_specs(folders: Iterable[SpecPath] = ()) -> KnownSpecs:
-    """Return the specs and families in these folders and in tfkit; raise SpecError for two specs of the same name."""
-    all_folders = list(dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *folders]))
-    family_folders = [SpecPath(folder.path / FAMILIES, folder.plugin) for folder in all_folders]
-    files, spec_clashes = _by_name(all_folders, "specs")
-    families, family_clashes = _by_name(family_folders, "families")
-    if spec_clashes or family_clashes:
-        raise SpecError(*spec_clashes, *family_clashes)
-    return KnownSpecs(files, families)
+    """Return what these folders and tfkit's contain; raise SpecError for two specs, or documents, of the same name."""
+    own = [SpecPath(own_specs() / f"{sort}s", BUILT_IN, sort, command) for sort, command in OWN_DOCUMENTS]
+    by_sort: dict[str, list[SpecPath]] = {"": []}
+    for folder in dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *own, *folders]):
+        by_sort.setdefault(folder.sort, []).append(folder)
+    spec_folders = by_sort.pop("")
+    files, clashes = _by_name(spec_folders, "specs")
+    families, family_clashes = _by_name(
+        [replace(folder, path=folder.path / FAMILIES) for folder in spec_folders], FAMILIES
+    )
+    clashes += family_clashes
+    documents = {}
+    for sort, of_sort in by_sort.items():
+        named, document_clashes = _by_name(of_sort, f"{sort}s")
+        clashes += document_clashes
+        documents[sort] = NamedDocuments(next((folder.command for folder in of_sort if folder.command), ""), named)
+    if clashes:
+        raise SpecError(*clashes)
+    return KnownSpecs(files, families, documents)
 
 
 def _by_name(folders: Iterable[SpecPath], plural: str) -> tuple[dict[str, SpecPath], list[Diagnostic]]:
@@ -81,13 +118,18 @@ def _by_name(folders: Iterable[SpecPath], plural: str) -> tuple[dict[str, SpecPa
 
 
 def declared(candidate: Candidate) -> list[SpecPath]:
-    """Return the folders in a plugin's entry points; raise ImportError if a folder is missing or holds no spec."""
+    """Return the folders in a plugin's entry points; raise ImportError if a folder is missing or holds no YAML file.
+
+    An entry point in `tfkit.documents` has the name of a type. After the colon, it names the command that takes the
+    documents: `run = "mine.runs:train"`.
+    """
     folders = []
-    for point in candidate.named(SPECS):
-        path = folder_of(point.value, candidate.folders)
+    for point in (*candidate.named(SPECS), *candidate.named(DOCUMENTS)):
+        is_type = point.group == DOCUMENTS
+        path = folder_of(point.module if is_type else point.value, candidate.folders)
         if not _specs_in(path):
-            raise ImportError(f"the folder {path}, which it declares for `{SPECS}`, holds no *.yaml")
-        folders.append(SpecPath(path, candidate.label))
+            raise ImportError(f"the folder {path}, which it declares for `{point.group}`, holds no *.yaml")
+        folders.append(SpecPath(path, candidate.label, *([point.name, point.attr or ""] if is_type else [])))
     return folders
 
 

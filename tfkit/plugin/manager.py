@@ -28,8 +28,8 @@ from tfkit.plugin.registry import Registered, Registry, check_config
 
 COMPONENTS = "tfkit.components"
 RUNS = "tfkit.run.plugin"
+TRAINING = "tfkit.tools.train.plugin"
 FORMATS = "tfkit.tools.export.plugin"
-PROPERTIES_OF_RUNS = "tfkit.tools.train.plugin"
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _nothing(returned: object) -> None:
 
 def _built_in() -> Candidate:
     """Return the modules with tfkit's own hooks. Nothing works without them, so their failures are not caught."""
-    modules = [COMPONENTS, RUNS, FORMATS, PROPERTIES_OF_RUNS]
+    modules = [COMPONENTS, RUNS, TRAINING, FORMATS]
     return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
 
 

@@ -22,13 +22,15 @@ from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import IGNORED, Array, Batch, Data, MetricConfig
 from tfkit.run.guarded_data import guarded
-from tfkit.run.read_run import AnyRun, RunFile, of_model, read_run
+from tfkit.run.read_run import AnyRun, RunFile, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
-from tfkit.run.run_spec import MODEL, RunSpec, WeightsConfig
+from tfkit.run.run_spec import RunSpec, WeightsConfig
+from tfkit.spec.document import MODEL
 from tfkit.spec.extending import shortest
 from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, model_folder, step_of, tokenizer_in
 from tfkit.spec.messages import fault_in, refused
 from tfkit.spec.provenance import Provenance
+from tfkit.spec.read_document import of_model
 from tfkit.spec.weight_files import content_of
 
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]

@@ -1,4 +1,4 @@
-"""Runs as a plugin of tfkit: the kinds that fill the slots of a run, and the types of its documents."""
+"""Runs as a plugin of tfkit: the kinds that fill the slots of a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import importlib
 
 import tfkit
 from tfkit.component import kinds_in
-from tfkit.run.run_spec import RunSpec as RunSpec
-from tfkit.run.sweep_spec import SweepSpec as SweepSpec
 
 MODULES = (
     "calculator",

@@ -1,45 +1,35 @@
-"""Reading a run: from its file to resolved values, a model and data. The language is the language of specs.
-
-`model:` is a path, the name of a spec, or an inline spec. A run that extends a different run also changes its model.
-"""
+"""Reading a run: from its file to resolved values, a model and data. The language is the language of specs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from collections.abc import Mapping as MappingABC
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tfkit.component import Config, ContentMarker, marker
-from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, quoted, similar
-from tfkit.plugin.known_specs import KnownSpecs, own_specs
+from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Data
 from tfkit.run.guarded_data import GuardedData, guarded
-from tfkit.run.run_spec import ENDS, LISTS, MODEL, RunSpec
-from tfkit.spec.data import read_data
-from tfkit.spec.extending import (
-    MAX_EXTENDS,
-    SUFFIXES,
-    Language,
-    based,
-    is_folder,
-    read_based,
-    read_named,
-    shortest,
-    yaml_files,
-)
-from tfkit.spec.folder import RUN
-from tfkit.spec.load import Spec, models, resolve_spec
-from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
+from tfkit.run.run_spec import ENDS, RunSpec
+from tfkit.spec.extending import shortest
+from tfkit.spec.load import Spec, resolve_spec
+from tfkit.spec.merge import Change, without
 from tfkit.spec.messages import fault_in, refused
-from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import SET, Provenance
-from tfkit.spec.resolve import Resolver, Scoped
-from tfkit.spec.source import read
+from tfkit.spec.read_document import (
+    assigned,
+    find_document,
+    language,
+    model_of,
+    of_model,
+    read_changed,
+    resolved,
+    take_changed,
+)
 from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
@@ -69,61 +59,6 @@ class RunFile:
         return SpecError(*(replace(diagnostic, span=span, path=".".join(path)) for diagnostic in error.diagnostics))
 
 
-def shipped_runs() -> list[str]:
-    """Return the names of the runs that come with tfkit."""
-    return sorted(path.stem for path in (own_specs() / "runs").glob("*.yaml"))
-
-
-def find_run(
-    name: str | os.PathLike[str], *, folder: Path | None = None, span: Span | None = None, key: str = "extends"
-) -> Path:
-    """Return the file of a run. `name` is its path, the folder in which it was trained, or the name of a shipped run.
-
-    Relative paths start from `folder`. `key` is the key whose value is the name, at `span`. Raises SpecError
-    if there is no such file.
-    """
-    text = os.fspath(name)
-    path = (folder or Path()) / text
-    if os.path.isfile(path / RUN):
-        return path / RUN
-    if text.endswith(SUFFIXES) and (span is None or os.path.exists(path)):
-        return path
-    shipped = own_specs() / "runs" / f"{text.removeprefix('runs/')}.yaml"
-    if os.path.isfile(shipped):
-        return shipped
-    help = similar(
-        "a run",
-        path.stem,
-        shipped_runs(),
-        "give the path of a file, ./my_run.yaml, or a name that `tfkit list run` prints",
-    )
-    help = similar("a run", path.name, [file.name for file in yaml_files(path.parent)], help)
-    raise SpecError(Diagnostic(f"there is no run {quoted(text)}", span, key if span else "", help=help))
-
-
-def is_run(name: str, specs: KnownSpecs, *, folder: Path = Path(), depth: int = MAX_EXTENDS) -> bool:
-    """Return True for the name of a shipped run, and for a file that has the keys of a run or extends a run.
-
-    Relative paths start from `folder`. Names of specs, folders, and files that cannot be read are not runs. `depth` is
-    the longest chain of `extends`.
-    """
-    if name in specs.files or is_folder(name, specs, folder=folder):
-        return False
-    try:
-        path = find_run(name, folder=folder)
-        keys = read(path).items
-    except SpecError:  # the command reports it for a model
-        return False
-    if any(key in keys for key in ModelSpec.typical):
-        return False
-    if all(key in keys for key in RunSpec.typical):
-        return True
-    base, is_part = keys.get("extends"), {*keys} <= {*RunSpec.model_fields, MODEL, "extends"}
-    if not isinstance(base, Scalar) or not is_part or depth == 0:
-        return False
-    return is_run(str(base.value), specs, folder=path.parent, depth=depth - 1)
-
-
 AnyRun: TypeAlias = str | os.PathLike[str] | MappingABC[Any, Any]
 """The name of a run, its path, its folder, or a mapping with the keys and values of its YAML."""
 
@@ -132,7 +67,7 @@ def read_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = ()) -> RunF
     """Read a run with its model and data, changed by `sets` (`path=value`). Raise SpecError with all of its errors."""
     if isinstance(run, MappingABC):
         return resolve_run(RunText.take(run, plugins, sets=sets), plugins)
-    return resolve_run(RunText.read(find_run(run), plugins, sets=sets), plugins)
+    return resolve_run(RunText.read(find_document(run, RunSpec, plugins.specs), plugins, sets=sets), plugins)
 
 
 @dataclass(frozen=True)
@@ -145,22 +80,21 @@ class RunText:
     @classmethod
     def read(cls, path: Path, plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
         """Read a file, and apply the changes in `sets`."""
-        root = read_based(path, _runs(plugins.specs))
-        return cls(_changed(root, list(sets), plugins), str(shortest(path)))
+        return cls(read_changed(path, RunSpec, plugins, sets=sets), str(shortest(path)))
 
     @classmethod
     def take(cls, data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
         """Convert a mapping, and apply the changes in `sets`. Relative paths start at the current folder."""
-        root = based(read_data(data), Path(), _runs(plugins.specs))
-        return cls(_changed(root, list(sets), plugins), root.span.source.name)
+        root = take_changed(data, RunSpec, plugins, sets=sets)
+        return cls(root, root.span.source.name)
 
     def assigned(self, change: Change, plugins: Plugins) -> RunText:
         """Return the run with a value set, as by `--set`."""
-        return replace(self, root=_assigned(self.root, change, plugins))
+        return replace(self, root=assigned(self.root, change, RunSpec, plugins))
 
     def merged(self, patch: Mapping, folder: Path, plugins: Plugins) -> RunText:
         """Return the run changed by a run that extends it. Paths in the extending run start at `folder`."""
-        return replace(self, root=_runs(plugins.specs).merge(self.root, patch, folder))
+        return replace(self, root=language(RunSpec, plugins.specs).merge(self.root, patch, folder))
 
     def of_length(self, number: Scalar, *, of: Literal["steps", "tokens"]) -> RunText:
         """Return the run with a new length, in steps or tokens."""
@@ -168,137 +102,23 @@ class RunText:
         return replace(self, root=Mapping({**root.items, of: number}, {**root.keys, of: number.span}, root.span))
 
 
-# ---- the model inside a run ----
-
-
-def _runs(specs: KnownSpecs) -> Language:
-    """Return the functions that find, read and merge runs."""
-
-    def find(name: str, folder: Path, span: Span) -> Path:
-        return find_run(name, folder=folder, span=span)
-
-    def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
-        listed = {key: _listed(node) if key in LISTS else node for key, node in patch.items.items()}
-        patch = Mapping(listed, patch.keys, patch.span)
-        under = None if base is None else base.items.get(MODEL)
-        model = _merged_model(under, patch.items.get(MODEL), folder, specs)
-        if base is None:
-            merged = patch
-        else:
-            merged = extended(without(base, {MODEL, *_ended(patch)}), without(patch, {MODEL}), RunSpec.merge_keys)
-        keys = {**(base.keys if base else {}), **patch.keys}
-        return merged if model is None else _with_model(merged, model, keys[MODEL])
-
-    return Language(RunSpec, find, merge)
-
-
-def _ended(patch: Mapping) -> frozenset[str]:
-    """Return the keys of the base that a length in the patch replaces: all of `ENDS`, or none."""
-    has_one = any(name in ENDS and not is_null(node) for name, node in patch.items.items())
-    return ENDS if has_one else frozenset()
-
-
-def _merged_model(under: Node | None, model: Node | None, folder: Path, specs: KnownSpecs) -> Node | None:
-    """Merge a model over the model of the base. A name, or a model with `extends`, replaces the base's model."""
-    if isinstance(model, Mapping) and "extends" not in model.items and isinstance(under, Mapping):
-        return extended(without(under, {"parameters"}), model)
-    return under if model is None else _model(model, folder, specs)
-
-
-def _with_model(root: Mapping, model: Node, key: Span) -> Mapping:
-    return Mapping({**root.items, MODEL: model}, {**root.keys, MODEL: key}, root.span)
-
-
-def _model(node: Node, folder: Path, specs: KnownSpecs) -> Node:
-    """Return the tree of the spec that `model:` names or contains."""
-    language = models(specs)
-    if isinstance(node, Scalar) and isinstance(node.value, str):
-        return read_named(node, MODEL, folder, language)
-    if isinstance(node, Mapping):
-        return based(node, folder, language)
-    help = "write `model: gpt2`, a path, or a mapping"
-    raise SpecError(Diagnostic("`model` must be a spec: its name, its path, or its text", node.span, MODEL, help=help))
-
-
-def _listed(node: Node) -> Node:
-    """Wrap a single kind in a list."""
-    return node if isinstance(node, ListNode) or node == Scalar(None, node.span) else ListNode((node,), node.span)
-
-
-def _changed(root: Mapping, sets: list[str], plugins: Plugins) -> Mapping:
-    """Apply all `--set` arguments to a run. Raise SpecError with the errors of all arguments."""
-    errors: list[Diagnostic] = []
-    for argument in sets:
-        try:
-            root = _assigned(root, change_of(argument), plugins)
-        except SpecError as error:
-            errors += error.diagnostics
-    if errors:
-        raise SpecError(*errors)
-    return root
-
-
-def _assigned(root: Mapping, change: Change, plugins: Plugins) -> Mapping:
-    """Assign a value of the run, or of its model."""
-    name, model = change.steps[0][0], root.items.get(MODEL)
-    if name == MODEL and len(change.steps) > 1 and isinstance(model, Mapping):
-        names = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-        changed = put(without(model, {"parameters"}), change.inside(), names, what="model")
-        return _with_model(root, changed, root.keys[MODEL])
-    if name in ENDS and not is_null(change.value):
-        root = without(root, ENDS - {name})
-    root = put(root, change, frozenset({*RunSpec.model_fields, MODEL}), what="run", keys=RunSpec.merge_keys)
-    if name == MODEL:
-        return _with_model(root, _model(root.items[MODEL], Path(), plugins.specs), root.keys[MODEL])
-    if name in LISTS and name in root.items:
-        return Mapping({**root.items, name: _listed(root.items[name])}, root.keys, root.span)
-    return root
-
-
 # ---- values ----
 
 
 def resolve_run(text: RunText, plugins: Plugins, *, loaded: dict[str, Data] | None = None) -> RunFile:
     """Resolve a run. `loaded` is a cache of data that has been read; new data is added to it. Raises SpecError."""
-    root, model = text.root, text.root.items.get(MODEL)
-    settings = without(root, {MODEL})
-    scope: dict[str, Scoped] = {}
-    scope |= {name: Scoped(node, (name,), scope) for name, node in settings.items.items() if isinstance(node, Scalar)}
-    resolver = Resolver(plugins)
-    config = resolver.config(RunSpec, settings, (), scope)
-    errors = resolver.diagnostics
-    if not isinstance(model, Mapping):
-        help = "write `model: gpt2`, a path, or a mapping"
-        errors.append(Diagnostic("the run has no `model`", root.span, MODEL, help=help))
-    if errors:
-        raise SpecError(*errors)
-    provenance = resolver.provenance
+    config, provenance = resolved(text.root, RunSpec, plugins)
     config, data = _data(config, provenance, {} if loaded is None else loaded)
     with of_model():
-        spec = resolve_spec(model_of(text, data), plugins, file=text.file)
+        spec = resolve_spec(model_of_run(text, data), plugins, file=text.file)
     warnings: Iterable[Invalid] = getattr(data, "warnings", ())
     notes = tuple(refused(warning, ("data",), provenance) for warning in warnings)
     return RunFile(config, spec, data, provenance, text.file, (*spec.notes, *notes))
 
 
-def model_of(text: RunText, data: Data) -> Mapping:
+def model_of_run(text: RunText, data: Data) -> Mapping:
     """Return the model of a run as a spec, with the name of the run and the vocabulary of its data."""
-    run, model = text.root, text.root.items[MODEL]
-    assert isinstance(model, Mapping)
-    named = {key: run.items[key] for key in ("tfkit", "name") if key not in model.items}
-    model = Mapping({**named, **model.items}, {**run.keys, **model.keys}, model.span)
-    return _with_sizes(model, data)
-
-
-@contextmanager
-def of_model() -> Iterator[None]:
-    """Prefix the paths of a model's errors with `model.`, as `--set` takes them."""
-    try:
-        yield
-    except SpecError as error:
-        raise SpecError(
-            *(replace(diagnostic, path=f"{MODEL}.{diagnostic.path}".rstrip(".")) for diagnostic in error.diagnostics)
-        ) from error
+    return _with_sizes(model_of(text.root), data)
 
 
 def _data(config: RunSpec, provenance: Provenance, loaded: dict[str, Data]) -> tuple[RunSpec, Data]:

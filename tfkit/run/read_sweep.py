@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfkit.errors import Diagnostic, Span, SpecError, quoted, similar
-from tfkit.plugin.known_specs import own_specs
+from tfkit.errors import Diagnostic, Span, SpecError, quoted
 from tfkit.plugin.manager import Plugins
-from tfkit.run.read_run import RunText, find_run
-from tfkit.run.run_spec import ENDS
+from tfkit.run.read_run import RunText
+from tfkit.run.run_spec import ENDS, RunSpec
 from tfkit.run.sweep_spec import ONE, Range, SweepSpec
 from tfkit.spec import source
 from tfkit.spec.document import check_sort
-from tfkit.spec.extending import SUFFIXES, named_at, shortest
+from tfkit.spec.extending import named_at, shortest
 from tfkit.spec.merge import Change
 from tfkit.spec.provenance import Provenance
+from tfkit.spec.read_document import find_document
 from tfkit.spec.resolve import Resolver
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar
@@ -61,34 +61,12 @@ class SweepFile:
         return SpecError(Diagnostic(message, self.provenance.span(path), ".".join(path), notes, help))
 
 
-def shipped_sweeps() -> list[str]:
-    """Return the names of the sweeps that come with tfkit."""
-    return sorted(path.stem for path in (own_specs() / "sweeps").glob("*.yaml"))
-
-
-def find_sweep(name: str | os.PathLike[str]) -> Path:
-    """Return the file of a sweep, by its path or by the name of a shipped sweep. Raise SpecError if none exists."""
-    text = os.fspath(name)
-    if text.endswith(SUFFIXES):
-        return Path(text)
-    shipped = own_specs() / "sweeps" / f"{text.removeprefix('sweeps/')}.yaml"
-    if os.path.isfile(shipped):
-        return shipped
-    help = similar(
-        "a sweep",
-        text,
-        shipped_sweeps(),
-        "give the path of a file, ./my_sweep.yaml, or a name that `tfkit list sweep` prints",
-    )
-    raise SpecError(Diagnostic(f"there is no sweep {quoted(text)}", help=help))
-
-
 def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> SweepFile:
     """Read a sweep and the run that it varies, changed by `sets` (`path=value`).
 
     Raises SpecError with every error in the sweep, or in the run.
     """
-    path = find_sweep(name)
+    path = find_document(name, SweepSpec, plugins.specs)
     root = source.read(path, name=str(shortest(path)))
     check_sort(root, SweepSpec)
     resolver = Resolver(plugins)
@@ -97,7 +75,8 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
         raise SpecError(*resolver.diagnostics)
     span = root.items["base"].span
     with named_at(span, "base"):
-        base = RunText.read(find_run(config.base, folder=path.parent, span=span, key="base"), plugins, sets=sets)
+        base_path = find_document(config.base, RunSpec, plugins.specs, folder=path.parent, span=span, key="base")
+        base = RunText.read(base_path, plugins, sets=sets)
     tune, tokens = root.items.get("tune"), root.items.get("tokens")
     file = SweepFile(
         path.stem,

@@ -24,14 +24,12 @@ from tfkit.run.contract import (
     TrackerConfig,
     label_of,
 )
-from tfkit.spec.document import NAME, Document
+from tfkit.spec.document import MODEL, NAME, Document
 from tfkit.spec.folder import RUN, latest_checkpoint, step_of
 from tfkit.spec.merge import ANY, MergeKeys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import Data, data_of, document, lines_of
 
-MODEL = "model"
-"""The key of a run's model, a nested spec."""
 ENDS = frozenset({"steps", "tokens", "passes", "flops"})
 """Keys that set the length of a run. A run has exactly one of them."""
 LISTS = ("track", "callbacks")
@@ -195,7 +193,8 @@ class RunSpec(Document):
     """A run with every value resolved. Its model is a separate spec."""
 
     sort, command, typical = "run", "train", ("model", "data")
-    further_keys = (MODEL,)
+    further_keys, exclusive_keys, listed_keys = (MODEL,), ENDS, LISTS
+    arithmetic_names = ("data",)  # of `data.vocab_size`
     merge_keys = MergeKeys(
         {("weights",): "path", ("branch",): "run", ("eval", "splits", ANY): "batches"},
         values=frozenset({"path", "run", "batches"}),

@@ -22,6 +22,7 @@ from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, field_docs
 from tfkit.spec.annotations import ConfigShape, extra, numeric, shape_of
+from tfkit.spec.document import MODEL, Document
 from tfkit.spec.like import LIKE
 from tfkit.spec.model_spec import ModelSpec
 
@@ -41,8 +42,16 @@ TEXTS = ("title", "description", "markdownDescription")
 def json_schema(plugins: Plugins) -> Schema:
     """Return the schema of a spec as plain data. Its order depends only on the plugins."""
     language = SchemaWriter(plugins)
-    complete, changes = language.document(partial=False), language.document(partial=True)
+    complete, changes = language.spec(partial=False), language.spec(partial=True)
     return language.schema("spec", "A transformer as tfkit reads it", complete, changes, language.arithmetic())
+
+
+def document_schema(document: type[Document], plugins: Plugins) -> Schema:
+    """Return the schema of a type of document, as `json_schema` does for a spec."""
+    writer, sort = SchemaWriter(plugins), document.sort
+    complete, changes = writer.document(document, partial=False), writer.document(document, partial=True)
+    arithmetic = writer.arithmetic(*document.arithmetic_names)
+    return writer.schema(sort, f"A {sort} as tfkit reads it", complete, changes, arithmetic)
 
 
 class SchemaWriter:
@@ -66,7 +75,23 @@ class SchemaWriter:
             "$defs": dict(sorted(with_fields_once(told_apart(definitions)).items())),
         }
 
-    def document(self, *, partial: bool) -> Schema:
+    def document(self, document: type[Document], *, partial: bool) -> Schema:
+        """Return the schema of the top of a document: its fields and its model, which may omit name and version."""
+        self.defs.setdefault(f"{CHANGES}spec", self.spec(partial=True))
+        mapping = self.mapping(document, partial=partial)
+        properties = mapping["properties"]
+        about = "The model: the name or path of a spec, or a spec in place."
+        properties[MODEL] = {"description": about, **any_of([{"type": "string"}, ref(f"{CHANGES}spec")])}
+        for name in document.listed_keys:
+            items = properties[name].pop("items")
+            properties[name] = {**about_of(properties[name]), **any_of([items, {"type": "array", "items": items}])}
+        about = f"The {document.sort}, by path or name, that this one changes."
+        properties["extends"] = {"type": "string", "description": about}
+        if not partial:
+            mapping["required"] = [*mapping["required"], MODEL]
+        return mapping
+
+    def spec(self, *, partial: bool) -> Schema:
         """Return the schema of the top of a spec: its fields, and the shared fields."""
         mapping = self.mapping(ModelSpec, partial=partial)
         properties = mapping["properties"]

@@ -12,7 +12,7 @@ from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
 from tfkit.console.output import print_json, show, table
 from tfkit.errors import listing
-from tfkit.plugin.discover import COMMANDS, SPECS
+from tfkit.plugin.discover import COMMANDS, DOCUMENTS, SPECS
 
 if TYPE_CHECKING:
     from tfkit.plugin.hooks import HookCall
@@ -44,6 +44,7 @@ def plugins(reader: Reader, trace: bool, json: bool) -> None:
 
     loaded_plugins = reader.found
     commands = plugin_commands(reader.plugin_dir, not reader.no_plugins)
+    documents = [file for named in loaded_plugins.specs.documents.values() for file in named.files.values()]
     if trace:
         _show_trace(loaded_plugins, commands, json=json)
         return
@@ -51,6 +52,7 @@ def plugins(reader: Reader, trace: bool, json: bool) -> None:
         plugin.name: {
             "components": len(plugin.components),
             "specs": sum(spec.plugin == plugin.label for spec in loaded_plugins.specs.files.values()),
+            "documents": sum(file.plugin == plugin.label for file in documents),
             "commands": sum(command.plugin == plugin.label for command in commands.values()),
         }
         for plugin in loaded_plugins.loaded
@@ -122,9 +124,11 @@ class Traced:
 
 def trace(plugins: Plugins, commands: Mapping[str, PluginCommand]) -> list[Traced]:
     """Call every hook that needs no spec, and list the results together with declarations that need no code."""
+    from tfkit.graph.documents import document_types
     from tfkit.tools.export.formats import formats_of
 
     formats_of(plugins)
+    document_types(plugins)
     calls = [_called(call, plugins) for call in plugins.hooks.calls]
     called = {(call.hook, call.plugin) for call in calls}
     left = [call for call in plugins.hooks.all() if call[0] in LATER and call not in called]
@@ -152,11 +156,16 @@ def _words(call: HookCall, plugins: Plugins) -> Iterator[str]:
 
 
 def _declared(plugins: Plugins, calls: list[Traced], commands: Mapping[str, PluginCommand]) -> Iterator[Traced]:
-    """Yield the specs and commands of entry points."""
+    """Yield the specs, documents and commands of entry points."""
     by_hook = {folder for command in calls if command.hook == "tfkit_specs" for folder in command.gave}
     specs: dict[str, list[str]] = {}
     for name, spec in plugins.specs.files.items():
         if str(spec.path.parent) not in by_hook:
             specs.setdefault(spec.plugin, []).append(name)
     yield from (Traced(SPECS, plugin, tuple(names)) for plugin, names in specs.items())
+    for named in plugins.specs.documents.values():
+        labels = dict.fromkeys(file.plugin for file in named.files.values())
+        for plugin in labels:
+            names = [name for name, file in named.files.items() if file.plugin == plugin]
+            yield Traced(DOCUMENTS, plugin, tuple(names))
     yield from (Traced(COMMANDS, command.plugin, (command.name,)) for command in commands.values())

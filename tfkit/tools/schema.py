@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.console.commands import Reader, command
+from tfkit.console.completion import complete_type
 from tfkit.console.options import output_option
 
 
@@ -16,22 +17,23 @@ from tfkit.console.options import output_option
     notes="""
     Editors complete and check a spec that begins with the line
     # yaml-language-server: $schema=schema.json
+    TYPE is a type of document with a model, such as `run`. Without TYPE, the schema
+    is the schema of specs.
     """,
     examples="""
     tfkit schema -o schema.json
     tfkit schema --plugin-dir plugins/ -o schema.json
-    tfkit schema --run -o run_schema.json
+    tfkit schema run -o run_schema.json
     """,
 )
-@click.option("--run", is_flag=True, help="The schema of runs instead of specs.")
+@click.argument("sort", required=False, metavar="[TYPE]", shell_complete=complete_type)
 @output_option("FILE", "Write to a file.")
-def schema(reader: Reader, run: bool, output: Path | None) -> None:
+def schema(reader: Reader, sort: str | None, output: Path | None) -> None:
     import json
 
-    if run:
-        from tfkit.run.run_schema import run_schema as schema_of
-    else:
-        from tfkit.spec.schema import json_schema as schema_of
+    from tfkit.spec.schema import json_schema
+
+    schema_of = json_schema if sort is None else reader.type_named(sort).schema
     text = json.dumps(schema_of(reader.plugins), indent=2)
     if output is None:
         click.echo(text)

@@ -43,17 +43,12 @@ def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
 
 
 def _found(reader: Reader, spec: str) -> tuple[SpecError | None, Sequence[Diagnostic]]:
-    """Return the errors of a spec or a run; or, if it has none, the warnings of plugins."""
-    from tfkit.run.checked_run import load_run
-    from tfkit.run.training.start import check_start
+    """Return the errors of a spec or a document; or, if it has none, the warnings of plugins."""
     from tfkit.tools.common.plugin_checks import warnings_of
-    from tfkit.tools.cost.of_run import flops_of_step
 
     try:
-        if reader.is_run(spec):
-            run = load_run(spec, reader.plugins, sets=reader.sets, count=flops_of_step)
-            check_start(run)
-            graph = run.graph
+        if (document := reader.document_type(spec)) is not None:
+            graph = document.check(spec, reader.plugins, sets=reader.sets)
         else:
             graph = reader.load(spec)
     except SpecError as error:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tfkit.tools.list_.gallery import experiments
+from tfkit.tools.list_.gallery import shipped_documents
 from tools.docs import commands, guide, kinds, models, names, runs
 from tools.docs.page import ROOT, Page, hidden_index, joined, plugins
 
@@ -53,7 +53,7 @@ def all_pages() -> list[Page]:
 def shown_files() -> dict[str, str]:
     """Return the generated pages by the file of the repository that they show."""
     specs = {Path(spec.path): models.path_of(name) for name, spec in plugins().specs.files.items()}
-    entries = {runs.file_of(entry): runs.path_of(entry.sort, entry.name) for entry in experiments()}
+    entries = {runs.file_of(entry): runs.path_of(entry.sort, entry.name) for entry in shipped_documents()}
     folders = {file.parent: "models/index" for file in specs}
     return {
         file.resolve().relative_to(ROOT).as_posix(): page

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from tfkit.cli import main
 from tfkit.plugin.known_specs import own_specs
 from tfkit.spec.source import plain, read
-from tfkit.tools.list_.gallery import Experiment, experiments
+from tfkit.tools.list_.gallery import ShippedDocument, shipped_documents
 from tools.docs.page import Page, code, hidden_index, joined, link, plugins, prose, table
 
 ACTIONS = {"run": "train", "sweep": "sweep"}
@@ -24,7 +24,7 @@ def path_of(sort: str, name: str) -> str:
     return f"{sort}s/{name}"
 
 
-def file_of(entry: Experiment) -> Path:
+def file_of(entry: ShippedDocument) -> Path:
     """Return the file of a run or a sweep."""
     return own_specs() / f"{entry.sort}s" / f"{entry.name}.yaml"
 
@@ -32,7 +32,7 @@ def file_of(entry: Experiment) -> Path:
 def pages() -> Iterator[Page]:
     """Yield the page of all runs and sweeps, and the page of each."""
     yield Page("runs/index", _index)
-    for entry in experiments():
+    for entry in shipped_documents():
         yield Page(path_of(entry.sort, entry.name), partial(_page, entry))
 
 
@@ -43,14 +43,16 @@ def _index() -> str:
     ]
     for sort, title in ("run", "Runs"), ("sweep", "Sweeps"):
         rows = [
-            (link(e.name, path_of(sort, e.name)), prose(e.description or "")) for e in experiments() if e.sort == sort
+            (link(e.name, path_of(sort, e.name)), prose(e.description or ""))
+            for e in shipped_documents()
+            if e.sort == sort
         ]
         parts += [f"## {title}", table([sort, "description"], rows)]
-    parts.append(hidden_index(path_of(entry.sort, entry.name) for entry in experiments()))
+    parts.append(hidden_index(path_of(entry.sort, entry.name) for entry in shipped_documents()))
     return joined(parts)
 
 
-def _page(entry: Experiment) -> str:
+def _page(entry: ShippedDocument) -> str:
     command = plan_of(entry)
     return joined(
         [
@@ -67,7 +69,7 @@ def _page(entry: Experiment) -> str:
     )
 
 
-def plan_of(entry: Experiment) -> list[str]:
+def plan_of(entry: ShippedDocument) -> list[str]:
     """Return the command that prints the plan; for a run that begins with trained weights, the plan without them."""
     weights = plain(read(file_of(entry))).get("weights")
     return [ACTIONS[entry.sort], entry.name, "--plan", *(["--set", "weights=null"] if weights is not None else [])]

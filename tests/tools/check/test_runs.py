@@ -20,7 +20,6 @@ from tfkit.run.kinds.callbacks import Ema, Spikes
 from tfkit.run.kinds.metrics import CrossEntropyConfig, ExactMatch
 from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig
 from tfkit.run.kinds.schedules import WSDConfig
-from tfkit.run.read_run import shipped_runs
 from tfkit.run.run_spec import RunSpec
 from tfkit.run.training import loop, order
 from tfkit.run.training.evaluate import evaluate, tensors
@@ -33,6 +32,7 @@ from tfkit.tools.train.check import optimizer
 from tfkit.tools.train.check.run_under_test import RunUnderTest, reduced_run
 from tfkit.tools.train.check.small_run import small_run
 
+from ...known import RUNS
 from ...run.training.runs import WITH_MIXERS
 from ...sampling import chosen, some
 
@@ -109,7 +109,7 @@ def test_records_of_a_correct_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", shipped_runs())
+@pytest.mark.parametrize("name", RUNS)
 def test_shipped_runs(name: str) -> None:
     checked = reduced_run(load_run(name, WITH_MIXERS, count=flops_of_step), WITH_MIXERS)
     assert {name: result.fault for name, result in measured(checked).items() if result.status == "failed"} == {}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.run.read_run import shipped_runs
-from tfkit.run.read_sweep import shipped_sweeps
+from tests.known import RUNS, SWEEPS
 
 pytestmark = pytest.mark.usefixtures("specs")
 
@@ -22,7 +21,7 @@ def test_list(run: Callable[..., str]) -> None:
 
 
 def test_list_ends_with_runs_and_sweeps(run: Callable[..., str], golden: Callable[[str, str], None]) -> None:
-    shipped = {"run": shipped_runs(), "sweep": shipped_sweeps()}
+    shipped = {"run": RUNS, "sweep": SWEEPS}
     entries = json.loads(run("list", "--json"))
     for sort, names in shipped.items():
         assert [entry["name"] for entry in entries if entry["sort"] == sort] == names

@@ -123,13 +123,10 @@ class Work:
         reduced = reduced_model(graph, self.plugins)
         return [(ModelUnderTest(reduced.graph, self.plugins, self.seed), reduced.words)]
 
-    def of_document(self, name: str, spec: str, sets: Sequence[str]) -> Subject:
-        """Read a document and return its reduced subject of the type with a name."""
-        subject_type = self.available.types.get(name)
-        if subject_type is None:
-            message = f"no plugin has properties of a {name}"
-            raise SpecError(Diagnostic(message, notes=tuple(fault.message for fault in self.faults)))
-        return subject_type.read(spec, self.plugins, sets=sets, seed=self.seed)
+    def of_document(self, sort: str, spec: str, sets: Sequence[str]) -> Subject | None:
+        """Read a document of a type and return its reduced subject; None if the type has no properties."""
+        subject_type = self.available.types.get(sort)
+        return None if subject_type is None else subject_type.read(spec, self.plugins, sets=sets, seed=self.seed)
 
     def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[AnySubject, str]]:
         """Return the models and other subjects around each component of a kind or of a plugin."""

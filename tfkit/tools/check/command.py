@@ -93,7 +93,7 @@ def check(
     if spec is None:
         subjects = work.of_components(kind, plugin)
     else:
-        document = work.of_document("run", spec, reader.sets) if reader.is_run(spec) else None
+        document = work.of_document(reader.sort_of(spec), spec, reader.sets)
         warn([] if document is None else document.notes)
         graph = reader.load(spec) if document is None else document.graph
         weights = reader.weights(spec, weights)

@@ -17,7 +17,7 @@ from tfkit.building.model import BuiltModel, whole
 from tfkit.building.transfer import Transfer
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.checkpoint.fitting import fitting_map, warn_of
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.spec.header import shown
 from tfkit.spec.weight_files import changed_weights
@@ -62,14 +62,6 @@ def check_weights(path: Path) -> None:
     if (problem := changed_weights(path)) is not None:
         help = "use a different checkpoint, or accept the weights with --allow-change, in Python `allow_change=True`"
         raise SpecError(replace(problem, help=help))
-
-
-def training_warnings(path: Path, graph: Graph) -> list[Diagnostic]:
-    """Return a warning if weights belong to a run, and the code of the model's kinds has changed since the training."""
-    # The only import of runs in the core, until types of documents report the warnings about weights they trained.
-    from tfkit.run.run_code import warnings_about
-
-    return warnings_about(path, graph.spec.model)
 
 
 @checked

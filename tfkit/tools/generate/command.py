@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console import options
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, stages
 from tfkit.errors import Diagnostic, SpecError, quoted
@@ -107,6 +107,8 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     request = replace(request, weights=weights)
     try:
         job = job_of(request, graph)
+        if weights is not None:
+            reader.warn_about(weights, graph)
         with stages() as stage:
             model = _model(request, graph, stage)
         live = None if json else Live(_titles(job, request.samples))
@@ -144,7 +146,7 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
 
     from tfkit.building.builder import build
     from tfkit.building.instrument import instrumented
-    from tfkit.tools.common.loading_weights import build_with_weights, training_warnings
+    from tfkit.tools.common.loading_weights import build_with_weights
     from tfkit.tools.common.memory_needs import check_memory
 
     device = options.device_of(request.device)
@@ -152,7 +154,6 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
         raise click.UsageError("a model on the meta device cannot generate: it has no values")
     dtype = getattr(torch, request.dtype) if request.dtype else None
     if request.weights is not None:
-        warn(training_warnings(request.weights, graph))
         stage(f"reading {request.weights}")
         model = build_with_weights(
             graph, request.weights, device=device, dtype=dtype, allow_change=request.allow_change

@@ -15,7 +15,7 @@ from tfkit.tools.common.units import short
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Available
-    from tfkit.tools.list_.gallery import Shipped
+    from tfkit.tools.list_.gallery import Shipped, ShippedDocument
 
 NAME = re.compile(r"[^\w.-]")
 """Matches the first character after the name of a plugin in `requires`."""
@@ -38,22 +38,20 @@ NAME = re.compile(r"[^\w.-]")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
 def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
-    from tfkit.tools.list_.gallery import experiments, shipped
+    from tfkit.tools.list_.gallery import shipped, shipped_documents
 
-    specs, entries = shipped(words, reader.available), experiments(words)
+    specs, entries = shipped(words, reader.available), shipped_documents(words, reader.available)
+    documents = reader.available.specs.documents
     if json:
         print_json([*specs, *entries])
         return
     if specs or not entries:
         _show_specs(specs)
-    for sort, action in ("run", "train"), ("sweep", "sweep"):
-        rows = [(entry.name, entry.description or "") for entry in entries if entry.sort == sort]
+    for sort, named in documents.items():
+        rows = [(entry.name, _about(entry)) for entry in entries if entry.sort == sort]
         if rows:
-            show(table([f"tfkit {action}", "description"], rows), "")
-    counts = [
-        (len(specs), "spec"),
-        *((sum(entry.sort == sort for entry in entries), sort) for sort in ("run", "sweep")),
-    ]
+            show(table([f"tfkit {named.command}" if named.command else sort, "description"], rows), "")
+    counts = [(len(specs), "spec"), *((sum(entry.sort == sort for entry in entries), sort) for sort in documents)]
     texts = [f"{count} {sort}{'s' if count != 1 else ''}" for count, sort in counts if count]
     show(", ".join(texts) or "0 specs", *_missing(specs, reader.available))
 
@@ -62,18 +60,23 @@ def _show_specs(specs: Sequence[Shipped]) -> None:
     columns = ["name", "kind", "size", "description"]
     kinds = {"encoder-decoder": "enc-dec"}
     rows = [
-        (spec.name, kinds.get(spec.kind, spec.kind), short(spec.parameters) if spec.parameters else "", _special(spec))
+        (
+            spec.name,
+            kinds.get(spec.kind, spec.kind),
+            short(spec.parameters) if spec.parameters else "",
+            _about(spec, spec.missing),
+        )
         for spec in specs
     ]
     show(table(columns, rows, right=["size"]), "")
 
 
-def _special(spec: Shipped) -> str:
+def _about(entry: Shipped | ShippedDocument, missing: Sequence[str] = ()) -> str:
     from tfkit.plugin.discover import BUILT_IN
 
-    needs = f"needs {', '.join(spec.missing)}" if spec.missing else ""
-    origin = f"from {spec.plugin}" if spec.plugin not in (BUILT_IN, *spec.missing) else ""
-    return "; ".join(filter(None, (spec.description, spec.error, origin, needs)))
+    needs = f"needs {', '.join(missing)}" if missing else ""
+    origin = f"from {entry.plugin}" if entry.plugin not in (BUILT_IN, *missing) else ""
+    return "; ".join(filter(None, (entry.description, entry.error, origin, needs)))
 
 
 def _missing(specs: Sequence[Shipped], installed: Available) -> Iterator[str]:

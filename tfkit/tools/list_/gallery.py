@@ -1,6 +1,6 @@
 """The specs that a name refers to, also of missing plugins, listed without building models or running plugins.
 
-In addition, the runs and the sweeps that come with tfkit.
+In addition, the named documents of further types, such as runs.
 """
 
 from __future__ import annotations
@@ -8,22 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from tfkit.errors import SpecError
 from tfkit.plugin import missing
 from tfkit.plugin.discover import BUILT_IN, canonical
-from tfkit.plugin.known_specs import own_specs
+from tfkit.plugin.known_specs import SpecPath
 from tfkit.plugin.manager import Available, available
-from tfkit.run.read_run import shipped_runs
-from tfkit.run.read_sweep import shipped_sweeps
 from tfkit.spec.extending import Read
 from tfkit.spec.load import read_tree
 from tfkit.spec.source import plain, read
-
-EXPERIMENTS: tuple[Literal["run", "sweep"], ...] = ("run", "sweep")
-SORTS = {f"{sort}s": sort for sort in EXPERIMENTS}
-"""The sorts by plural, which users may also write."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +48,21 @@ class Shipped:
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """A run or a sweep that comes with tfkit."""
+class ShippedDocument:
+    """A document of a further type, such as a run, that a name refers to.
+
+    Attributes:
+        sort: the name of its type.
+        plugin: the label of the plugin that contains it, or `built in`.
+    """
 
     name: str
-    sort: Literal["run", "sweep"]
+    sort: str
+    plugin: str
     description: str | None
     source: str | None
+    error: str | None = None
+    """The reason why the document cannot be read."""
 
 
 def shipped(words: Collection[str] = (), plugins: Available | None = None) -> list[Shipped]:
@@ -75,18 +77,25 @@ def shipped(words: Collection[str] = (), plugins: Available | None = None) -> li
     return [spec for spec in specs if all(word.casefold() in _text(spec) for word in words)]
 
 
-def experiments(words: Collection[str] = ()) -> list[Experiment]:
-    """Return each run and sweep that comes with tfkit and has all of these words in its name, sort or description."""
-    names = {"run": shipped_runs(), "sweep": shipped_sweeps()}
-    entries = [_experiment(name, sort) for sort in EXPERIMENTS for name in names[sort]]
-    words = [SORTS.get(word.casefold(), word) for word in words]
+def shipped_documents(words: Collection[str] = (), plugins: Available | None = None) -> list[ShippedDocument]:
+    """Return the named documents of all further types that have all of these words in their name, type or description.
+
+    Words may also be the plural of a type. `plugins` are as for `shipped`.
+    """
+    documents = (plugins or available()).specs.documents
+    entries = [_document(name, sort, file) for sort, named in documents.items() for name, file in named.files.items()]
+    singular = {f"{sort}s": sort for sort in documents}
+    words = [singular.get(word.casefold(), word.casefold()) for word in words]
     texts = [" ".join(filter(None, (entry.name, entry.sort, entry.description))).casefold() for entry in entries]
-    return [entry for entry, text in zip(entries, texts, strict=True) if all(word.casefold() in text for word in words)]
+    return [entry for entry, text in zip(entries, texts, strict=True) if all(word in text for word in words)]
 
 
-def _experiment(name: str, sort: Literal["run", "sweep"]) -> Experiment:
-    root = plain(read(own_specs() / f"{sort}s" / f"{name}.yaml"))
-    return Experiment(name, sort, root.get("description"), root.get("source"))
+def _document(name: str, sort: str, file: SpecPath) -> ShippedDocument:
+    try:
+        root: dict[str, Any] = plain(read(file.path))
+    except SpecError as error:
+        return ShippedDocument(name, sort, file.plugin, None, None, error.diagnostics[0].message)
+    return ShippedDocument(name, sort, file.plugin, root.get("description"), root.get("source"))
 
 
 def _shipped(name: str, installed: Available, read: Read) -> Shipped:

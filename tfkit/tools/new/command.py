@@ -17,13 +17,20 @@ from typing import TYPE_CHECKING
 import click
 
 from tfkit.console.commands import Reader, command
+from tfkit.console.completion import complete_type
 from tfkit.console.options import output_option
 from tfkit.errors import Diagnostic, SpecError, printable, quoted
 from tfkit.plugin.discover import canonical
 from tfkit.tools.common.atomic_files import names_in, written_folder
 
 if TYPE_CHECKING:
+    from tfkit.graph.documents import DocumentType
     from tfkit.plugin.manager import Plugins
+
+
+def complete_new(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return `plugin` and the types of document that begin with `incomplete`."""
+    return [*(["plugin"] if "plugin".startswith(incomplete) else []), *complete_type(context, parameter, incomplete)]
 
 
 @command(
@@ -34,7 +41,8 @@ if TYPE_CHECKING:
     kind NAME, its spec is NAME_tiny, and its tests prove what tfkit guarantees
     for a component. Its README describes what to change first, and where
     `make test` gets tfkit from. `tfkit new run SPEC` writes a commented run file
-    for a model, which trains as it is on data that comes with tfkit.
+    for a model, which trains as it is on data that comes with tfkit. Plugins add
+    further types of document.
     """,
     examples="""
     tfkit new plugin shift
@@ -44,19 +52,20 @@ if TYPE_CHECKING:
     tfkit new run gpt2 -o my_run.yaml && tfkit train my_run.yaml --plan
     """,
 )
-@click.argument("what", metavar="{plugin|run}", type=click.Choice(["plugin", "run"]))
+@click.argument("what", metavar="{plugin|TYPE}", shell_complete=complete_new)
 @click.argument("name", metavar="NAME|SPEC")
 @click.option(
     "--slot",
     type=click.Choice(["ffn", "mixer", "mask_rule", "residual"]),
     help="The slot of the component of a plugin.  [default: ffn]",
 )
-@output_option("PATH", "The folder or file to write.  [default: tfkit-NAME, run.yaml]")
+@output_option("PATH", "The folder or file to write.  [default: tfkit-NAME, TYPE.yaml]")
 def new(reader: Reader, what: str, name: str, slot: str | None, output: Path | None) -> None:
-    if what == "run":
+    if what != "plugin":
+        document = reader.type_named(what, "plugin")
         if slot is not None:
-            raise click.UsageError("--slot cannot be combined with `new run`")
-        _new_run(reader, name, output or Path("run.yaml"))
+            raise click.UsageError(f"--slot cannot be combined with `new {what}`")
+        _new_document(reader, document, name, output or Path(f"{what}.yaml"))
         return
     names = checked_names(name, reader.found, slot or "ffn")
     folder = output or Path(names.distribution)
@@ -64,16 +73,20 @@ def new(reader: Reader, what: str, name: str, slot: str | None, output: Path | N
     click.echo(f"wrote {printable(str(folder))}: {len(files)} files; next: make test, in it")
 
 
-def _new_run(reader: Reader, spec: str, file: Path) -> None:
-    """Write a run file. Raise SpecError if the file exists."""
+def _new_document(reader: Reader, document: DocumentType, spec: str, file: Path) -> None:
+    """Write a document for a spec. Raise SpecError if the file exists, or if the type has no template."""
     from tfkit.tools.common.atomic_files import write_file
-    from tfkit.tools.new.run_file import run_text
 
     if os.path.exists(file):
         raise SpecError(Diagnostic(f"{quoted(str(file))} exists already", help="name a new file: -o FILE"))
-    write_file(file, run_text(spec, file.absolute().parent, reader.plugins))
-    train = shlex.join(["tfkit", "train", str(file), *reader.plugin_options])
-    click.echo(f"wrote {printable(str(file))}; next: {printable(train)}")
+    text = document.template(spec, file.absolute().parent, reader.plugins)
+    if text is None:
+        raise SpecError(
+            Diagnostic(f"the type of document `{document.name}` has no template", help="write the file by hand")
+        )
+    write_file(file, text)
+    command = shlex.join(["tfkit", document.config.command, str(file), *reader.plugin_options])
+    click.echo(f"wrote {printable(str(file))}; next: {printable(command)}")
 
 
 # ---- the project of a new plugin: the files in `template/`, a plugin that works, under another name ----

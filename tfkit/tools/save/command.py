@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, stages
@@ -70,14 +70,14 @@ def save(
     import torch
 
     from tfkit.tools.common.companions import Companions
-    from tfkit.tools.common.loading_weights import build_with_weights, check_weights, training_warnings
+    from tfkit.tools.common.loading_weights import build_with_weights, check_weights
     from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 
     check_folder(output, force=force, companions=Companions.read(weights, graph.spec.family))
     if not allow_change:
         check_weights(weights)
-    warn(training_warnings(weights, graph))
+    reader.warn_about(weights, graph)
     with stages() as stage:
         stage(f"reading {weights}")
         kind = getattr(torch, dtype) if dtype else None

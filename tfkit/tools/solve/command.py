@@ -120,7 +120,7 @@ def solve(
 
 def _run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedRun | None:
     """Return the run of that name, None for a spec; raise SpecError for a spec if a run is needed."""
-    if reader.is_run(name):
+    if reader.sort_of(name) == "run":
         from tfkit.tools.solve.of_run import SizedRun
 
         run = SizedRun.of(name, reader.plugins, sets=reader.sets, keep=keep)
@@ -128,13 +128,14 @@ def _run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedR
         return run
     if needed:
         from tfkit.errors import Diagnostic, SpecError
-        from tfkit.run.read_run import find_run
+        from tfkit.run.run_spec import RunSpec
         from tfkit.spec.load import read_tree
+        from tfkit.spec.read_document import find_document
 
         try:
             read_tree(name, reader.plugins.specs)
         except SpecError:
-            find_run(name)
+            find_document(name, RunSpec, reader.plugins.specs)
             raise
         message = f"--memory needs a run, whose batch and precision decide how much a size needs; `{name}` is not a run"
         new_run = shlex.join(["tfkit", "new", "run", name, "-o", "run.yaml"])

@@ -15,8 +15,10 @@ from typing import Self
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, check_run
-from tfkit.run.read_run import RunText, find_run, model_of, of_model, resolve_run
-from tfkit.run.run_spec import MODEL
+from tfkit.run.read_run import RunText, model_of_run, resolve_run
+from tfkit.run.run_spec import RunSpec
+from tfkit.spec.document import MODEL
+from tfkit.spec.read_document import find_document, of_model
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.search import KINDS, Form, Grid, GridPoint
@@ -48,13 +50,13 @@ class SizedRun:
     @classmethod
     def of(cls, name: str, plugins: Plugins, *, sets: Iterable[str] = (), keep: Iterable[str] = ()) -> Self:
         """Read a run by its path, its folder or its name; raises SpecError. `sets` and `keep` are as for `Family`."""
-        changes, path = [change.strip() for change in sets], find_run(name)
+        changes, path = [change.strip() for change in sets], find_document(name, RunSpec, plugins.specs)
         inside = [change for change in changes if change.startswith(f"{MODEL}.")]
         outside = [change for change in changes if change not in inside]
         run = check_run(resolve_run(RunText.read(path, plugins, sets=changes), plugins), count=flops_of_step)
         text = RunText.read(path, plugins, sets=outside)
         with of_model():
-            tree = model_of(text, run.data)
+            tree = model_of_run(text, run.data)
             of_values = [change.removeprefix(f"{MODEL}.") for change in inside]
             return cls(run, tree, Family(tree, text.file, plugins, sets=of_values, keep=keep), tuple(outside))
 

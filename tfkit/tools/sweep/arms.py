@@ -15,14 +15,15 @@ from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, check_run, mean_length
 from tfkit.run.contract import Data
-from tfkit.run.read_run import RunFile, RunText, model_of, of_model, resolve_run
+from tfkit.run.read_run import RunFile, RunText, model_of_run, resolve_run
 from tfkit.run.read_sweep import Setting, SweepFile
 from tfkit.run.run_code import Code, code_of
-from tfkit.run.run_spec import MODEL
 from tfkit.run.sweep_spec import CompareConfig
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
+from tfkit.spec.document import MODEL
 from tfkit.spec.merge import Change, change_of
 from tfkit.spec.messages import expression_span, unknown_name
+from tfkit.spec.read_document import of_model
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Scalar
 from tfkit.tools.common.units import short
@@ -248,7 +249,7 @@ def resized(text: RunText, params: int, file: SweepFile, plugins: Plugins, loade
     data = resolve_run(text, plugins, loaded=loaded).data
     try:
         with of_model():
-            family = Family(model_of(text, data), text.file, plugins)
+            family = Family(model_of_run(text, data), text.file, plugins)
             changes = sizes_of(family, Budget("params", params)).sizes[0].sets
     except SpecError as error:
         span = file.provenance.span(("sizes", "params"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tfkit.console.commands import Reader, command
-from tfkit.console.completion import complete_sweep
+from tfkit.console.completion import complete_document
 from tfkit.console.options import Decorator, FiniteRange, count_option, forms_option, json_option
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def comparison_of(on: str, better: Literal["lower", "higher"] | None, margin: fl
     tfkit sweep my_sweep.yaml --so-far --on val.accuracy --better higher
     """,
 )
-@click.argument("sweep", shell_complete=complete_sweep)
+@click.argument("sweep", shell_complete=complete_document("sweep"))
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/NAME]"
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console.commands import Reader, command, warn
-from tfkit.console.completion import complete_run
+from tfkit.console.completion import complete_document
 from tfkit.console.options import json_option
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ NETWORK = 50e9
     tfkit train my_run.yaml --set model.decoder.ffn.kind=swiglu
     """,
 )
-@click.argument("run", shell_complete=complete_run)
+@click.argument("run", shell_complete=complete_document("run"))
 @click.option(
     "-o",
     "--output",
