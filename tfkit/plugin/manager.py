@@ -29,6 +29,8 @@ from tfkit.plugin.registry import Registered, Registry, check_config
 COMPONENTS = "tfkit.components"
 RUNS = "tfkit.run.plugin"
 FORMATS = "tfkit.tools.export.plugin"
+LAYOUTS = "tfkit.tools.save.plugin"
+CODE = "tfkit.tools.eject.plugin"
 PROPERTIES_OF_RUNS = "tfkit.tools.train.plugin"
 
 
@@ -206,7 +208,7 @@ def _nothing(returned: object) -> None:
 
 def _built_in() -> Candidate:
     """Return the modules with tfkit's own hooks. Nothing works without them, so their failures are not caught."""
-    modules = [COMPONENTS, RUNS, FORMATS, PROPERTIES_OF_RUNS]
+    modules = [COMPONENTS, RUNS, FORMATS, LAYOUTS, CODE, PROPERTIES_OF_RUNS]
     return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
 
 
