@@ -93,9 +93,9 @@ def save(
     except SpecError:
         raise
     except Exception as error:
-        cause, notes = getattr(error, "strerror", None), ()
-        if cause is None:
-            cause, notes = in_words(error), (f"in the layout `{layout}`, from {layouts.plugins[layout]}",)
+        of_disk = getattr(error, "strerror", None)
+        notes = () if of_disk else (f"in the layout `{layout}`, from {layouts.plugins[layout]}",)
+        cause = of_disk or in_words(error)
         raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}", notes=notes)) from error
     if broken:
         message = f"the model in {quoted(str(folder))} has {BROKEN}"
