@@ -11,8 +11,8 @@ import torch
 import tfkit
 from tfkit.testing import check_component, check_model
 from tfkit.tools.eject.proof import check
+from tfkit.tools.eject.remote_code.modeling import code_of
 from tfkit.tools.eject.write import eject
-from tfkit.tools.save.remote_code.modeling import code_of
 
 from .page import follow, run
 

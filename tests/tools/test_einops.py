@@ -15,12 +15,12 @@ import tfkit
 from tfkit.plugin.manager import load_plugins
 from tfkit.spec.render import render
 from tfkit.tools.eject.proof import Alone, check
+from tfkit.tools.eject.remote_code.folder import write_folder
+from tfkit.tools.eject.remote_code.modeling import code_of
+from tfkit.tools.eject.remote_code.proof import Folders
 from tfkit.tools.eject.runner import loaded, made
 from tfkit.tools.eject.write import eject
 from tfkit.tools.export.export import export
-from tfkit.tools.save.remote_code.folder import write_folder
-from tfkit.tools.save.remote_code.modeling import code_of
-from tfkit.tools.save.remote_code.proof import Folders
 from tfkit.torch_private.torchscript import quiet
 
 from ..sampling import slow, some

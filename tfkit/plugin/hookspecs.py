@@ -8,8 +8,8 @@ hook with the most similar name.
 
 A hook that raises, or returns a value of the wrong type, affects only its plugin: tfkit omits the result, and a message
 names the plugin, the hook, the file and the line. A failure of `tfkit_spec_loaded` or `tfkit_model_built` is an error.
-If two plugins define the same name (of a kind, a spec, a format, a suffix or a command), an error names both plugins;
-neither silently replaces the other. Hooks are called in pluggy's order: last loaded, first called, except for
+If two plugins define the same name (of a kind, a spec, a format, a suffix, a layout or a command), an error names both
+plugins; neither silently replaces the other. Hooks are called in pluggy's order: last loaded, first called, except for
 `tryfirst`, `trylast` and wrappers.
 
 | hook | when it is called | entry point |
@@ -18,6 +18,7 @@ neither silently replaces the other. Hooks are called in pluggy's order: last lo
 | `tfkit_specs` | when the plugins are loaded | the same; better: `[project.entry-points."tfkit.specs"]`, without code |
 | `tfkit_documents` | when a command reads a file | the same; names: `[project.entry-points."tfkit.documents"]` |
 | `tfkit_export_formats` | when a model is exported | `[project.entry-points.tfkit]` |
+| `tfkit_save_layouts` | when a model is saved | the same |
 | `tfkit_spec_loaded`, `tfkit_model_built` | for each loaded spec, for each built model | the same |
 | `tfkit_checks` | by `tfkit validate`, `build` and `train`, for each spec | the same |
 | `tfkit_properties` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
@@ -149,6 +150,23 @@ def tfkit_export_formats() -> Iterable[type[tfkit.Format]]:  # type: ignore[empt
             from tfkit_mine.numpy_format import Npz
 
             return [Npz]
+    """
+
+
+@hookspec
+def tfkit_save_layouts() -> Iterable[type[tfkit.Layout]]:  # type: ignore[empty-body]
+    """Return the layouts of `tfkit save` in the plugin: subclasses of `tfkit.Layout`.
+
+    Called when a model is saved. Import the modules of the layouts inside the function, so that only `tfkit save`,
+    `tfkit build` and `tfkit.save` import them and their dependencies. If it fails, or returns anything else, the
+    plugin's layouts are omitted with a warning. The built-in layouts also use this hook.
+
+    Example:
+        @tfkit.hookimpl
+        def tfkit_save_layouts() -> list[type[tfkit.Layout]]:
+            from tfkit_mine.array_layout import Arrays
+
+            return [Arrays]
     """
 
 

@@ -30,6 +30,8 @@ COMPONENTS = "tfkit.components"
 RUNS = "tfkit.run.plugin"
 TRAINING = "tfkit.tools.train.plugin"
 FORMATS = "tfkit.tools.export.plugin"
+LAYOUTS = "tfkit.tools.save.plugin"
+CODE = "tfkit.tools.eject.plugin"
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def _nothing(returned: object) -> None:
 
 def _built_in() -> Candidate:
     """Return the modules with tfkit's own hooks. Nothing works without them, so their failures are not caught."""
-    modules = [COMPONENTS, RUNS, TRAINING, FORMATS]
+    modules = [COMPONENTS, RUNS, TRAINING, FORMATS, LAYOUTS, CODE]
     return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
 
 

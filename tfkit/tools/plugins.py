@@ -126,9 +126,11 @@ def trace(plugins: Plugins, commands: Mapping[str, PluginCommand]) -> list[Trace
     """Call every hook that needs no spec, and list the results together with declarations that need no code."""
     from tfkit.graph.documents import document_types
     from tfkit.tools.export.formats import formats_of
+    from tfkit.tools.save.layouts import layouts_of
 
     formats_of(plugins)
     document_types(plugins)
+    layouts_of(plugins)
     calls = [_called(call, plugins) for call in plugins.hooks.calls]
     called = {(call.hook, call.plugin) for call in calls}
     left = [call for call in plugins.hooks.all() if call[0] in LATER and call not in called]

@@ -19,7 +19,7 @@ from tfkit.tools.check.check import outcomes
 from tfkit.tools.check.components import with_component
 from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.model_under_test import ModelUnderTest
-from tfkit.tools.check.properties.all import PROPERTIES, PropertySet, properties_of
+from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.check.reduced import reduced_model
 
 from ...mixers.gated_conv import DecayConfig, GatedConvConfig
@@ -91,8 +91,8 @@ def balanced(model: torch.fx.GraphModule) -> None:
             output.mul_(size.view(2, 1, 16).expand(2, 2, 16).flatten())
 
 
-OWN = PropertySet(PROPERTIES)
-"""The properties of tfkit, without plugins."""
+OWN = properties_of(tfkit.load_plugins(entry_points=False))
+"""The properties of tfkit, without installed plugins."""
 
 
 def measured(checked: ModelUnderTest, red: str) -> Outcome:

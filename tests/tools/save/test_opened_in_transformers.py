@@ -19,10 +19,10 @@ from transformers.cache_utils import Cache
 import tfkit
 from tfkit.checkpoint.remote_code import folder_names
 from tfkit.spec.render import render
-from tfkit.tools.save.remote_code import folder as folder_of_code
-from tfkit.tools.save.remote_code.folder import write_folder
-from tfkit.tools.save.remote_code.proof import Folders, initial_moments
-from tfkit.tools.save.remote_code.proof_runner import distribution_error
+from tfkit.tools.eject.remote_code import folder as folder_of_code
+from tfkit.tools.eject.remote_code.folder import write_folder
+from tfkit.tools.eject.remote_code.proof import Folders, initial_moments
+from tfkit.tools.eject.remote_code.proof_runner import distribution_error
 
 BEGIN = "tfkit: 1\nname: small\nd_model: 16\n"
 LAYERS = "attention: {n_heads: 2}, ffn: {kind: gelu, d_ff: 32}"

@@ -12,7 +12,8 @@ import tfkit
 from tfkit.checkpoint import folder_format
 from tfkit.tools.common import atomic_files
 from tfkit.tools.common.atomic_files import write_file
-from tfkit.tools.save.save import check_folder, save
+from tfkit.tools.save.layouts import layouts_of
+from tfkit.tools.save.save import save
 
 from ...small_specs import reduced
 
@@ -76,6 +77,7 @@ def test_a_folder_with_other_files_is_never_replaced(small: tfkit.Graph, tmp_pat
 
 
 def test_where_it_may_write(small: tfkit.Graph, tmp_path: Path) -> None:
+    check_folder = layouts_of(tfkit.load_plugins(entry_points=False)).check_folder
     check_folder(tmp_path, force=False)  # there, and empty
     check_folder(tmp_path / "new", force=False)
     (tmp_path / "file").touch()

@@ -21,8 +21,8 @@ import tfkit
 from tfkit.spec.render import render
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.companions import Companions
-from tfkit.tools.save.remote_code.folder import write_folder
-from tfkit.tools.save.remote_code.proof import Folders
+from tfkit.tools.eject.remote_code.folder import write_folder
+from tfkit.tools.eject.remote_code.proof import Folders
 
 ROOT = Path(__file__).parents[3]
 TOOLS = Path(__file__).with_name("remote_tools.py")

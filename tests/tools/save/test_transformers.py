@@ -28,13 +28,13 @@ from tfkit.spec.render import render
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.companions import Companions
 from tfkit.tools.common.model_inputs import random_inputs
-from tfkit.tools.save.remote_code import folder as folder_of_code
-from tfkit.tools.save.remote_code.card import model_card
-from tfkit.tools.save.remote_code.folder import write_folder
-from tfkit.tools.save.remote_code.modeling import code_of
-from tfkit.tools.save.remote_code.parts import parts_of
-from tfkit.tools.save.remote_code.proof import Folders
-from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
+from tfkit.tools.eject.remote_code import folder as folder_of_code
+from tfkit.tools.eject.remote_code.card import model_card
+from tfkit.tools.eject.remote_code.folder import write_folder
+from tfkit.tools.eject.remote_code.modeling import code_of
+from tfkit.tools.eject.remote_code.parts import parts_of
+from tfkit.tools.eject.remote_code.proof import Folders
+from tfkit.tools.eject.remote_code.tokenizer import complete_tokenizer
 from tfkit.tools.save.save import save
 
 from ..conftest import DECODER

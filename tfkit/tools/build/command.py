@@ -71,10 +71,12 @@ def build(
 
     from tfkit.tools.build.first_run import first_run
     from tfkit.tools.common.companions import Companions
-    from tfkit.tools.save.save import check_folder, save
+    from tfkit.tools.save.layouts import layouts_of
+    from tfkit.tools.save.save import save
 
     if output is not None:
-        check_folder(output, force=force, companions=Companions.read(weights, graph.spec.family))
+        companions = Companions.read(weights, graph.spec.family)
+        layouts_of(reader.plugins).check_folder(output, force=force, companions=companions)
     with said(FirstLossWarning), stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         build_options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
@@ -82,7 +84,7 @@ def build(
         files: list[str] = []
         if output is not None:
             stage(f"writing {output}")
-            files = [str(path) for path in save(model, output, force=force, files_from=weights)]
+            files = [str(path) for path in save(model, output, force=force, files_from=weights, plugins=reader.plugins)]
     if json:
         print_json({**vars(run), "files": files})
     else:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from tfkit.console.commands import Reader, command
-from tfkit.console.completion import complete_spec
+from tfkit.console.commands import Reader, command, warn
+from tfkit.console.completion import complete_spec, reader_of
 from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, stages
-from tfkit.errors import printable
+from tfkit.errors import SpecError, printable
+
+
+def _complete_layout(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    from tfkit.tools.save.layouts import layouts_of
+
+    try:
+        layouts = layouts_of(reader_of(context).found).named.values()
+    except SpecError:  # the command reports the error
+        return []
+    return [
+        CompletionItem(layout.name, help=layout.description) for layout in layouts if layout.name.startswith(incomplete)
+    ]
 
 
 @command(
@@ -41,9 +53,9 @@ from tfkit.errors import printable
 @click.option(
     "--layout",
     required=True,
-    type=click.Choice(["tfkit", "huggingface", "transformers"]),
     metavar="NAME",
-    help="tfkit, huggingface or transformers.",
+    shell_complete=_complete_layout,
+    help="tfkit, huggingface or transformers, or the layout of a plugin.",
 )
 @output_option("DIR", "The folder to write.", required=True)
 @dtype_option("float32, bfloat16 ...  [default: unchanged]")
@@ -61,20 +73,24 @@ def save(
     force: bool,
     json: bool,
 ) -> None:
+    from tfkit.tools.save.layouts import layouts_of
+
+    layouts = layouts_of(reader.plugins)
+    warn(layouts.faults)
+    drops = layouts.choose(layout).drops
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)
     if weights is None:
         raise click.UsageError("there are no weights to save: add --weights, or use the folder of a model as SPEC")
-    if allow_drop and layout != "huggingface":
+    if allow_drop and not drops:
         raise click.UsageError(f"--allow-drop has no effect in the layout {layout}")
     import torch
 
     from tfkit.tools.common.companions import Companions
     from tfkit.tools.common.loading_weights import build_with_weights, check_weights
-    from tfkit.tools.save.save import check_folder
     from tfkit.tools.save.save import save as write
 
-    check_folder(output, force=force, companions=Companions.read(weights, graph.spec.family))
+    layouts.check_folder(output, force=force, companions=Companions.read(weights, graph.spec.family))
     if not allow_change:
         check_weights(weights)
     reader.warn_about(weights, graph)
@@ -83,11 +99,10 @@ def save(
         kind = getattr(torch, dtype) if dtype else None
         model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         stage(f"writing {output}")
-        chosen: Any = layout
         written = write(
             model,
             output,
-            layout=chosen,
+            layout=layout,
             force=force,
             files_from=weights,
             allow_drop=allow_drop,

@@ -40,7 +40,7 @@ def _of_tfkit() -> tuple[Property, ...]:
         *(basics.init, basics.first_loss),
         *(forms.state, forms.copies, forms.saved, forms.publish, forms.in_transformers),
         *(costs.counts, costs.flops, costs.kept_bytes, costs.cache_bytes),
-        *(forms.scripted, forms.captured, forms.exported, forms.ejected),
+        *(forms.scripted, forms.captured, forms.exported),
     )
 
 

@@ -34,7 +34,7 @@ from tfkit.tools.compare.comparison import compare
 from tfkit.tools.export.exported_programs import looping
 from tfkit.tools.export.torchscript_format import at_fault, refusal, script
 from tfkit.tools.import_.importing import export_config
-from tfkit.tools.save.save import Layout, save
+from tfkit.tools.save.save import save
 from tfkit.torch_private import compiler
 from tfkit.torch_private.torchscript import as_written, quiet
 
@@ -122,7 +122,7 @@ def _require_published(subject: ModelUnderTest) -> None:
         raise DoesNotApplyError(f"no config.json can state these values: {error.diagnostics[0].message}") from None
 
 
-def _read_again(subject: ModelUnderTest, layout: Layout) -> Iterator[Deviation]:
+def _read_again(subject: ModelUnderTest, layout: str) -> Iterator[Deviation]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             save(subject.model, Path(folder) / "model", layout=layout, plugins=subject.plugins)
@@ -219,19 +219,10 @@ def exported(subject: ModelUnderTest) -> Iterator[Deviation]:
 
     for name in ("pt2", "onnx"):
         with tempfile.TemporaryDirectory() as folder:
-            yield from _written(partial(export, subject.model, Path(folder) / f"model.{name}"))
+            yield from written(partial(export, subject.model, Path(folder) / f"model.{name}"))
 
 
-@property_of("eject", "is written out as plain PyTorch", level="full", of_spec=True)
-def ejected(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The file that `tfkit eject` writes returns bit-identical outputs without tfkit."""
-    from tfkit.tools.eject.proof import check
-    from tfkit.tools.eject.write import eject
-
-    yield from _written(lambda: check(subject.graph, eject(subject.graph)))
-
-
-def _written(write: Callable[[], Any]) -> Iterator[Deviation]:
+def written(write: Callable[[], Any]) -> Iterator[Deviation]:
     """Call a tool that verifies its files, and return its error as text."""
     try:
         write()

@@ -30,15 +30,15 @@ from tfkit.tools.eject.config import Config, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import prepare_patterns
+from tfkit.tools.eject.remote_code import dynamic_cache
+from tfkit.tools.eject.remote_code.attention import choose_attention
+from tfkit.tools.eject.remote_code.parts import Body, Parts, parts_of
+from tfkit.tools.eject.remote_code.separate import separated
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
 from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
-from tfkit.tools.save.remote_code import dynamic_cache
-from tfkit.tools.save.remote_code.attention import choose_attention
-from tfkit.tools.save.remote_code.parts import Body, Parts, parts_of
-from tfkit.tools.save.remote_code.separate import separated
 
 TEMPLATES = Path(__file__).with_name("templates")
 KEY = re.compile(r"#\[(?P<end>/)?(?P<negated>not )?(?P<flag>\w+)\]")

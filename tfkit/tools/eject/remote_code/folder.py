@@ -20,11 +20,12 @@ from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import CONFIG, GENERATION, SPEC, SPEC_KEY
 from tfkit.tools.common.companions import NO_COMPANIONS, Companions
-from tfkit.tools.save.remote_code.card import CARD, PICTURE, model_card, picture_of
-from tfkit.tools.save.remote_code.modeling import WrittenCode, code_of, model_type
-from tfkit.tools.save.remote_code.parts import Parts, parts_of
-from tfkit.tools.save.remote_code.proof import Folders, prove
-from tfkit.tools.save.remote_code.tokenizer import complete_tokenizer
+from tfkit.tools.eject.remote_code.card import CARD, PICTURE, model_card, picture_of
+from tfkit.tools.eject.remote_code.modeling import WrittenCode, code_of, model_type
+from tfkit.tools.eject.remote_code.parts import Parts, parts_of
+from tfkit.tools.eject.remote_code.proof import Folders, check_transformers, prove
+from tfkit.tools.eject.remote_code.tokenizer import complete_tokenizer
+from tfkit.tools.save.layouts import Layout, Origin
 
 SETTINGS = frozenset(
     """
@@ -38,6 +39,21 @@ GENERATION_FIELDS = re.compile(
     r".*_token_id|bad_words_ids|max_length|min_length|num_beams|length_penalty|early_stopping|no_repeat_ngram_size|do_sample"
 )
 """The fields of config.json that apply to generation, for a model without a generation config."""
+
+
+class TransformersLayout(Layout):
+    """The code of the model, which transformers opens with `trust_remote_code=True`."""
+
+    name = "transformers"
+    description = "the code of the model, for from_pretrained with trust_remote_code=True"
+    files = (CARD, PICTURE, "modeling_*.py", "configuration_*.py")
+
+    def write(self, model: fx.GraphModule, folder: Path, origin: Origin) -> None:
+        check_transformers()
+        parts_of(graph_of(model))  # raises an error before the process starts
+        with Folders() as process:
+            companions, weights = origin.companions, origin.weights
+            write_folder(model, folder, origin.spec, process, companions=companions, weights_from=weights)
 
 
 def write_folder(

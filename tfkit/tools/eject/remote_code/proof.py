@@ -20,9 +20,9 @@ from tfkit.graph.input_shapes import max_len
 from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import as_tensors, random_inputs
-from tfkit.tools.save.remote_code import proof_runner
-from tfkit.tools.save.remote_code.parts import Parts
-from tfkit.tools.save.remote_code.proof_runner import ModelFacts, moments
+from tfkit.tools.eject.remote_code import proof_runner
+from tfkit.tools.eject.remote_code.parts import Parts
+from tfkit.tools.eject.remote_code.proof_runner import ModelFacts, moments
 
 LARGEST = 2**30
 """Largest number of parameters for which the model is run. A larger model would take minutes."""

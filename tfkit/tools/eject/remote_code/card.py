@@ -13,8 +13,8 @@ from tfkit.spec.folder import RUN
 from tfkit.tools.common.history import lines
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
+from tfkit.tools.eject.remote_code.parts import Parts
 from tfkit.tools.params.count import count_params
-from tfkit.tools.save.remote_code.parts import Parts
 
 CARD = "README.md"
 PICTURE = "model.svg"

@@ -21,7 +21,7 @@ from tfkit.graph.wiring import masks_in_use
 from tfkit.nn import Linear, Past, Program, Table, Value
 from tfkit.nn.forward_text import Step
 from tfkit.nn.program import Steps, Written, written_class
-from tfkit.tools.save.remote_code.parts import Body, Parts, cannot, last_sequence
+from tfkit.tools.eject.remote_code.parts import Body, Parts, cannot, last_sequence
 
 
 def separated(model: fx.GraphModule, parts: Parts, name: str) -> nn.Module:
