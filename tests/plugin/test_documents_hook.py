@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import click
 import pytest
 from click.shell_completion import ShellComplete
 from jsonschema import Draft202012Validator
@@ -267,6 +266,7 @@ def test_a_folder_without_documents() -> None:
 
 def test_a_base_class_of_types_is_no_type(run: Run) -> None:
     code = CODE.replace("class Survey(tfkit.Document)", "class Inquiry(tfkit.Document): ...\n\nclass Survey(Inquiry)")
-    write("lab/src/tfkit_lab/__init__.py", code)
+    write("lab/src/tfkit_lab/__init__.py", code.replace("questions", "riddles"))  # no other test has this key
+    write("birds.yaml", BIRDS.replace("questions", "riddles"))
     assert "must be a run; got a survey" in run("train", "birds.yaml", "--plan", status=1)[1]
-    assert click.unstyle(run("validate", "birds.yaml")[0]) == "birds.yaml: ok\n"
+    assert run("validate", "birds.yaml")[0] == "birds.yaml: ok\n"
