@@ -187,8 +187,11 @@ def test_text_and_picture_describe_the_spec_and_say_so() -> None:
 def test_a_profile_measures_a_copy(edit: str) -> None:
     model = edited(EDITS[edit])
     before = copy.deepcopy(model.state_dict())
-    with warned:
+    with warned as caught:
         profile = tfkit.profile(model, steps=2, warmup=0, length=6)
+    assert sum(warning.category is tfkit.EditedModelWarning for warning in caught) == 1
+    flops = {part.path: part.flops for part in profile.parts}
+    assert edit != "adapter" or flops["decoder.layers.1.ffn"] > flops["decoder.layers.2.ffn"] > 0
     assert profile.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert any(note.startswith("changed: ") for note in profile.notes)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

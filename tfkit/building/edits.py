@@ -102,13 +102,14 @@ def check_unedited(model: fx.GraphModule, *, allow_change: bool = False, writer:
     tensors = [text for text, is_tensor in differences if is_tensor]
     if not differences or (allow_change and not tensors):
         return
-    name, notes = quoted(graph_of(model).name), _notes(tensors or [text for text, _ in differences])
+    name = quoted(graph_of(model).name)
     if tensors:
-        message = f"the model must have the tensors of {name}; its modules were changed"
-        raise SpecError(Diagnostic(message, notes=notes, help=_undo(model)))
-    message = f"the model must compute what its spec {name} describes; its modules were changed"
-    help = f"change the spec instead, or write the spec unchanged with `tfkit.{writer}(..., allow_change=True)`"
-    raise SpecError(Diagnostic(message, notes=notes, help=help))
+        message, help = f"the model must have the tensors of {name}", _undo(model)
+    else:
+        message = f"the model must compute what its spec {name} describes"
+        help = f"change the spec instead, or write the spec unchanged with `tfkit.{writer}(..., allow_change=True)`"
+    notes = _notes(tensors or [text for text, _ in differences])
+    raise SpecError(Diagnostic(f"{message}; its modules were changed", notes=notes, help=help))
 
 
 def _notes(texts: Sequence[str]) -> tuple[str, ...]:
