@@ -182,13 +182,6 @@ def costed(model: Any, inner: Any, edited: bool) -> str:
     return "true"
 
 
-def explained(model: Any, inner: Any, edited: bool) -> str:
-    """Compare the warning with the edits."""
-    _, warned = called(lambda: tfkit.explain(model))
-    assert warned == edited
-    return "spec" if warned else "same"
-
-
 def drawn(model: Any, inner: Any, edited: bool) -> str:
     """Compare the warning and the picture with the edits."""
     picture, warned = called(lambda: tfkit.draw(model))
@@ -290,7 +283,6 @@ def generated(model: Any, inner: Any, edited: bool) -> str:
 TOOLS: dict[str, Callable[..., str]] = {
     "count": counted,
     "cost": costed,
-    "explain": explained,
     "draw": drawn,
     "compare": compared,
     "check": checked,
