@@ -83,7 +83,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "count_params": (tfkit.count_params, {"graph": GRAPH}),
     "eject": (tfkit.eject, {"graph": GRAPH}),
     "evaluate": (tfkit.evaluate, {"run": "nowhere.yaml"}),
-    "explain": (tfkit.explain, {"graph": GRAPH}),
     "export": (tfkit.export, {"model": MODEL, "path": "nowhere/model.safetensors"}),
     "generate": (tfkit.generate, {"model": MODEL, "tokens": TOKENS, "max_new_tokens": 2}),
     "import_config": (tfkit.import_config, {"path": "nowhere/config.json"}),

@@ -143,7 +143,6 @@ from tfkit.tools.cost.cost import cost as cost
 from tfkit.tools.draw.picture import draw as draw
 from tfkit.tools.eject.write import eject as eject
 from tfkit.tools.eval_.evaluation import evaluate as evaluate
-from tfkit.tools.explain.explain import explain as explain
 from tfkit.tools.export.export import export as export
 from tfkit.tools.export.formats import Format as Format
 from tfkit.tools.export.formats import Opened as Opened

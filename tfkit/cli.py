@@ -40,7 +40,7 @@ SECTIONS = {
     "Models": ("build", "params", "generate"),
     "Training": ("train", "eval", "sweep", "runs", "tokenizer", "tokens"),
     "Published models": ("import", "tensors", "save", "compare"),
-    "Tools": ("check", "explain", "draw", "attention", "cost", "solve", "profile", "export", "eject"),
+    "Tools": ("check", "draw", "attention", "cost", "solve", "profile", "export", "eject"),
     "Specs": ("list", "validate", "show", "diff"),
     "The language": ("schema", "components", "plugins", "new"),
 }

@@ -32,7 +32,7 @@ validate {PUBLISHED} minigpt_relu
 params {PUBLISHED}
 show gpt2 --points
 diff llama2_7b llama3_8b
-explain deepseek_v2_lite
+show deepseek_v2_lite --prose
 cost gpt2 --device h100
 solve gpt2 --params 350M
 draw gpt2 -o gpt2.svg

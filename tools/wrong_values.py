@@ -44,7 +44,6 @@ CALLS = {
     "draw": "model -o out.svg",
     "eject": "model -o out.py",
     "eval": "minigpt_relu --weights model",
-    "explain": "model",
     "export": "model -o out.pt",
     "generate": "model --tokens 1,2 --max-new-tokens 2",
     "import": "published",

@@ -59,7 +59,7 @@ FOLDERS = {
     "sweep": ["sweep", "sweep.yaml", "-o"],
 }
 RUNS = {"train": ["-o", "out"], "eval": []}
-ON_A_SPEC = ("build", "params", "generate", "explain", "draw", "cost", "export", "eject", "show", "profile", "validate")
+ON_A_SPEC = ("build", "params", "generate", "draw", "cost", "export", "eject", "show", "profile", "validate")
 INPUTS = {
     **{f"{name} SPEC": [name, "{}.yaml", *(["-o", "out.svg"] if name == "draw" else [])] for name in ON_A_SPEC},
     "export SPEC": ["export", "{}.yaml", "-o", "out.ts"],

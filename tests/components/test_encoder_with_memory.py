@@ -44,8 +44,7 @@ def test_show_writes_the_program_of_each_layer() -> None:
     assert not any("cross_attention" in line for line in second.lines)
 
 
-def test_explain_and_draw_know_its_memory() -> None:
-    assert "to the memory" in str(tfkit.explain(graph()))
+def test_draw_knows_its_memory() -> None:
     assert "cross-attention" in tfkit.draw(graph()).description
 
 

@@ -10,6 +10,7 @@ import torch
 import tfkit
 from tfkit.graph.semantics import changes, meaning_of
 from tfkit.testing import check_model
+from tfkit.tools.show.layer_programs import programs_of
 
 TEXT = """
 tfkit: 1
@@ -74,9 +75,7 @@ def test_an_order_of_layers_that_run_once_is_refused() -> None:
 def test_tools_name_the_loop() -> None:
     graph = tfkit.loads(TEXT)
     assert graph.node("decoder").stack.runs == [0, 1, 0, 1, 0, 1]
-    text = str(tfkit.explain(graph))
-    assert "2 sets of weights, each used 3 times, in a loop over all layers" in text
-    assert "layers 1, 3, 5 (wide)" in text
+    assert "layer 1, wide, each 3 times, in a loop over all layers" in [program.title for program in programs_of(graph)]
     assert "2 sets of weights, each 3 times, in a loop over all layers" in str(tfkit.draw(graph)._repr_svg_())
 
 

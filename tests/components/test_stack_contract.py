@@ -70,22 +70,6 @@ def test_params_has_a_row_for_each_component(looped: Callable[..., tfkit.Graph])
     assert layers["loop.final_norm"] == NORM
 
 
-def test_explain_says_what_its_layers_do(looped: Callable[..., tfkit.Graph]) -> None:
-    loop = next(node for node in tfkit.explain(looped()).nodes if node.name == "loop")
-    assert loop.facts[:2] == (
-        "6 layers on a residual stream of width 32",
-        "the layers share 3 sets of weights, each used 2 times in a row",
-    )
-    assert "Layers: layers 2-5 (reading):" in loop.steps
-    assert "1. normalize (layernorm), attention, add a learned vector times it to the stream" in loop.steps
-    parts = {part.name: part for part in loop.parts}
-    assert set(parts) == {"attention", "ffn", "norm"}
-    assert parts["attention"].where == "layers 2-5 (reading)"
-    assert "each token reads itself and all before it" in parts["attention"].facts
-    assert parts["attention"].parameters == 2 * READ
-    assert all(part.flops > 0 for name, part in parts.items() if name != "norm")
-
-
 def test_it_is_drawn_as_a_tower_with_all_its_weights(looped: Callable[..., tfkit.Graph]) -> None:
     scene = scene_of(looped())
     tower = scene.nodes["loop"]

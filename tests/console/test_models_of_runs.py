@@ -11,8 +11,8 @@ from tfkit.cli import main
 
 MODEL = RUN[RUN.index("model:\n") : RUN.index("data:")].replace("model:\n", "").replace("\n  ", "\n")[2:]
 SPEC = f"tfkit: 1\nname: small\n\n\n{MODEL.replace('data.vocab_size', str(len(set(TEXT))))}"
-QUICK = ["params --by node", "cost --length 8", "show", "show --points", "diff gpt2"]
-SLOW = ["draw -o a.svg", "explain", "export -o a.pt2", "eject", "compare gpt2"]
+QUICK = ["params --by node", "cost --length 8", "show", "show --prose", "show --points", "diff gpt2"]
+SLOW = ["draw -o a.svg", "export -o a.pt2", "eject", "compare gpt2"]
 SLOW += ["generate --tokens 1,2 --max-new-tokens 4 --weights saved", "save --layout tfkit --weights saved -o copy"]
 TIMED = ["build", "check --level quick", "profile --steps 2"]
 

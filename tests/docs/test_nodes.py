@@ -15,6 +15,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.testing import check_model
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.eject.proof import Alone, check
+from tfkit.tools.show.prose import prose_of
 
 from .page import ROOT, blocks
 
@@ -455,10 +456,10 @@ def test_every_tool_takes_a_graph(name: str, plugins: Plugins, alone: Alone, tmp
     assert params.total == sum(row.parameters for row in params.rows) == total
     parts = tfkit.cost(graph).parts
     assert {part.node for part in parts} <= {node.name for node in graph.nodes}
-    explained = str(tfkit.explain(graph))
+    prose = str(prose_of(graph))
     picture = to_svg(tfkit.draw(graph))
     for node in graph.nodes:
-        assert node.name in explained
+        assert node.name in prose
         assert node.name in picture or node.name.replace("_", " ") in picture
     check_model(graph, plugins=plugins)
     assert check(graph, tfkit.eject(graph), alone).ran

@@ -84,7 +84,7 @@ def test_it_is_small() -> None:
             (["validate", SPEC], f"{SPEC}: ok"),
             (["params", SPEC], "22,656"),
             (["show", SPEC], "x = x + ffn(layernorm(x))"),
-            (["explain", SPEC], "the larger of two"),
+            (["show", SPEC, "--prose"], "the larger of two"),
             (["cost", SPEC], "tower"),
             (["draw", SPEC, "-o", "a.svg"], "wrote a.svg"),
             slow((["eject", SPEC, "-o", "a.py"], "equal to the last bit")),  # in a process that imports torch

@@ -90,9 +90,9 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         "cost --mode prefill",
         "params",
         "cost",
-        "explain",
         "validate",
         "show",
+        "show --prose",
         slow("profile --steps 2 --warmup 0"),
     ],
 )

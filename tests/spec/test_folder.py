@@ -160,7 +160,7 @@ def test_an_imported_graph_has_the_weights_of_its_folder(folder: Path, run: Run)
     assert not same(tfkit.build(tfkit.import_config("published/config.json").graph, seed=1), expected)
 
 
-@pytest.mark.parametrize("command", ["params", "validate", "show", "explain", "draw", "cost", SLOW])
+@pytest.mark.parametrize("command", ["params", "validate", "show", "draw", "cost", SLOW])
 def test_commands_that_need_no_weights(command: str, folder: Path, run: Run) -> None:
     more = {"draw": ["-o", "out.svg"], "eject": ["-o", "out.py"]}.get(command, [])
     assert run(command, "out", *more)

@@ -13,9 +13,9 @@ from tfkit.tools.cost.cost import cost
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.write import eject
-from tfkit.tools.explain.explain import explain
 from tfkit.tools.export.export import export
 from tfkit.tools.params.count import count_params
+from tfkit.tools.show.prose import prose_of
 
 from ..components.test_matrix import CHOSEN, ROWS, load, name_of, spec_of
 from ..decoding.test_cached_models import SHOWN, SPECS, build
@@ -85,7 +85,7 @@ def test_every_tool(alone: Alone, name: str, tmp_path: Path) -> None:
     actual = cost(graph, batch=B, length=T, memory_length=memory_length(graph), dtype=torch.float32)
     assert (actual.total.flops_forward, actual.total.flops_backward) == counted(graph)
     assert actual.total.parameters == count_params(graph).total
-    assert explain(graph)
+    assert prose_of(graph)
     picture = tfkit.draw(graph)
     assert list(faults(picture)) == []
     shown = to_svg(picture)

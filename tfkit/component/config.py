@@ -141,7 +141,7 @@ class Config(BaseModel):
         """Raise `Invalid` if fields contradict each other. Overriding methods call `super().check()`."""
 
     def in_words(self) -> str | None:
-        """Describe this config in a sentence for `tfkit explain`; None stands for the docstring's first sentence."""
+        """Describe this config in a sentence, for `tfkit show --prose`; None means the docstring's first sentence."""
         return None
 
     def material(self) -> Mapping[str, Any]:

@@ -293,8 +293,6 @@ class Layers:
     """The minimum number of layers for the pattern."""
     prefix: str | None = None
     """The input of type `lengths` with the length of the prefix that all tokens attend to."""
-    described: frozenset[str] = frozenset()
-    """The fields of the block that this description covers."""
 
     @property
     def depth(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -72,7 +71,7 @@ class OneLayerConfig(BlockConfig):
         return self.as_stack().pieces(inputs)
 
     def stack(self) -> Layers:
-        return replace(self.as_stack().stack(), described=frozenset({"causal", *LayerConfig.model_fields}))
+        return self.as_stack().stack()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         return self.as_stack().build(make, inputs)

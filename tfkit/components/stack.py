@@ -270,7 +270,6 @@ class StackConfig(LayerConfig, BlockConfig):
             period=period,
             least=least,
             prefix=self.prefix_input,
-            described=frozenset({*LayerConfig.model_fields, "layers", "final_norm"}),
         )
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:

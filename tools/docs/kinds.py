@@ -13,7 +13,7 @@ from typing import Any
 from tfkit import reference
 from tfkit.plugin.registry import Registered, first_paragraph
 from tfkit.tools.components.component_docs import ComponentDoc, FieldDoc, describe, slot_doc
-from tfkit.tools.explain.explain import papers_of
+from tfkit.tools.show.prose import papers_of
 from tools.docs import models
 from tools.docs.guide import code_path, source_page
 from tools.docs.page import (

@@ -115,7 +115,7 @@ def _page(name: str) -> str:
 def _commands(spec: Shipped) -> Iterator[str]:
     if spec.model_type:
         yield f"tfkit build {spec.name} --weights FOLDER      # load published weights from a downloaded folder"
-    yield from (f"tfkit explain {spec.name}", f"tfkit draw {spec.name} -o {spec.name}.svg")
+    yield from (f"tfkit show {spec.name} --prose", f"tfkit draw {spec.name} -o {spec.name}.svg")
     yield f"tfkit build {spec.name} --device meta"
 
 

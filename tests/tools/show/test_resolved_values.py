@@ -115,3 +115,19 @@ def test_of_a_part_that_is_new_only_what_is_written_in_it() -> None:
 
 def test_ranges() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+@pytest.mark.parametrize(
+    ("placement", "steps"),
+    [
+        ("pre", ("x = x + attention(layernorm(x))", "x = x + ffn(layernorm(x))")),
+        ("post", ("x = layernorm(x + attention(x))", "x = layernorm(x + ffn(x))")),
+        ("sandwich", ("x = x + layernorm(attention(layernorm(x)))", "x = x + layernorm(ffn(layernorm(x)))")),
+        ("output", ("x = x + layernorm(attention(x))", "x = x + layernorm(ffn(x))")),
+        ("parallel", ("input = layernorm(x)", "x = x + attention(input)", "x = x + ffn(input)")),
+    ],
+)
+def test_programs_of_placements(placement: str, steps: tuple[str, ...]) -> None:
+    layers, *after = programs_of(tfkit.load("gpt2", sets=[f"decoder.placement={placement}", "dropout=0"]))
+    assert layers.lines == steps
+    assert [program.lines for program in after] == ([] if placement == "post" else [("x = layernorm(x)",)])

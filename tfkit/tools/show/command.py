@@ -17,6 +17,7 @@ from tfkit.errors import ranges
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
     from tfkit.tools.show.layer_programs import LayerProgram
+    from tfkit.tools.show.prose import DescribedValue
     from tfkit.tools.show.resolved_values import ResolvedValue
 
 ORIGIN = 36  # maximum width of the column of origins; longer file names are wrapped
@@ -28,30 +29,40 @@ ORIGIN = 36  # maximum width of the column of origins; longer file names are wra
     Each value has the line where it was written, or `default`. `inherited` values
     are written in an enclosing mapping. Below are the steps of the layers.
 
+    With --prose: the purpose of each component and of each value that the spec
+    sets, in the words of their authors, with the papers.
+
     With --points: the names and shapes of the values that `tfkit.trace` in Python
     reads and writes. The number of a layer replaces `*`.
     """,
     examples="""
     tfkit show gpt2
+    tfkit show gpt2 --prose
     tfkit show gpt2 --points
     tfkit show my_model.yaml --set decoder.placement=sandwich
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
+@click.option("--prose", is_flag=True, help="Describe each component, with its papers.")
 @click.option("--points", is_flag=True, help="List the values that `tfkit.trace` reads and writes.")
 @json_option
-def show(reader: Reader, spec: str, points: bool, json: bool) -> None:
+def show(reader: Reader, spec: str, prose: bool, points: bool, json: bool) -> None:
+    if prose and points:
+        raise click.UsageError("--prose cannot be combined with --points")
     graph = reader.load(spec)
     if points:
         _show_points(graph, json=json)
         return
     from tfkit.tools.show.layer_programs import programs_of
+    from tfkit.tools.show.prose import prose_of
     from tfkit.tools.show.resolved_values import values_of
 
-    values, programs = values_of(graph), programs_of(graph)
+    values, programs = prose_of(graph) if prose else values_of(graph), programs_of(graph)
     if json:
         listed = [{**vars(value), "path": value.dotted} for value in values]
         print_json({"name": graph.name, "file": graph.spec.file, "values": listed, "programs": programs})
+    elif prose:
+        _show_prose(graph, values, programs)
     else:
         _show_tree(graph, values, programs)
 
@@ -70,6 +81,24 @@ def _show_tree(graph: Graph, values: Sequence[ResolvedValue], programs: Sequence
         text = Text("  " * (len(value.path) - 1)).append(f"{value.name}:", "bold" if value.how == "given" else "")
         tree.add_row(text.append(f" {value.value}" if value.value is not None else ""), _origin(value))
     show(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
+
+
+def _show_prose(graph: Graph, values: Sequence[DescribedValue], programs: Sequence[LayerProgram]) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from tfkit.console.output import show
+
+    model = graph.spec.model
+    head = [f"{graph.name}, from {graph.spec.file}", *([model.description] if model.description else [])]
+    parts: list[Padding | str] = [*head, *([f"Source: {model.source}"] if model.source else [])]
+    for value in values:
+        depth = len(value.path) - (2 if value.path[0] == "graph" else 1)
+        parts += [] if depth else [""]
+        title = Text.assemble((f"{value.name}:", "bold"), f" {value.value or ''}")
+        parts.append(Padding(title, (0, 0, 0, 2 * depth)))
+        parts += [Padding(text, (0, 0, 0, 2 * depth + 4)) for text in (value.text, *value.papers) if text]
+    show(*parts, *_program_lines(programs))
 
 
 def _show_points(graph: Graph, *, json: bool) -> None:

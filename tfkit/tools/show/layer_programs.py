@@ -1,4 +1,4 @@
-"""The steps of a layer as text: lines of code for `show`, sentences for `explain`."""
+"""The steps of a layer as lines of code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tfkit.component import Call, Dropout, Layer, Layers, Learned, NormConfig, Scale, Step
-from tfkit.errors import listing, ranges
+from tfkit.errors import ranges
 from tfkit.graph.expand import Graph
-from tfkit.tools.show.resolved_values import number
-
-NAMES = {"attention": "attention", "cross_attention": "cross-attention", "ffn": "the FFN"}
 
 
 @dataclass(frozen=True)
@@ -85,46 +82,3 @@ def _code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
 
 def _normed(norm: NormConfig | None, y: str) -> str:
     return y if norm is None else f"{norm.kind_name()}({y})"
-
-
-def as_sentences(layer: Layer) -> Iterator[str]:
-    """Yield a sentence for each sublayer, between a residual around them, and after a norm of the layer's input."""
-    if layer.around is not None:
-        yield f"read the stream{'s' * layer.around.enters} by the residual {layer.around.kind_name()}"
-    if layer.input_norm is not None:
-        yield f"normalize the layer's input ({layer.input_norm.kind_name()})"
-    for step in layer.steps:
-        branch = list(step.branch())
-        words = [_words(part, step, layer) for part in branch if isinstance(part, Call | Dropout)]
-        factors = [_factor(part) for part in reversed(branch) if isinstance(part, Learned | Scale)]
-        onto = "the normalized value" if step.addition.onto == "normed" else "the stream"
-        if step.addition.scale_onto != 1:
-            onto = f"{number(step.addition.scale_onto)} times {onto}"
-        added = f"add {''.join(f'{factor} times ' for factor in factors)}{'it ' if factors else ''}to {onto}"
-        if step.addition.onto == "nothing":
-            added = "".join(f"{factor} times " for factor in factors) + "this replaces the stream"
-        residual = f"the residual {step.residual.kind_name()}"
-        if step.read is not None:
-            words.insert(0, f"read the stream{'s' * step.residual.enters} by {residual}")
-        words.append(added if step.write is None else f"write it back by {residual}")
-        words += [f"normalize ({step.norm_after.kind_name()})"] if step.norm_after is not None else []
-        yield ", ".join(words)
-    if layer.around is not None:
-        yield f"write the result back by the residual {layer.around.kind_name()}"
-
-
-def _words(part: Call | Dropout, step: Step, layer: Layer) -> str:
-    if isinstance(part, Dropout):
-        return f"drop {part.rate:.0%}"
-    if part.name != step.name:
-        return f"normalize ({part.config.kind_name()})"
-    normalized = "" if layer.input_norm is None else " normalized"
-    source = f" of the layer's{normalized} input" if step.reads_input else ""
-    name = NAMES.get(step.role, f"the {step.role.replace('_', ' ')}")
-    takes, gives = (listing(names) for names in (step.takes, step.gives))
-    wires = f"{f' with {takes} of an earlier layer' if takes else ''}{f', which gives {gives}' if gives else ''}"
-    return f"{name}{source}{' to the memory' if step.reads_memory else ''}{wires}"
-
-
-def _factor(part: Learned | Scale) -> str:
-    return f"a learned {part.shape}" if isinstance(part, Learned) else number(part.number)

@@ -43,7 +43,7 @@ class TowerConfig(tfkit.BlockConfig):
 
     def stack(self) -> tfkit.Layers:
         layer = tfkit.Layer(self, (tfkit.Step("ffn", self.ffn, norm_in=self.norm),))
-        return tfkit.Layers(layers=(layer,) * self.n_layers, described=frozenset({"ffn", "norm"}))
+        return tfkit.Layers(layers=(layer,) * self.n_layers)
 
     def pieces(self, inputs: tfkit.Signals) -> tfkit.Pieces:
         return tfkit.Pieces()

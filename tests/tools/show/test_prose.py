@@ -1,4 +1,4 @@
-"""`explain`: it describes every component by its docstring, and the costs add up."""
+"""`show --prose`: it describes every component by its docstring."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 import tfkit
 from tests.small_specs import FEW, covering
 from tfkit.cli import main
-from tfkit.component import Component
+from tfkit.component import Component, Config
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.embedding import EmbeddingConfig
-from tfkit.tools.explain.command import lines_of
-from tfkit.tools.explain.explain import Explained, Explanation, doc_of, explain, field_papers, papers_of, sentence
+from tfkit.tools.show.prose import doc_of, field_papers, papers_of, prose_of, sentence
 
 from ...sampling import some
 
@@ -42,65 +41,63 @@ def tfkit_register(register):
 '''
 
 
-def parts(explained: Explained) -> list[Explanation]:
-    return [part for node in explained.nodes for part in node.walk()]
-
-
 def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["explain", *arguments]) == 0
+    assert main(["show", *arguments, "--prose"]) == 0
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", some(["gpt2", "t5_small", "gemma3_1b", "deepseek_v3"], 2))
 def test_text(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None], name: str) -> None:
-    golden(f"explain/{name}", text_of(capsys, name))
+    golden(f"prose/{name}", text_of(capsys, name))
 
 
 @pytest.mark.parametrize("name", covering(*FEW[::4]))
-def test_all_that_there_is(name: str) -> None:
+def test_every_component_is_described(capsys: pytest.CaptureFixture[str], name: str) -> None:
     graph = tfkit.load(name)
-    explained, model = explain(graph), tfkit.build(graph, device="meta")
-    text = "\n".join(lines_of(explained))
-    assert all(len(line) <= 80 for line in text.splitlines() if "://" not in line)
-    assert sum(part.parameters for part in parts(explained)) == explained.parameters
-    assert explained.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert sum(part.flops for part in parts(explained)) == explained.flops > 0
-    message = {(part.name, part.kind) for part in parts(explained)}
-    kinds = {kind for _, kind in message}
-    for path, config in model.meta["components"].items():
-        if config.slot == "activation" and config.kind_name() not in kinds:  # part of what `gelu` and others are
-            continue
-        assert config.kind_name() in kinds, path
+    values = prose_of(graph)
+    kinds, texts = {value.value for value in values}, " ".join(value.text for value in values)
+    papers = {paper for value in values for paper in value.papers}
+    lines = text_of(capsys, name).splitlines()
+    assert all(len(line) <= 80 for line in lines if "://" not in line)
+
+    def check(config: Config) -> None:
+        for _, content in config:
+            for item in content.values() if isinstance(content, dict) else [content]:
+                if isinstance(item, Component):
+                    assert item.kind_name() in kinds, item
+                    assert doc_of(item).rstrip(".") in texts, item
+                    assert set(papers_of(item)) <= papers, item
+                if isinstance(item, Config):
+                    check(item)
+
+    check(graph.spec.model)
     for node in graph.nodes:
-        assert any(line.startswith(node.name) for line in text.splitlines()), node.name
-    assert f"\ninit ({graph.spec.model.init.kind_name()})" in text
-    assert graph.spec.model.source is None or graph.spec.model.source in text
+        assert f"{node.name}: {node.config.kind_name()}" in lines
+    assert graph.spec.model.source is None or f"Source: {graph.spec.model.source}" in lines
+    assert (graph.spec.model.description or "") in " ".join(lines)
 
 
-@pytest.mark.slow
-def test_costs_stand_where_they_belong() -> None:
-    """Dense and routed layers apart, T5's table below the attention that has it."""
-    actual = {(part.name, part.kind): part for part in parts(explain(tfkit.load("deepseek_v3")))}
-    assert actual["ffn", "swiglu"].parameters == 3 * 3 * 7168 * 18432
-    assert actual["ffn", "swiglu"].where == "layers 0-2 (dense)"
-    assert actual["ffn", "moe"].where == "layers 3-60 (base)"
-    t5 = {(part.name, part.kind): part for part in parts(explain(tfkit.load("t5_small")))}
-    assert t5["position", "t5"].parameters == 32 * 8
+def test_a_text_appears_once() -> None:
+    """A value that several components inherit is described where it is inherited first."""
+    for name in ("gpt2", "vaswani_base"):
+        values = prose_of(tfkit.load(name))
+        texts = [(value.text, value.papers) for value in values if value.text]
+        assert len(texts) == len(set(texts))
+    norms = [value for value in values if value.name == "norm"]
+    assert [bool(norm.text) for norm in norms] == [True, False]
 
 
-def test_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_of_the_spec(capsys: pytest.CaptureFixture[str]) -> None:
     llama = text_of(capsys, "llama3_8b")
-    assert "32 query heads of width 128 share 8 key-value heads: the cache is 4 times\n      smaller" in llama
-    assert "theta 500,000: Base of the geometric series of frequencies." in llama
-    assert "d_ff 14,336, 3.5 x d_model" in llama
-    assert "share 1 key-value head: the cache is 48 times" in text_of(capsys, "palm_540b")
-    gemma = text_of(capsys, "gemma3_1b")
-    assert "each token reads itself and the 511 before it" in gemma
-    assert "in the pattern [local*5, base]: 22 local, 4 base" in gemma
-    assert "the layers share one set of weights, each used 12 times in a row" in text_of(capsys, "albert_base")
-    bert = text_of(capsys, "bert_base")
-    assert "- each token reads all tokens" in bert
-    assert "cache" not in bert
+    assert "theta: 500000.0\n          Base of the geometric series of frequencies." in llama
+    assert "d_ff: 14336\n        Width of the hidden layer." in llama
+    assert "qk_norm" not in llama  # a default that is no component
+    assert "pattern: [local*5, base]" in text_of(capsys, "gemma3_1b")
+
+
+def test_prose_and_points(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "gpt2", "--prose", "--points"]) == 2
+    assert "--prose cannot be combined with --points" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -108,8 +105,7 @@ def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]
     """The first sentences of docstrings say what a component can be; a model has one of them."""
 
     def said(name: str, *sets: str) -> dict[str, str]:
-        actual = explain(tfkit.load(name, sets=sets))
-        return {part.name: part.says for node in actual.nodes for part in node.walk()}
+        return {value.name: value.text for value in reversed(prose_of(tfkit.load(name, sets=sets))) if value.text}
 
     gpt2 = said("gpt2")
     assert gpt2["embedding"] == "Token ids to vectors: the token table, plus positions."
@@ -122,53 +118,42 @@ def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]
     assert bert["logits"] == "Vectors to logits over the vocabulary: transform, multiply by the output matrix."
     pair = said("vaswani_base")
     assert "causal attention, and cross-attention to `encoder`." in pair["decoder"]
-    assert pair["target_embedding"] == "Token ids to vectors: the token table, scaled, plus positions."
+    assert pair["source_embedding"] == "Token ids to vectors: the token table, scaled, plus positions."
     olmo = said("olmo_1b")
     assert olmo["norm"] == "Subtract the mean, divide by the standard deviation."
-
-
-@pytest.mark.parametrize(
-    ("placement", "steps"),
-    [
-        ("pre", ["1. normalize (layernorm), attention, add to the stream"]),
-        ("post", ["1. attention, add to the stream, normalize (layernorm)"]),
-        ("sandwich", ["1. normalize (layernorm), attention, normalize (layernorm), add to the stream"]),
-        ("output", ["1. attention, normalize (layernorm), add to the stream"]),
-        (
-            "parallel",
-            [
-                "1. normalize the layer's input (layernorm)",
-                "2. attention of the layer's normalized input, add to the stream",
-                "3. the FFN of the layer's normalized input, add to the stream",
-            ],
-        ),
-    ],
-)
-def test_steps(placement: str, steps: list[str]) -> None:
-    graph = tfkit.load("gpt2", sets=[f"decoder.placement={placement}", "dropout=0", "decoder.n_layers=1"])
-    actual = explain(graph).nodes[1].steps
-    assert list(actual[1 : 1 + len(steps)]) == steps
-    assert (f"After the last layer: {'layernorm'}." in actual) == (placement != "post")
 
 
 def test_what_a_plugin_says_of_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "halves.py").write_text(PLUGIN, encoding="utf-8")
     change = "decoder.ffn={kind: halves, d_half: 1200, slow: true}"
     text = text_of(capsys, "gpt2", "--plugin-dir", str(tmp_path), "--set", change)
-    block = text[text.index("  ffn (halves)") : text.index("  norm (layernorm)")].splitlines()
-    assert [line.strip() for line in block[1:-1]] == [
+    block = text[text.index("  ffn: halves") : text.index("  n_layers: 12")].splitlines()
+    assert [line.strip() for line in block] == [
+        "ffn: halves",
         "Two halves that never meet: each has its own layer.",
         "https://example.org/whole",
-        "- d_half 1,200: Width of one half. https://example.org/half",
-        "- slow: Whether it takes its time. https://example.org/slow",
+        "d_half: 1200",
+        "Width of one half.",
+        "https://example.org/half",
+        "slow: true",
+        "Whether it takes its time.",
+        "https://example.org/slow",
+        *[line.strip() for line in block[9:]],
     ]
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    data = json.loads(text_of(capsys, "gpt2", "--json"))
-    assert data["parameters"] == 124439808
-    assert [node["name"] for node in data["nodes"]] == ["embedding", "decoder", "logits"]
-    assert data["nodes"][1]["parts"][0]["facts"][0] == "12 heads of width 64"
+    values = {value["path"]: value for value in json.loads(text_of(capsys, "gpt2", "--json"))["values"]}
+    assert values["graph.decoder.attention"] == {
+        "path": "graph.decoder.attention",
+        "value": "mha",
+        "how": "given",
+        "file": "specs/gpt2.yaml",
+        "line": 19,
+        "text": "Every head has its own keys and values.",
+        "papers": ["https://arxiv.org/abs/1706.03762"],
+    }
+    assert "graph.decoder.attention.mask" not in values
 
 
 def test_papers() -> None:
@@ -186,7 +171,7 @@ def test_papers() -> None:
     assert papers_of(tfkit.load("gpt_oss_20b").node("decoder").config.ffn.activation) == ()  # type: ignore[attr-defined]
 
 
-def test_a_class_is_explained_after_its_module_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_is_described_after_its_module_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     norm = tfkit.load("llama3_8b").node("decoder").config.norm  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, type(norm).__module__)
     assert doc_of(norm) != ""

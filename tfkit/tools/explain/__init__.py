@@ -1,1 +1,0 @@
-"""A description of a model: its components, their sizes and their costs."""
