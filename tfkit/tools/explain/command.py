@@ -24,6 +24,8 @@ INDENT = "  "
 
 @command(
     "explain",
+    section="Tools",
+    order=420,
     notes="""
     Every component in the words of its docstring, with its paper, in the order
     in which data flows. FLOPs are of one forward: 2,048 tokens, or `max_len`

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 @command(
     "new",
+    section="The language",
+    order=640,
     sets=False,
     notes="""
     The plugin works immediately: its FFN, mixer, mask rule or residual is a

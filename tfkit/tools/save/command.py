@@ -16,6 +16,8 @@ from tfkit.errors import printable
 
 @command(
     "save",
+    section="Published models",
+    order=330,
     notes="""
     The layout `huggingface` is a config.json and the tensors under the names in
     the spec's `checkpoint`: transformers opens DIR with from_pretrained. The
