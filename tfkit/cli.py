@@ -1,7 +1,7 @@
 """The `tfkit` command: its help, its exit status, its errors.
 
-Each command is the module or the folder of its name in `tfkit/tools`, imported when the command runs: help needs only
-the first line of its file. No module of a command imports torch, pydantic or rich before it runs.
+Each command is an entry point, of tfkit or of a plugin, imported when the command runs: help only reads its source. No
+module of a command imports torch, pydantic or rich before it runs.
 """
 
 from __future__ import annotations
@@ -36,19 +36,9 @@ WRONG_SPEC, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 BY_SIGNAL = 128
 """Added to the number of a signal that ended the process, as shells do."""
 
-SECTIONS = {
-    "Models": ("build", "params", "generate"),
-    "Training": ("train", "eval", "sweep", "runs", "tokenizer", "tokens"),
-    "Published models": ("import", "tensors", "save", "compare"),
-    "Tools": ("check", "draw", "attention", "cost", "solve", "profile", "export", "eject"),
-    "Specs": ("list", "validate", "show", "diff"),
-    "The language": ("schema", "components", "plugins", "new"),
-}
-
 
 @click.group(
     cls=CommandGroup,
-    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     examples="""
     tfkit build gpt2

@@ -16,9 +16,9 @@ import pytest
 
 from tests.sampling import slow
 from tests.texts import BROKEN_PLUGIN
-from tfkit.cli import SECTIONS, cli, main
+from tfkit.cli import cli, main
 
-COMMANDS = [name for names in SECTIONS.values() for name in names]
+COMMANDS = cli.list_commands(click.Context(cli))
 Golden = Callable[[str, str], None]
 pytestmark = pytest.mark.usefixtures("specs")
 

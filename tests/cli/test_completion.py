@@ -13,7 +13,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from tfkit.cli import SECTIONS, cli
+from tfkit.cli import cli
 from tfkit.console.completion import VARIABLE
 
 from ..known import NAMES, RUNS
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_commands() -> None:
-    assert completions("") == [name for names in SECTIONS.values() for name in names]
+    assert completions("") == cli.list_commands(click.Context(cli))
     assert completions("exp") == ["export"]
     assert completions("no_such_command", "exp") == ["export"]
 

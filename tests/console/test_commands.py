@@ -14,8 +14,8 @@ PROJECT = """\
 name = "tfkit-census"
 version = "0.1"
 [project.entry-points."tfkit.commands"]
-census = "census_command"
-params = "census_command"
+census = "census_command:census"
+params = "census_command:census"
 """
 CODE = '''"""Count the nodes of a spec."""
 import click
@@ -25,10 +25,6 @@ import tfkit
 @click.argument("spec")
 def census(reader, spec):
     click.echo(f"{len(reader.load(spec).nodes)} nodes")
-
-@tfkit.hookimpl
-def tfkit_command():
-    return census
 '''
 pytestmark = pytest.mark.usefixtures("specs")
 

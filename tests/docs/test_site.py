@@ -15,7 +15,7 @@ import yaml
 
 import tfkit
 from tests.known import RUNS, SWEEPS
-from tfkit.cli import SECTIONS
+from tfkit.plugin.commands import built_in_commands
 from tfkit.plugin.manager import load_plugins
 
 pytest.importorskip("tools.docs.build", reason="the site is built in a checkout")
@@ -51,7 +51,7 @@ def test_everything_has_its_page() -> None:
     plugins = load_plugins()
     kinds_of = {slot: plugins.registry.kinds(slot) for slot in plugins.registry.slots()}
     expected = {
-        *(f"commands/{name}" for names in SECTIONS.values() for name in names),
+        *(f"commands/{name}" for name in built_in_commands()),
         *(f"kinds/{slot}/{kind}" for slot, kinds in kinds_of.items() for kind in kinds),
         *(f"models/{name}" for name in plugins.specs.files),
         *(f"runs/{name}" for name in RUNS),

@@ -1,4 +1,4 @@
-"""Commands of plugins: found without running anything, and the hook `tfkit_command`."""
+"""Commands: found without running anything, their sections, and their import."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from pathlib import Path
 import click
 import pytest
 
+from tfkit.cli import cli
 from tfkit.errors import SpecError
-from tfkit.plugin.plugin_commands import PluginCommand, plugin_commands
+from tfkit.plugin import discover
+from tfkit.plugin.commands import (
+    CommandEntry,
+    Declaration,
+    built_in_commands,
+    in_sections,
+    plugin_commands,
+    read_declaration,
+)
 
 from .written import write
 
 pytestmark = pytest.mark.usefixtures("clean")
-POINTS = '[project.entry-points."tfkit.commands"]\ncount = "tfkit_lab.count"\n'
+POINTS = '[project.entry-points."tfkit.commands"]\ncount = "tfkit_lab.count:count"\n'
 COMMAND = '''"""Count the layers of a spec.
 
 More about it.
 """
 import click
-import tfkit
 
-@tfkit.hookimpl
-def tfkit_command():
-    return click.Command("count")
+@click.command
+def count():
+    pass
 '''
 
 
@@ -36,13 +44,13 @@ def project(text: str = COMMAND, points: str = POINTS, folder: str = "lab", name
     write(f"{folder}/src/tfkit_lab/count.py", text)
 
 
-def found(*folders: str, **options: object) -> PluginCommand:
-    entries = plugin_commands(map(Path, folders or ["lab"]), entry_points=False, **options)  # type: ignore[arg-type]
+def found(*folders: str) -> CommandEntry:
+    entries = plugin_commands(map(Path, folders or ["lab"]), entry_points=False)
     assert list(entries) == ["count"]
     return entries["count"]
 
 
-def refusal(command: PluginCommand) -> str:
+def refusal(command: CommandEntry) -> str:
     with pytest.raises(SpecError) as caught:
         command.load()
     (diagnostic,) = caught.value.diagnostics
@@ -52,15 +60,15 @@ def refusal(command: PluginCommand) -> str:
 def test_it_is_found_without_running_and_loaded_when_it_runs() -> None:
     project()
     command = found()
-    assert (command.plugin, command.summary) == ("tfkit-lab 0.3", "Count the layers of a spec.")
+    assert (command.plugin, command.declaration.summary) == ("tfkit-lab 0.3", "Count the layers of a spec.")
     assert "tfkit_lab" not in sys.modules
     assert isinstance(command.load(), click.Command)
 
 
 def test_of_a_distribution(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    install("tfkit-lab", "0.3", COMMAND, "[tfkit.commands]\ncount = tfkit_lab\n")
+    install("tfkit-lab", "0.3", COMMAND, "[tfkit.commands]\ncount = tfkit_lab:count\n")
     command = plugin_commands()["count"]
-    assert (command.plugin, command.summary) == ("tfkit-lab 0.3", "Count the layers of a spec.")
+    assert (command.plugin, command.declaration.summary) == ("tfkit-lab 0.3", "Count the layers of a spec.")
     assert command.load().name == "count"
     assert plugin_commands(entry_points=False) == {}
     monkeypatch.setenv("TFKIT_DISABLE", "tfkit-lab")
@@ -69,7 +77,7 @@ def test_of_a_distribution(install: Callable[..., None], monkeypatch: pytest.Mon
 
 def test_discovery_imports_nothing_heavy() -> None:
     project()
-    code = "import sys; from pathlib import Path; from tfkit.plugin.plugin_commands import plugin_commands\n"
+    code = "import sys; from pathlib import Path; from tfkit.plugin.commands import plugin_commands\n"
     code += "print(list(plugin_commands([Path('lab')])), {'torch', 'pydantic', 'pluggy', 'click'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "['count'] set()\n"
@@ -80,23 +88,13 @@ def test_discovery_imports_nothing_heavy() -> None:
     [
         ("import nowhere", "cannot be loaded: ModuleNotFoundError: No module named 'nowhere' | HERE:1"),
         ("def broken(:", "cannot be loaded: SyntaxError: invalid syntax (count.py, line 1) | HERE:1"),
-        ("x = 1", "it defines no hook; write `@tfkit.hookimpl def tfkit_command()` | to switch"),
         (
-            COMMAND.replace("tfkit_command", "tfkit_comand"),
-            "unknown hook `tfkit_comand` in plugin tfkit-lab 0.3 | HERE",
+            COMMAND.replace("@click.command\n", "{}['x']\n"),
+            "cannot be loaded: KeyError: 'x' | HERE:7",
         ),
-        (
-            COMMAND.replace('return click.Command("count")', "{}['x']"),
-            "cannot be loaded: `tfkit_command` failed: KeyError: 'x' | HERE:10",
-        ),
-        (
-            COMMAND.replace('click.Command("count")', "3"),
-            "`tfkit_command` must return a click.Command; got int | HERE:8",
-        ),
-        (
-            COMMAND.replace('click.Command("count")', "None"),
-            "has no hook `tfkit_command`, or it returned None",
-        ),
+        ("x = 1", "cannot be loaded: AttributeError: module 'tfkit_lab.count' has no attribute 'count' | to switch"),
+        ("count = 3", "cannot be loaded: `tfkit_lab.count:count` must be a click.Command; got int | to switch"),
+        (COMMAND.replace("@click.command\n", ""), "must be a click.Command; got function | to switch"),
     ],
 )
 def test_one_that_fails_harms_only_itself(text: str, cause: str) -> None:
@@ -108,7 +106,7 @@ def test_one_that_fails_harms_only_itself(text: str, cause: str) -> None:
 
 def test_a_module_that_is_not_there_has_no_summary() -> None:
     project(points=POINTS.replace("tfkit_lab.count", "tfkit_lab.cuont"))
-    assert found().summary == ""
+    assert found().declaration.summary == ""
     assert "ModuleNotFoundError: No module named 'tfkit_lab.cuont'" in refusal(found())
 
 
@@ -122,7 +120,94 @@ def test_two_of_one_name_name_both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_of_tfkit_is_not_replaced() -> None:
-    project()
-    command = found(built_in=["count"])
-    assert command.plugin == "tfkit, tfkit-lab 0.3"
-    assert refusal(command).startswith("there are two commands named `count` | tfkit | tfkit-lab 0.3 | ")
+    project(points=POINTS.replace("count =", "params ="))
+    arguments = ["params", "--plugin-dir", "lab"]
+    assert cli.resolve_command(click.Context(cli), arguments)[1] is built_in_commands()["params"].load()
+
+
+# ---- sections ----
+
+
+def declaration(*options: str, decorator: str = "@tfkit.command", before: str = "") -> Declaration:
+    source = f'"""Count the layers."""\nimport tfkit\n{before}\n'
+    source += (
+        f'{decorator}("count", examples="", {", ".join(options)})\n@click.argument("spec")\ndef count(reader):\n    x\n'
+    )
+    return read_declaration(source, "count")
+
+
+def test_a_command_names_its_section_and_its_order() -> None:
+    section, order = 'section="Größen"', "order=35"
+    assert declaration(section, order) == Declaration("Count the layers.", "Größen", 35)
+    assert declaration(section, order, decorator="@command") == Declaration("Count the layers.", "Größen", 35)
+    assert declaration(order) == Declaration("Count the layers.", "Plugins", 35)
+    assert declaration(section) == Declaration("Count the layers.", "Größen", 1000)
+    assert declaration(section, order, decorator="@click.pass_obj") == Declaration("Count the layers.")
+    assert declaration("section=TITLE", "order=None") == Declaration("Count the layers.")
+    assert declaration(section, 'notes="""\n@here\ndef count(\n"""') == Declaration("Count the layers.", "Größen")
+
+
+def test_another_function_gives_no_section() -> None:
+    other = '@tfkit.command("sum", section="Sums", order=7)\ndef total(reader): ...\n'
+    assert declaration(before=other) == Declaration("Count the layers.")
+    assert declaration("order=9", before=f"class A:\n    x = 3\n{other}") == Declaration(
+        "Count the layers.", "Plugins", 9
+    )
+
+
+def test_a_docstring_may_have_the_line_of_the_function() -> None:
+    source = (
+        '"""Count.\n\nUse it like\ndef count(x)\n"""\n@tfkit.command("count", section="Sizes")\ndef count(r): ...\n'
+    )
+    assert read_declaration(source, "count") == Declaration("Count.", "Sizes")
+
+
+def test_sections_are_sorted_by_their_first_command() -> None:
+    text = '"""Count."""\nimport tfkit\n\n@tfkit.command("c", examples="", section="{}", order={})\n'
+    places = {"a": ("Last", 7), "b": ("First", 30), "c": ("First", 3), "d": ("Last", 7), "e": ("First", 8)}
+    points = "".join(f'{name} = "tfkit_lab.{name}:count"\n' for name in places)
+    project(points=f'[project.entry-points."tfkit.commands"]\n{points}')
+    for name, place in places.items():
+        write(f"lab/src/tfkit_lab/{name}.py", f"{text.format(*place)}def count(reader): ...\n")
+    sections = in_sections(plugin_commands([Path("lab")], entry_points=False).values())
+    names = {title: [command.name for command in commands] for title, commands in sections.items()}
+    assert list(names.items()) == [("First", ["c", "e", "b"]), ("Last", ["a", "d"])]
+
+
+# ---- the commands of tfkit ----
+
+
+def test_every_command_of_tfkit_declares_its_location() -> None:
+    declarations = {name: command.declaration for name, command in built_in_commands().items()}
+    assert [name for name, declaration in declarations.items() if not declaration.summary.endswith(".")] == []
+    assert len({declaration.order for declaration in declarations.values()}) == len(declarations)
+    assert "Plugins" not in {declaration.section for declaration in declarations.values()}
+
+
+def test_a_source_tree_has_the_commands_of_its_project(install: Callable[..., None]) -> None:
+    install("tfkit", "0.0", COMMAND, "[tfkit.commands]\nolder = tfkit_lab:count\n")
+    assert "older" not in built_in_commands()
+    assert {"build", "import"} < set(built_in_commands())
+
+
+def test_a_wheel_has_the_commands_of_its_metadata(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("tfkit", "0.0", COMMAND, "[tfkit.commands]\ncount = tfkit_lab:count\n")
+    write("site/pyproject.toml", '[project]\nname = "careless"\n')
+    monkeypatch.setattr(discover, "__file__", str(Path("site/tfkit/plugin/discover.py").resolve()))
+    assert list(built_in_commands()) == ["count"]
+    assert plugin_commands() == {}
+
+
+def test_without_metadata_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discover, "__file__", str(Path("copied/tfkit/plugin/discover.py").resolve()))
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(SpecError, match="tfkit is not installed, and not in its source tree"):
+        built_in_commands()
+
+
+def test_the_source_tree_of_tfkit_is_no_plugin() -> None:
+    write("tree/pyproject.toml", f'[project]\nname = "tfkit"\n{POINTS}')
+    with pytest.raises(SpecError, match="`tree` contains no plugin"):
+        plugin_commands([Path("tree")], entry_points=False)

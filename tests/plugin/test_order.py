@@ -271,7 +271,7 @@ def test_an_interrupt_is_no_failure_of_a_plugin() -> None:
 # ---- options without an effect, and the rest of the options ----
 
 
-@pytest.mark.parametrize("hook", ["tfkit_register", "tfkit_specs", "tfkit_command"])
+@pytest.mark.parametrize("hook", ["tfkit_register", "tfkit_specs"])
 @pytest.mark.parametrize("option", ["wrapper", "hookwrapper", "tryfirst", "trylast"])
 def test_an_option_without_an_effect_is_refused(hook: str, option: str) -> None:
     def function(self: Any) -> Any:

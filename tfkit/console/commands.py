@@ -1,19 +1,16 @@
-"""Commands: their discovery, the reading of specs, the layout of help, and the printing of errors."""
+"""Commands: their group, the reading of specs, the layout of help, and the printing of errors."""
 
 from __future__ import annotations
 
-import builtins
 import functools
 import inspect
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
-from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +19,7 @@ import click
 from tfkit.arguments import checked
 from tfkit.console.options import PLUGINS, SETS
 from tfkit.errors import Diagnostic, SpecError, closest
+from tfkit.plugin.commands import ORDER, SECTION, CommandEntry, built_in_commands, in_sections, plugin_commands
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from tfkit.graph.documents import DocumentType
     from tfkit.graph.expand import Graph
     from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
-    from tfkit.plugin.plugin_commands import PluginCommand
     from tfkit.spec.document import Document
     from tfkit.spec.read_document import DocumentFile
 
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
 
 Function = Callable[..., Any]
-ROOMS = Path(__file__).parent.parent / "tools"
 
 
 class _Help:
@@ -83,79 +79,76 @@ class Command(_Help, click.Command):
 class CommandGroup(_Help, click.Group):
     """Commands in sections, imported when they are used. The error for an unknown command names a similar command.
 
-    Commands that are in no section belong to plugins. They are listed without an import.
+    Commands of plugins are listed with their plugin. A command of tfkit takes precedence over a plugin's of that name.
     """
 
-    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.sections = sections
-        self.own = [name for names in sections.values() for name in names]
+    @functools.cached_property
+    def built_in(self) -> Mapping[str, CommandEntry]:
+        """The commands of tfkit itself."""
+        return built_in_commands()
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [*self.own, *(name for name in self._of_plugins() if name not in self.own)]
+        return self._sorted_names(self._of_plugins())
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in self.own:
-            return None
-        file = _file(name)
-        module = file.with_suffix("").relative_to(ROOMS).as_posix().replace("/", ".")
-        command: click.Command = getattr(import_module(f"tfkit.tools.{module}"), _room(name))
-        return command
+        return self.built_in[name].load() if name in self.built_in else None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        lines = {title: [(name, _first_line(name)) for name in names] for title, names in self.sections.items()}
+        commands = list(self.built_in.values())
         try:
-            lines["Plugins"] = [(command.name, _summary(command, self.own)) for command in self._of_plugins().values()]
+            commands += self._of_plugins().values()
         except SpecError as error:  # help must not fail
             click.echo(str(error), err=True)
-        width = max(len(name) for rows in lines.values() for name, _ in rows)
-        for title, rows in lines.items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+        width = max(len(command.name) for command in commands)
+        for title, entries in in_sections(commands).items():
+            with formatter.section(title):
+                formatter.write_dl([(entry.name.ljust(width), self._description(entry)) for entry in entries])
+
+    def _description(self, entry: CommandEntry) -> str:
+        if entry is self.built_in.get(entry.name):
+            return entry.declaration.summary
+        summary = "hidden by tfkit's own command" if entry.name in self.built_in else entry.declaration.summary
+        return f"{summary} ({entry.plugin})".strip()
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Return the commands and options that begin with `incomplete`, without importing a command."""
         from click.shell_completion import CompletionItem
 
-        lines = {name: _first_line(name) for name in self.own if name.startswith(incomplete)}
+        of_plugins: Mapping[str, CommandEntry] = {}
         with suppress(SpecError):  # the command reports the error
-            of_plugins = self._of_plugins().values()
-            lines |= {
-                command.name: command.summary for command in of_plugins if command.name.startswith(incomplete)
-            } | lines
+            of_plugins = self._of_plugins()
+        commands = {**of_plugins, **self.built_in}
+        names = [name for name in self._sorted_names(of_plugins) if name.startswith(incomplete)]
         options = click.Command.shell_complete(self, context, incomplete)
-        return [*(CompletionItem(name, help=line) for name, line in lines.items()), *options]
+        return [*(CompletionItem(name, help=commands[name].declaration.summary) for name in names), *options]
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name in self.own or name.startswith("-"):
+        if name in self.built_in or name.startswith("-"):
             return super().resolve_command(context, args)
-        commands = self._of_plugins(args[1:])
-        if name in commands:
-            return name, commands[name].load(), args[1:]
+        of_plugins = self._of_plugins(args[1:])
+        if name in of_plugins:
+            return name, of_plugins[name].load(), args[1:]
         if context.resilient_parsing:
             return None, None, args[1:]
-        names = [*self.own, *commands]
+        names = self._sorted_names(of_plugins)
         near = closest(name, names)
         hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(names)}"
         return context.fail(f"there is no command '{name}'{hint}")
 
-    def _of_plugins(self, args: Sequence[str] = ()) -> Mapping[str, PluginCommand]:
+    def _of_plugins(self, args: Sequence[str] = ()) -> Mapping[str, CommandEntry]:
         """Return the commands of the plugins that the options in `args` choose."""
-        from tfkit.plugin.plugin_commands import plugin_commands
-
         free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
         options = click.Command(None, params=plugin_options(), context_settings=free)
         values = options.make_context("", list(args), resilient_parsing=True).params
-        return plugin_commands(values["plugin_dir"] or (), not values["no_plugins"], self.own)
+        return plugin_commands(values["plugin_dir"] or (), not values["no_plugins"])
 
-
-def _summary(command: PluginCommand, built_in: Collection[str]) -> str:
-    what = "hidden by tfkit's own command" if command.name in built_in else command.summary
-    return f"{what} ({command.plugin.removeprefix('tfkit, ')})".strip()
+    def _sorted_names(self, of_plugins: Mapping[str, CommandEntry]) -> list[str]:
+        """Return the names of all commands in the order of help."""
+        sections = in_sections({**of_plugins, **self.built_in}.values())
+        return [entry.name for entries in sections.values() for entry in entries]
 
 
 def plugin_options() -> list[click.Parameter]:
@@ -168,28 +161,14 @@ def plugin_options() -> list[click.Parameter]:
     return list(reversed(options.__dict__["__click_params__"]))
 
 
-def _room(name: str) -> str:
-    """Return the name of a command's module or folder: the command, with an underscore if it is a Python keyword."""
-    return f"{name}_" if iskeyword(name) or hasattr(builtins, name) else name
-
-
-def _file(name: str) -> Path:
-    """Return the file of a command: the module with its name, or `command.py` in the folder with its name."""
-    module = ROOMS / f"{_room(name)}.py"
-    return module if module.is_file() else ROOMS / _room(name) / "command.py"
-
-
-def _first_line(name: str) -> str:
-    """Read the first line of a command's file, which describes the command, without importing it."""
-    with _file(name).open(encoding="utf-8") as file:
-        return file.readline().strip().strip('"')
-
-
 @checked
-def command(name: str, *, examples: str, notes: str = "", sets: bool = True) -> Callable[[Function], click.Command]:
+def command(
+    name: str, *, examples: str, section: str = SECTION, order: int = ORDER, notes: str = "", sets: bool = True
+) -> Callable[[Function], click.Command]:
     """Declare a command whose function takes a `Reader` first, built from the options for reading a spec.
 
-    Its help is the docstring of its module.
+    Its help is the docstring of its module. `tfkit --help` reads `section` and `order` from the source, without an
+    import, so they must be literals: the title of a section, and a number that sorts the commands within it.
     """
 
     def decorate(function: Function) -> click.Command:

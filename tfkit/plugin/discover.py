@@ -15,7 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint, PackageNotFoundError, distributions, entry_points, version
+from importlib.metadata import (
+    Distribution,
+    EntryPoint,
+    PackageNotFoundError,
+    distribution,
+    distributions,
+    entry_points,
+    version,
+)
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +31,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.import_code import load_file, load_points
 
 GROUP, SPECS, COMMANDS, DOCUMENTS = "tfkit", "tfkit.specs", "tfkit.commands", "tfkit.documents"
-"""Groups of entry points: modules with hooks, folders of specs, modules with commands, and folders of documents."""
+"""Groups of entry points: modules with hooks, folders of specs, commands, and folders of documents."""
 GROUPS = (GROUP, SPECS, COMMANDS, DOCUMENTS)
 Objects: TypeAlias = Iterable[tuple[str, object]]
 PLUGIN_DIR = "TFKIT_PLUGIN_DIR"
@@ -39,6 +47,10 @@ def own_version() -> str:
         return version("tfkit")
     except PackageNotFoundError:
         return ""
+
+
+TFKIT = "tfkit"
+"""The distribution of tfkit itself, whose entry points are no plugin."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,23 @@ def wanted(
     left = [candidate for candidate in candidates if canonical(candidate.name) not in off]
     _check_names(left)
     return left, names
+
+
+def tfkit_itself() -> Candidate:
+    """Return tfkit with the entry points that it declares as a plugin does; raise SpecError if there are none.
+
+    A source tree declares them in its pyproject.toml. The metadata of an editable installation would lack a command
+    that was added since the installation.
+    """
+    file = Path(__file__).parents[2] / "pyproject.toml"
+    project, points = _project(file) if file.is_file() else ({}, [])
+    if project.get("name") != TFKIT:
+        try:
+            points = [point for point in distribution(TFKIT).entry_points if point.group in GROUPS]
+        except PackageNotFoundError:
+            help = "install tfkit: its metadata lists its commands"
+            raise SpecError(Diagnostic("tfkit is not installed, and not in its source tree", help=help)) from None
+    return Candidate(TFKIT, "", BUILT_IN, list, TFKIT, tuple(points))
 
 
 def switched_off() -> set[str]:
@@ -192,23 +221,27 @@ def _version_of(path: str) -> tuple[int, int, int] | None:
 
 
 def _search_installed() -> list[Candidate]:
-    points: dict[str, list[EntryPoint]] = {}
+    """Search the metadata. The properties of a distribution parse its file each time, so it is parsed once here."""
+    points: dict[Distribution | str, list[EntryPoint]] = {}
     all_points = entry_points()
     for point in sorted(
         (entry for group in GROUPS for entry in all_points.select(group=group)), key=lambda point: point.name
     ):
-        points.setdefault(point.dist.name if point.dist else point.name, []).append(point)
+        points.setdefault(point.dist or point.name, []).append(point)
     candidates = []
-    for name, group in sorted(points.items()):
-        version = group[0].dist.version if group[0].dist else ""
-        candidates.append(_distribution(name, version, f"{ENTRY_POINT}{_others(name, version)}", group, None))
-    return candidates
+    for owner, group in points.items():
+        metadata = {"Name": owner, "Version": ""} if isinstance(owner, str) else owner.metadata
+        name, version = str(metadata["Name"]), str(metadata["Version"])
+        if name != TFKIT:
+            candidates.append(_distribution(name, version, f"{ENTRY_POINT}{_others(name, version)}", group, None))
+    return sorted(candidates, key=lambda candidate: candidate.name)
 
 
 def _others(name: str, version: str) -> str:
     """Describe the versions of a distribution that Python ignores: it uses the first version in its path."""
-    versions = {other.version: other.locate_file("") for other in distributions(name=name) if other.version != version}
-    return "".join(f" (instead of {other}, in {place})" for other, place in versions.items())
+    versions = {other.version: other for other in distributions(name=name)}
+    ignored = {number: other.locate_file("") for number, other in versions.items() if number != version}
+    return "".join(f" (instead of {number}, in {folder})" for number, folder in ignored.items())
 
 
 def _distribution(
@@ -257,7 +290,8 @@ def _is_plugin(path: Path) -> bool:
 def _names_modules(file: Path) -> bool:
     """Return True if a project is a plugin, or cannot be read, in which case loading it raises the error."""
     try:
-        return file.is_file() and bool(_project(file)[1])
+        project, points = _project(file) if file.is_file() else ({}, [])
+        return bool(points) and project.get("name") != TFKIT
     except (OSError, ValueError, AttributeError):
         return True
 

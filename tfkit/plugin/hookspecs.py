@@ -23,7 +23,8 @@ plugins; neither silently replaces the other. Hooks are called in pluggy's order
 | `tfkit_checks` | by `tfkit validate`, `build` and `train`, for each spec | the same |
 | `tfkit_properties` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
 | `tfkit_reference` | by `tfkit check`, and the tests of `tfkit.testing` | the same |
-| `tfkit_command` | when the command runs | `[project.entry-points."tfkit.commands"]` |
+
+Commands need no hook: an entry point in the group `tfkit.commands` names each (`plugin/commands.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from tfkit.component import Component
 from tfkit.errors import Diagnostic
 
 if TYPE_CHECKING:
-    import click
     from torch import fx
 
     import tfkit
@@ -48,7 +48,7 @@ CONTRACT = 1
 """Version of the contract with plugins: the hooks, and the base classes of components. It increases when plugins that
 follow the contract must change; see stability.md."""
 
-SEPARATE = ("tfkit_register", "tfkit_specs", "tfkit_command")
+SEPARATE = ("tfkit_register", "tfkit_specs")
 """Hooks that tfkit calls for one plugin at a time, so an order or a wrapper would have no effect."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -258,32 +258,4 @@ def tfkit_reference() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type
             from tfkit_mine import reference
 
             return {"ffn": {"mine": reference.mine}}
-    """
-
-
-@hookspec
-def tfkit_command() -> click.Command:  # type: ignore[empty-body]
-    """Return a command: it runs as `tfkit NAME`.
-
-    The module with this hook, one for each command, is named in an entry point of a separate group, and the entry point
-    has the name of the command:
-
-        [project.entry-points."tfkit.commands"]
-        mine = "tfkit_mine.command"
-
-    `tfkit --help` lists it with the first line of the module's docstring, which is read from the source without running
-    the plugin. The module is imported when the command runs. If it fails, or returns anything else, this command ends
-    with an error; all other commands work. `tfkit.command` declares a command that reads specs as tfkit's commands do.
-
-    Example:
-        '''Count the layers of a spec.'''
-
-        @tfkit.command("count", examples="tfkit count gpt2")
-        @click.argument("spec")
-        def count(reader, spec: str) -> None:
-            click.echo(reader.load(spec).node("decoder").config.n_layers)
-
-        @tfkit.hookimpl
-        def tfkit_command() -> click.Command:
-            return count
     """

@@ -75,7 +75,8 @@ def folder_of(package: str, folders: Sequence[str] | None) -> Path:
 
 def _found(name: str, folders: Sequence[str] | None) -> ModuleSpec:
     """Find a top-level module in `folders`, or by the path of Python."""
-    importlib.invalidate_caches()
+    if folders is not None or name not in sys.modules:
+        importlib.invalidate_caches()
     spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
     if spec is None:
         place = f" in {' or '.join(reversed(folders))}" if folders else ""

@@ -27,6 +27,8 @@ PER_LINE = 4
 
 @command(
     "attention",
+    section="Tools",
+    order=440,
     notes="""
     Each map is a head: rows are queries, columns are keys, and the darkest colour
     is a weight of 1. SPEC may be the folder of a model with its weights. The

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @command(
     "diff",
+    section="Specs",
+    order=540,
     notes="""
     A value that several components inherit is one line, and `name`, `source` and
     `description` are left out. Below the line are consequences: values that both

@@ -15,13 +15,15 @@ from tfkit.errors import listing
 from tfkit.plugin.discover import COMMANDS, DOCUMENTS, SPECS
 
 if TYPE_CHECKING:
+    from tfkit.plugin.commands import CommandEntry
     from tfkit.plugin.hooks import HookCall
     from tfkit.plugin.manager import Plugins
-    from tfkit.plugin.plugin_commands import PluginCommand
 
 
 @command(
     "plugins",
+    section="The language",
+    order=630,
     sets=False,
     notes="""
     Loading a plugin runs its code. Plugins are loaded if they are installed, or in
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--trace", is_flag=True, help="Show the hooks that were called, and what each gave.")
 @json_option
 def plugins(reader: Reader, trace: bool, json: bool) -> None:
-    from tfkit.plugin.plugin_commands import plugin_commands
+    from tfkit.plugin.commands import plugin_commands
 
     loaded_plugins = reader.found
     commands = plugin_commands(reader.plugin_dir, not reader.no_plugins)
@@ -74,7 +76,7 @@ def _brings(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {what if n > 1 else what.removesuffix('s')}" for what, n in counts.items() if n)
 
 
-def _show_trace(loaded_plugins: Plugins, commands: Mapping[str, PluginCommand], *, json: bool) -> None:
+def _show_trace(loaded_plugins: Plugins, commands: Mapping[str, CommandEntry], *, json: bool) -> None:
     traced = trace(loaded_plugins, commands)
     if json:
         print_json(traced)
@@ -122,7 +124,7 @@ class Traced:
     note: str | None = None
 
 
-def trace(plugins: Plugins, commands: Mapping[str, PluginCommand]) -> list[Traced]:
+def trace(plugins: Plugins, commands: Mapping[str, CommandEntry]) -> list[Traced]:
     """Call every hook that needs no spec, and list the results together with declarations that need no code."""
     from tfkit.graph.documents import document_types
     from tfkit.tools.export.formats import formats_of
@@ -157,7 +159,7 @@ def _words(call: HookCall, plugins: Plugins) -> Iterator[str]:
         yield str(item.path) if isinstance(item, SpecPath) else item.name
 
 
-def _declared(plugins: Plugins, calls: list[Traced], commands: Mapping[str, PluginCommand]) -> Iterator[Traced]:
+def _declared(plugins: Plugins, calls: list[Traced], commands: Mapping[str, CommandEntry]) -> Iterator[Traced]:
     """Yield the specs, documents and commands of entry points."""
     by_hook = {folder for command in calls if command.hook == "tfkit_specs" for folder in command.gave}
     specs: dict[str, list[str]] = {}

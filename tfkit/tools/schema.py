@@ -13,6 +13,8 @@ from tfkit.console.options import output_option
 
 @command(
     "schema",
+    section="The language",
+    order=610,
     sets=False,
     notes="""
     Editors complete and check a spec that begins with the line

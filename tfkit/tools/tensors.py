@@ -14,6 +14,8 @@ from tfkit.console.output import print_json, show, table
 
 @command(
     "tensors",
+    section="Published models",
+    order=320,
     sets=False,
     notes="""
     PATH is a safetensors file, an index, or their folder. Tensors of equal layers

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 @command(
     "tokenizer",
+    section="Training",
+    order=250,
     sets=False,
     notes="""
     FILE is a text in UTF-8. The tokens are the special ones, the 256 bytes, so

@@ -38,6 +38,8 @@ HEADER = 128
 
 @command(
     "tokens",
+    section="Training",
+    order=260,
     sets=False,
     notes="""
     FILE is a text in UTF-8; or jsonl, csv, tsv, parquet, arrow or a folder that

@@ -15,6 +15,8 @@ from tfkit.errors import Diagnostic, SpecError
 
 @command(
     "validate",
+    section="Specs",
+    order=520,
     notes="""
     Warnings are from plugins: what is valid and yet slow, or likely not meant. With
     --json, the result lists the errors and warnings of each spec.

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from tfkit.cli import SECTIONS, cli
+from tfkit.cli import cli
+from tfkit.plugin.commands import CommandEntry, built_in_commands, in_sections
 from tools.docs.page import Page, code, docstring, hidden_index, joined, link, prose, search_entries, stacked, table
 
 
@@ -20,26 +21,24 @@ def path_of(name: str) -> str:
 def pages() -> Iterator[Page]:
     """Yield the page of all commands, and the page of each command."""
     yield Page("commands/index", _index)
-    for name in (name for names in SECTIONS.values() for name in names):
-        yield Page(path_of(name), partial(_command, name))
-
-
-def _loaded(name: str) -> Any:
-    return cli.get_command(click.Context(cli), name)
+    for commands in in_sections(built_in_commands().values()).values():
+        for command in commands:
+            yield Page(path_of(command.name), partial(_command, command))
 
 
 def _index() -> str:
     parts = ["# Commands", docstring(cli.notes)]
-    for title, names in SECTIONS.items():
-        rows = [(link(f"tfkit {name}", path_of(name)), prose(_loaded(name).help)) for name in names]
+    sections = in_sections(built_in_commands().values())
+    for title, commands in sections.items():
+        rows = [(link(f"tfkit {entry.name}", path_of(entry.name)), prose(entry.load().help)) for entry in commands]
         parts += [f"## {title}", table(["command", "purpose"], rows)]
-    parts.append(hidden_index(path_of(name) for names in SECTIONS.values() for name in names))
+    parts.append(hidden_index(path_of(entry.name) for commands in sections.values() for entry in commands))
     return joined(parts)
 
 
-def _command(name: str) -> str:
-    command = _loaded(name)
-    context = click.Context(command, info_name=f"tfkit {name}")
+def _command(entry: CommandEntry) -> str:
+    command: Any = entry.load()
+    context = click.Context(command, info_name=f"tfkit {entry.name}")
     records = [(parameter, parameter.get_help_record(context)) for parameter in command.params]
     options = [
         (f"`{record[0]}`", prose(record[1]))
@@ -48,7 +47,7 @@ def _command(name: str) -> str:
     ]
     return joined(
         [
-            f"# tfkit {name}",
+            f"# tfkit {entry.name}",
             prose(command.help),
             code(" ".join(command.get_usage(context).removeprefix("Usage: ").split())),
             docstring(command.notes) if command.notes else "",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @command(
     "build",
+    section="Models",
+    order=110,
     notes="""
     The forward runs on random inputs: 2 sequences of 16 tokens, or of `max_len` if
     that is less. With -o, DIR gets the resolved spec as spec.yaml, the weights as

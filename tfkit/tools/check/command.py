@@ -26,6 +26,8 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
 
 @command(
     "check",
+    section="Tools",
+    order=410,
     notes="""
     SPEC of any size is checked as a reduced model: a few narrow layers that
     keep every variant, the ratio of heads, windows shorter than what is read,

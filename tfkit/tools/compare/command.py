@@ -23,6 +23,8 @@ ROWS = 12
 
 @command(
     "compare",
+    section="Published models",
+    order=340,
     notes="""
     A and B are specs; or B is the folder of a transformers model, for which
     transformers must be installed, or a file that torch.jit or torch.export wrote.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @command(
     "components",
+    section="The language",
+    order=620,
     sets=False,
     examples="""
     tfkit components

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 @command(
     "cost",
+    section="Tools",
+    order=450,
     notes="""
     Nothing is allocated, so the model may have any size. FLOPs are of matrix
     products, two for each multiplication and addition, with every pair of query

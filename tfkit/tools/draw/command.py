@@ -21,6 +21,8 @@ ENDINGS = (".svg", ".png", ".html")
 
 @command(
     "draw",
+    section="Tools",
+    order=430,
     notes="""
     Data flows from the bottom to the top. Numbers at the right of boxes are
     parameters, of one layer if a stack repeats it. For two specs, the values that

@@ -15,6 +15,8 @@ from tfkit.errors import printable
 
 @command(
     "eject",
+    section="Tools",
+    order=490,
     notes="""
     The file needs only torch. Its classes are tfkit's own code after everything
     that the spec decides is resolved: the same tensor names, the same results to

@@ -13,6 +13,8 @@ from tfkit.console.output import print_json, show, stages, table
 
 @command(
     "eval",
+    section="Training",
+    order=220,
     notes="""
     RUN is the folder of a run, whose latest checkpoint is evaluated, or a run with
     --weights. All of each split is read, every token once, in the same order: the

@@ -33,6 +33,8 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
 
 @command(
     "export",
+    section="Tools",
+    order=480,
     notes="""
     Batch and lengths are free, padding masks are inputs. FILE is read again and
     compared with the model at shapes that it was not made with; if it differs,

@@ -31,6 +31,8 @@ TITLE = 40
 
 @command(
     "generate",
+    section="Models",
+    order=130,
     notes="""
     SPEC may be the folder of a model with its weights. The tokenizer is the
     `tokenizer.json` or `chars.json` next to the weights by default; a text

@@ -14,6 +14,8 @@ from tfkit.errors import printable
 
 @command(
     "import",
+    section="Published models",
+    order=310,
     sets=False,
     notes="""
     CONFIG is a config.json of transformers, the folder that holds it, or the name

@@ -23,6 +23,8 @@ NAME = re.compile(r"[^\w.-]")
 
 @command(
     "list",
+    section="Specs",
+    order=510,
     sets=False,
     notes="""
     Only specs with all WORDs in their name, kind, model family, plugins, or

@@ -35,6 +35,8 @@ def complete_new(context: click.Context, parameter: click.Parameter, incomplete:
 
 @command(
     "new",
+    section="The language",
+    order=640,
     sets=False,
     notes="""
     The plugin works immediately: its FFN, mixer, mask rule or residual is a

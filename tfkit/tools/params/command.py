@@ -22,6 +22,8 @@ SIDE_BY_SIDE = 2
 
 @command(
     "params",
+    section="Models",
+    order=120,
     notes="""
     Nothing is allocated, so the model may have any size. Embedding tables are
     the tables of tokens, positions and types. Weights used twice are counted once.

@@ -27,6 +27,8 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 @command(
     "profile",
+    section="Tools",
+    order=470,
     notes="""
     A step is a training step (zero_grad, forward, loss, backward, AdamW), the
     prefill of --length tokens into the caches, or one decoding step after

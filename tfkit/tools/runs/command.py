@@ -20,6 +20,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 @command(
     "runs",
+    section="Training",
+    order=240,
     sets=False,
     notes="""
     Runs with equal settings except the seed are one variant, named after the

@@ -28,6 +28,8 @@ def _complete_layout(context: click.Context, parameter: click.Parameter, incompl
 
 @command(
     "save",
+    section="Published models",
+    order=330,
     notes="""
     The layout `huggingface` is a config.json and the tensors under the names in
     the spec's `checkpoint`: transformers opens DIR with from_pretrained. The

@@ -25,6 +25,8 @@ ORIGIN = 36  # maximum width of the column of origins; longer file names are wra
 
 @command(
     "show",
+    section="Specs",
+    order=530,
     notes="""
     Each value has the line where it was written, or `default`. `inherited` values
     are written in an enclosing mapping. Below are the steps of the layers.

@@ -45,6 +45,8 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
 
 @command(
     "solve",
+    section="Tools",
+    order=460,
     notes="""
     Layers and d_model vary; the layers of all stacks stay in proportion. d_ff and
     the heads of keys and values are in proportion to d_model. The rest stays: the

@@ -38,6 +38,8 @@ def comparison_of(on: str, better: Literal["lower", "higher"] | None, margin: fl
 
 @command(
     "sweep",
+    section="Training",
+    order=230,
     notes="""
     SWEEP is a YAML file, or the name of a sweep that comes with tfkit. Each run
     is in DIR/runs, named after the digest of its settings. The same command

@@ -45,6 +45,8 @@ NETWORK = 50e9
 
 @command(
     "train",
+    section="Training",
+    order=210,
     notes="""
     RUN is a YAML file, the name of a run that comes with tfkit, or a run folder.
     DIR gets the resolved run, its metrics in metrics.jsonl, its curves in

@@ -13,8 +13,3 @@ def depth(reader: tfkit.Reader, spec: str) -> None:
         layers = node.config.stack()
         if layers is not None:
             click.echo(f"{node.name}: {len(layers.layers)}")
-
-
-@tfkit.hookimpl
-def tfkit_command() -> click.Command:
-    return depth
