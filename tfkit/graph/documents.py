@@ -89,12 +89,13 @@ def document_types(plugins: Plugins) -> tuple[Mapping[str, DocumentType], tuple[
 
 def _types(returned: object) -> list[DocumentType]:
     """Return the result of a hook as a list; raise TypeError for anything but types of document."""
-    items = list(returned) if isinstance(returned, Iterable) else [returned]
-    for item in items:
+    types = []
+    for item in returned if isinstance(returned, Iterable) else [returned]:
         if not isinstance(item, DocumentType):
             raise TypeError(f"must return a list of tfkit.DocumentType; got {type(item).__name__}")
         _check_document(item.config)
-    return items
+        types.append(item)
+    return types
 
 
 def _check_document(document: Any) -> None:

@@ -93,9 +93,9 @@ def find_document(
     files = specs.files_of(sort)
     if (word := text.removeprefix(f"{sort}s/")) in files:
         return files[word].path
-    what, help = f"a {sort}", f"give the path of a file, ./my_{sort}.yaml, or a name that `tfkit list {sort}` prints"
-    help = similar(what, path.stem, files, help)
-    help = similar(what, path.name, [file.name for file in yaml_files(path.parent)], help)
+    what, advice = f"a {sort}", f"give the path of a file, ./my_{sort}.yaml, or a name that `tfkit list {sort}` prints"
+    advice = similar(what, path.stem, files, advice) or advice
+    help = similar(what, path.name, [file.name for file in yaml_files(path.parent)], advice)
     raise SpecError(Diagnostic(f"there is no {sort} {quoted(text)}", span, key if span else "", help=help))
 
 
@@ -247,7 +247,7 @@ def model_of(root: Mapping) -> Mapping:
     """Return the model of a document as a spec. If the model has no name, it has the name of the document."""
     model = root.items[MODEL]
     assert isinstance(model, Mapping)
-    names = {key: root.items[key] for key in ("tfkit", "name") if key in root.items and key not in model.items}
+    names: dict[str, Node] = {key: root.items[key] for key in ("tfkit", "name") if key in root.items}
     return Mapping({**names, **model.items}, {**root.keys, **model.keys}, model.span)
 
 

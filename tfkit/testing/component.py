@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tfkit.arguments import checked
-from tfkit.building.edits import AnyModel, as_model, copied
+from tfkit.building.edits import AnyModel, MeasuredModel, as_model, copied
 from tfkit.component import Component
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, expand, load
@@ -99,7 +99,7 @@ def check_model(
     Raises AssertionError with all broken properties, except consequences of other broken properties.
     """
     plugins = plugins or load_plugins()
-    if not isinstance(graph, Graph | nn.Module):
+    if not isinstance(graph, Graph | nn.Module | MeasuredModel):
         graph = load(graph, plugins=plugins)
     model = as_model(graph, "its modules are measured, without properties that need a build of the spec")
     graph = replace(model.graph, weights=None)

@@ -150,9 +150,9 @@ def compare(
     default = None if isinstance(b, MeasuredModel) and b.module is not None else _weights_of(b) or source
     other = other_model(model, b, other_weights or weights or default, **options)
     if isinstance(b, MeasuredModel) and isinstance(other.model, fx.GraphModule):
-        if a.module is not None and b.module is other_weights is b.graph.weights is None:
+        if a.module is not None and all(value is None for value in (b.module, other_weights, b.graph.weights)):
             fill(other.model, model)
-        if b.module is not None and a.module is chosen is None:
+        if b.module is not None and a.module is None and chosen is None:
             fill(model, other.model)
     names = {**other.names, "": ""}
 

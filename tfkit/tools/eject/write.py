@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from tfkit.arguments import checked
 from tfkit.building.builder import assemble, graph_of
-from tfkit.building.edits import AnyModel, check_unedited
+from tfkit.building.edits import AnyModel, MeasuredModel, check_unedited
 from tfkit.building.initialize import rules
 from tfkit.building.model import unwrapped
 from tfkit.errors import Diagnostic, SpecError
@@ -59,7 +59,7 @@ def eject(graph: AnyModel, *, allow_change: bool = False) -> str:
     if isinstance(graph, nn.Module):
         check_unedited(model := unwrapped(graph), allow_change=allow_change, writer="eject")
         graph = graph_of(model)
-    graph = as_graph(graph)
+    graph = graph.graph if isinstance(graph, MeasuredModel) else as_graph(graph)
     named, config = with_names(graph)
     with torch.device("meta"), remembering() as sizes:
         model = assemble(named)

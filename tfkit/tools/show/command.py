@@ -59,14 +59,15 @@ def show(reader: Reader, spec: str, prose: bool, points: bool, json: bool) -> No
     from tfkit.tools.show.prose import prose_of
     from tfkit.tools.show.resolved_values import values_of
 
-    values, programs = prose_of(graph) if prose else values_of(graph), programs_of(graph)
+    programs = programs_of(graph)
     if json:
+        values = prose_of(graph) if prose else values_of(graph)
         listed = [{**vars(value), "path": value.dotted} for value in values]
         print_json({"name": graph.name, "file": graph.spec.file, "values": listed, "programs": programs})
     elif prose:
-        _show_prose(graph, values, programs)
+        _show_prose(graph, prose_of(graph), programs)
     else:
-        _show_tree(graph, values, programs)
+        _show_tree(graph, values_of(graph), programs)
 
 
 def _show_tree(graph: Graph, values: Sequence[ResolvedValue], programs: Sequence[LayerProgram]) -> None:
