@@ -202,8 +202,9 @@ def test_misspelt_hook(install: Callable[..., None]) -> None:
     assert str(caught.value) == inspect.cleandoc(f"""
         error: unknown hook `tfkit_regster` in plugin tfkit-one 0.1.0
            = {Path("site/tfkit_one.py").resolve()}:10
-            = known hooks: tfkit_register, tfkit_specs, tfkit_documents, tfkit_export_formats, tfkit_save_layouts,
-             tfkit_spec_loaded, tfkit_model_built, tfkit_checks, tfkit_properties, tfkit_reference
+           = known hooks: tfkit_register, tfkit_specs, tfkit_documents, tfkit_export_formats,
+             tfkit_save_layouts, tfkit_spec_loaded, tfkit_model_built, tfkit_checks, tfkit_properties,
+             tfkit_reference
            = help: a hook with a similar name exists: `tfkit_register`
     """)
 

@@ -84,9 +84,9 @@ def own_specs() -> Path:
 
 def known_specs(folders: Iterable[SpecPath] = ()) -> KnownSpecs:
     """Return what these folders and tfkit's contain; raise SpecError for two specs, or documents, of the same name."""
-    own = [SpecPath(own_specs() / f"{sort}s", BUILT_IN, sort, command) for sort, command in OWN_DOCUMENTS]
+    built_in = [SpecPath(own_specs() / f"{sort}s", BUILT_IN, sort, command) for sort, command in OWN_DOCUMENTS]
     by_sort: dict[str, list[SpecPath]] = {"": []}
-    for folder in dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *own, *folders]):
+    for folder in dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *built_in, *folders]):
         by_sort.setdefault(folder.sort, []).append(folder)
     spec_folders = by_sort.pop("")
     files, clashes = _by_name(spec_folders, "specs")
