@@ -282,8 +282,8 @@ def exported(format: str) -> Callable[..., str]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"model.{format}"
             tfkit.export(model, path)
-            if format == "pt2":
-                program = torch.export.load(path).module()
+            if format != "safetensors":
+                program = torch.export.load(path).module() if format == "pt2" else torch.jit.load(path)
                 with torch.no_grad():
                     result = program(tokens=TOKENS, tokens_mask=torch.ones_like(TOKENS, dtype=torch.bool))
                     assert not far(result.double(), copied(inner).eval()(TOKENS).double())
