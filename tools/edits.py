@@ -127,7 +127,7 @@ def set_dropout(model: Any) -> None:
 
 EDITS: dict[str, Callable[[Any], Any]] = {
     "no edit": lambda m: None,
-    "weights": lambda m: m.decoder.layers[1].ffn.down.weight.data.mul_(1.7),
+    "values of weights": lambda m: m.decoder.layers[1].ffn.down.weight.data.mul_(1.7),
     "activation": lambda m: setattr(ffn(m), "activation", nn.ReLU()),
     "scale of scores": lambda m: setattr(m.decoder.layers[0].attention.core, "scale", 0.7),
     "epsilon": lambda m: setattr(m.decoder.final_norm, "eps", 0.1),
