@@ -127,7 +127,7 @@ def set_dropout(model: Any) -> None:
 
 EDITS: dict[str, Callable[[Any], Any]] = {
     "no edit": lambda m: None,
-    "weights": lambda m: m.decoder.layers[1].ffn.down.weight.data.mul_(1.7),
+    "values of weights": lambda m: m.decoder.layers[1].ffn.down.weight.data.mul_(1.7),
     "activation": lambda m: setattr(ffn(m), "activation", nn.ReLU()),
     "scale of scores": lambda m: setattr(m.decoder.layers[0].attention.core, "scale", 0.7),
     "epsilon": lambda m: setattr(m.decoder.final_norm, "eps", 0.1),
@@ -282,8 +282,8 @@ def exported(format: str) -> Callable[..., str]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"model.{format}"
             tfkit.export(model, path)
-            if format == "pt2":
-                program = torch.export.load(path).module()
+            if format != "safetensors":
+                program = torch.export.load(path).module() if format == "pt2" else torch.jit.load(path)
                 with torch.no_grad():
                     result = program(tokens=TOKENS, tokens_mask=torch.ones_like(TOKENS, dtype=torch.bool))
                     assert not far(result.double(), copied(inner).eval()(TOKENS).double())

@@ -25,11 +25,18 @@ from tfkit.nn import Rearrange
 GOAL = 0.01
 REPEATS = 500
 DEEP, SHALLOW = ("decoder.n_layers=12", "d_model=768"), ("decoder.n_layers=6", "d_model=384")
+
+
+def heads(count: int) -> tuple[str, str]:
+    """Return the changes of a spec for a number of heads, each with its own keys and values."""
+    return f"decoder.attention.n_heads={count}", f"decoder.attention.n_kv_heads={count}"
+
+
 MODELS = {
     "gpt2, step 4 x 256": ("gpt2", *SHALLOW, "decoder.attention.n_heads=6", "decoder.ffn.d_ff=1536", "vocab_size=8192"),
     "gpt2, token": ("gpt2",),
-    "llama, token": ("llama3_8b", *DEEP, "decoder.attention.n_heads=12", "decoder.ffn.d_ff=3072", "vocab_size=32000"),
-    "small, token": ("llama3_8b", *SHALLOW, "decoder.attention.n_heads=6", "decoder.ffn.d_ff=1024", "vocab_size=32000"),
+    "llama, token": ("llama3_8b", *DEEP, *heads(12), "decoder.ffn.d_ff=3072", "vocab_size=32000"),
+    "small, token": ("llama3_8b", *SHALLOW, *heads(6), "decoder.ffn.d_ff=1024", "vocab_size=32000"),
 }
 """The models of `train_step.py` and `decode.py`: a spec, and its changes."""
 
