@@ -57,12 +57,14 @@ def show(reader: Reader, spec: str, prose: bool, points: bool, json: bool) -> No
     from tfkit.tools.show.prose import prose_of
     from tfkit.tools.show.resolved_values import values_of
 
-    values, programs = prose_of(graph) if prose else values_of(graph), programs_of(graph)
+    programs = programs_of(graph)
+    if prose and not json:
+        _show_prose(graph, prose_of(graph), programs)
+        return
+    values: Sequence[ResolvedValue] = prose_of(graph) if prose else values_of(graph)
     if json:
         listed = [{**vars(value), "path": value.dotted} for value in values]
         print_json({"name": graph.name, "file": graph.spec.file, "values": listed, "programs": programs})
-    elif prose:
-        _show_prose(graph, values, programs)
     else:
         _show_tree(graph, values, programs)
 

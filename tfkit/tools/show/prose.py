@@ -69,7 +69,8 @@ class _Description(NamedTuple):
 
 def _description(holder: Any, name: str, content: Any) -> _Description:
     """Describe a field and the config in it; a field that has the name of its slot needs no text."""
-    texts, papers = [], []
+    texts = list[str]()
+    papers = list[str]()
     of_field = not isinstance(content, Config) or (isinstance(content, Component) and not content.slot.endswith(name))
     if of_field and isinstance(holder, Config):
         texts.append(sentence(field_docs(type(holder)).get(name, "")))
