@@ -18,7 +18,7 @@ INPUTS  := pyproject.toml $(PINS) $(PLUGINS:%=%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
 # One thread per worker, so that the workers share the cores; no test may reach for a model hub; bytecode is kept for
 # the many processes that tests start.
-PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -p tools.ledger
 
 # Parts of the tests, for PART=: training, code writing and plugins build on the core, and the core on none of them.
 TESTS_train   := tests/run $(wildcard $(addprefix tests/tools/,train eval_ sweep runs solve tokenizer test_tokens.py))
@@ -31,7 +31,7 @@ $(error PART must be core, train, code or plugins; got '$(PART)')
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-near test-all lint checks ruff format-check mypy imports format docs release pictures clean
+.PHONY: help demo test test-near test-all proof lint checks ruff format-check mypy imports format docs release pictures clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
@@ -53,6 +53,9 @@ test-near: $(VENV)/.dev $(SCHEMA) ## run the tests, the slow ones too, that the 
 
 test-all: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(VENV)/.pyright $(SCHEMA) ## lint and run all tests, the slow ones too
 	$(PYTEST) -m "" $(TESTS_$(or $(PART),all)) $(ARGS)
+
+proof: $(VENV)/.dev $(VENV)/.pyright $(SCHEMA) ## run all tests, but those that are green for the current files
+	$(PYTEST) -m "" --unproved $(ARGS)
 
 lint: $(VENV)/.dev ## run all checks that are not tests
 	@if git rev-parse --git-dir >/dev/null 2>&1; then $(BIN)/pre-commit run --all-files; else $(MAKE) checks; fi
