@@ -6,6 +6,8 @@ WORKERS ?= 2
 ARGS    ?=
 TORCH   ?=
 NEWEST  ?=
+BASE    ?= main
+PART    ?=
 
 VENV    := .venv$(TORCH:%=-torch-%)$(NEWEST:%=-newest-%)
 BIN     := $(VENV)/bin
@@ -16,15 +18,26 @@ INPUTS  := pyproject.toml $(PINS) $(PLUGINS:%=%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
 # One thread per worker, so that the workers share the cores; no test may reach for a model hub; bytecode is kept for
 # the many processes that tests start.
-PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -p tools.ledger
+
+# Parts of the tests, for PART=: training, code writing and plugins build on the core, and the core on none of them.
+TESTS_train   := tests/run $(wildcard $(addprefix tests/tools/,train eval_ sweep runs solve tokenizer test_tokens.py))
+TESTS_code    := tests/tools/eject $(addprefix tests/tools/save/test_,altered_specs.py opened_in_transformers.py transformers.py trained_and_evaluated.py)
+TESTS_plugins := plugins
+TESTS_core    := tests $(TESTS_train:%=--ignore %) $(TESTS_code:%=--ignore %)
+TESTS_all     :=
+ifeq ($(filter undefined,$(origin TESTS_$(or $(PART),all))),undefined)
+$(error PART must be core, train, code or plugins; got '$(PART)')
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint checks ruff format-check mypy imports format docs release pictures clean
+.PHONY: help demo test test-near test-all proof lint checks ruff format-check mypy imports format docs release pictures clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 	@echo "  Variables: PYTHON=python3.12  WORKERS=4  ARGS='-k attention' (for pytest)"
+	@echo "             PART=core|train|code|plugins (for test and test-all)  BASE=HEAD~3 (for test-near)"
 	@echo "             TORCH=2.15.0 (tests with that version of torch, in .venv-torch-2.15.0, without lint)"
 	@echo "             NEWEST=transformers (tests with its newest version, in .venv-newest-transformers, without lint)"
 
@@ -32,11 +45,17 @@ demo: $(SCHEMA) ## set up with the base dependencies, build one model, count ano
 	$(BIN)/tfkit build specs/vaswani_base.yaml
 	$(BIN)/tfkit params specs/gpt2.yaml
 
-test: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(SCHEMA) ## set up, lint, and run the quick tests
-	$(PYTEST) $(ARGS)
+test: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(SCHEMA) ## set up, lint, and run the quick tests, or those of PART=train
+	$(PYTEST) $(TESTS_$(or $(PART),all)) $(ARGS)
+
+test-near: $(VENV)/.dev $(SCHEMA) ## run the tests, the slow ones too, that the difference to BASE=main concerns
+	$(PYTEST) -m "" -p tools.near --near $(BASE) $(ARGS)
 
 test-all: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(VENV)/.pyright $(SCHEMA) ## lint and run all tests, the slow ones too
-	$(PYTEST) -m "" $(ARGS)
+	$(PYTEST) -m "" $(TESTS_$(or $(PART),all)) $(ARGS)
+
+proof: $(VENV)/.dev $(VENV)/.pyright $(SCHEMA) ## run all tests, but those that are green for the current files
+	$(PYTEST) -m "" --unproved $(ARGS)
 
 lint: $(VENV)/.dev ## run all checks that are not tests
 	@if git rev-parse --git-dir >/dev/null 2>&1; then $(BIN)/pre-commit run --all-files; else $(MAKE) checks; fi

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -43,14 +44,19 @@ def files(patterns: list[str]) -> list[Path]:
     return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
 
 
+@lru_cache(maxsize=2)  # a module and a function of it
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    return [*ast.walk(tree)]
+
+
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the arguments and assigned names of a module, with their lines.
 
     Fields of a config are left out: they are keys of a spec, where `every: 100` reads well.
     """
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in nodes(tree) if isinstance(node, ast.ClassDef)]
     fields = {id(line.target) for node in classes for line in node.body if isinstance(line, ast.AnnAssign)}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.arg):
             yield node.lineno, node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
@@ -61,7 +67,7 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
     """Yield the functions that are not properties."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef):
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
             if not any("property" in decorator for decorator in decorators):
@@ -70,7 +76,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the docstrings of modules, classes and functions, and the texts below attributes, with their lines."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         body = getattr(node, "body", None)
         for line in body if isinstance(body, list) else ():
             text = line.value if isinstance(line, ast.Expr) else None
@@ -96,16 +102,16 @@ def texts(node: ast.AST, variables: dict[str, list[ast.expr]]) -> Iterator[tuple
 
 def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the texts of errors, notes and help, with their lines, also if a local variable holds them first."""
-    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Module)]:
+    for function in [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.Module)]:
         variables: dict[str, list[ast.expr]] = {}
-        for node in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+        for node in nodes(function) if isinstance(function, ast.FunctionDef) else ():
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 target = node.targets[0]
                 pairs = zip(target.elts, node.value.elts, strict=False) if _are_tuples(node) else [(target, node.value)]
                 for name, value in pairs:
                     if isinstance(name, ast.Name):
                         variables.setdefault(name.id, []).append(value)
-        for call in [node for node in ast.walk(function) if isinstance(node, ast.Call)]:
+        for call in [node for node in nodes(function) if isinstance(node, ast.Call)]:
             arguments = [keyword.value for keyword in call.keywords if keyword.arg in ADVICE]
             name = getattr(call.func, "attr", getattr(call.func, "id", ""))
             if name in ERRORS:

@@ -39,7 +39,7 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
     return parse(_decoded(data, name), name)
 
 
-@lru_cache(maxsize=256)  # many specs share their bases and families
+@lru_cache(maxsize=1024)  # all shipped specs and families: many share their bases
 def parse(text: str, name: str) -> Mapping:
     """Parse the text of a spec. Raises SpecError with every error in it."""
     source = Source(name, text.removeprefix("\ufeff"))
