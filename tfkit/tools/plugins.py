@@ -10,14 +10,14 @@ import click
 
 from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
-from tfkit.console.output import print_json, show, table
+from tfkit.console.output import print_json, print_tables, table
 from tfkit.errors import listing
 from tfkit.plugin.discover import COMMANDS, SPECS
 
 if TYPE_CHECKING:
+    from tfkit.plugin.commands import CommandEntry
     from tfkit.plugin.hooks import HookCall
     from tfkit.plugin.manager import Plugins
-    from tfkit.plugin.commands import CommandEntry
 
 
 @command(
@@ -67,7 +67,7 @@ def plugins(reader: Reader, trace: bool, json: bool) -> None:
     rows = [
         (plugin.name, plugin.version, plugin.origin, _brings(counts[plugin.name])) for plugin in loaded_plugins.loaded
     ]
-    show(table(["plugin", "version", "from", "brings"], rows), *_left_out(loaded_plugins))
+    print_tables(table(["plugin", "version", "from", "brings"], rows), *_left_out(loaded_plugins))
 
 
 def _brings(counts: Mapping[str, int]) -> str:
@@ -80,7 +80,7 @@ def _show_trace(loaded_plugins: Plugins, commands: Mapping[str, CommandEntry], *
         print_json(traced)
         return
     rows = [(row.hook, row.plugin, row.failed or row.note or listing(row.gave, 4) or "nothing") for row in traced]
-    show(table(["hook", "plugin", "gave"], rows), *_left_out(loaded_plugins))
+    print_tables(table(["hook", "plugin", "gave"], rows), *_left_out(loaded_plugins))
 
 
 def _left_out(loaded_plugins: Plugins) -> Iterator[str]:

@@ -11,8 +11,8 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import WIDTH, percent, print_json
-from tfkit.tools.common.units import bytes_text, scaled, short
+from tfkit.console.output import TABLE_WIDTH, percent, print_json
+from tfkit.tools.common.units import bytes_text, count_text, scaled
 
 if TYPE_CHECKING:
     from tfkit.tools.explain.explain import Explained, Explanation
@@ -54,8 +54,10 @@ def lines_of(explained: Explained) -> Iterator[str]:
 
 
 def _lines(explained: Explained) -> Iterator[str]:
-    active = f", {short(explained.active)} of them for each token" if explained.active < explained.parameters else ""
-    yield from _wrapped(f"{explained.name}: {short(explained.parameters)} parameters{active}", "")
+    active = (
+        f", {count_text(explained.active)} of them for each token" if explained.active < explained.parameters else ""
+    )
+    yield from _wrapped(f"{explained.name}: {count_text(explained.parameters)} parameters{active}", "")
     yield from _wrapped(explained.description or "", "")
     yield from _wrapped(f"Source: {explained.source}" if explained.source else "", "")
     yield ""
@@ -117,13 +119,13 @@ def _costs(part: Explanation, explained: Explained, *, whole: bool) -> tuple[str
     parts = list(part.walk()) if whole else [part]
     parameters, flops = sum(component.parameters for component in parts), sum(component.flops for component in parts)
     share = percent(parameters, explained.parameters) if parameters else ""
-    return (short(parameters) if parameters else "", share, percent(flops, explained.flops) if flops else "")
+    return (count_text(parameters) if parameters else "", share, percent(flops, explained.flops) if flops else "")
 
 
 def _row(text: str, cells: tuple[str, str, str]) -> Iterator[str]:
     """Format a title with its costs at the right, over several lines if it is long."""
     right = "".join(cell.rjust(width) for cell, width in zip(cells, COLUMNS, strict=True))
-    room = WIDTH - sum(COLUMNS)
+    room = TABLE_WIDTH - sum(COLUMNS)
     margin = text[: len(text) - len(text.lstrip())]
     first, *rest = textwrap.wrap(text.strip(), room, initial_indent=margin, subsequent_indent=f"{margin}    ") or [""]
     yield f"{first.ljust(room)}{right}"
@@ -134,7 +136,7 @@ def _wrapped(text: str, margin: str, bullet: str = "", hanging: str = "") -> Ite
     indent = margin + (" " * len(bullet) or hanging)
     yield from textwrap.wrap(
         text,
-        WIDTH,
+        TABLE_WIDTH,
         initial_indent=margin + bullet,
         subsequent_indent=indent,
         break_long_words=False,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console import options
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, stages
 from tfkit.errors import Diagnostic, SpecError, quoted
@@ -155,7 +155,7 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
         raise click.UsageError("a model on the meta device cannot generate: it has no values")
     dtype = getattr(torch, request.dtype) if request.dtype else None
     if request.weights is not None:
-        warn(warnings_about(request.weights, graph.spec.model))
+        print_warnings(warnings_about(request.weights, graph.spec.model))
         stage(f"reading {request.weights}")
         model = build_with_weights(
             graph, request.weights, device=device, dtype=dtype, allow_change=request.allow_change

@@ -10,8 +10,8 @@ import click
 
 from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
-from tfkit.console.output import print_json, show, table
-from tfkit.tools.common.units import short
+from tfkit.console.output import print_json, print_tables, table
+from tfkit.tools.common.units import count_text
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Available
@@ -51,23 +51,28 @@ def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
     for sort, action in ("run", "train"), ("sweep", "sweep"):
         rows = [(entry.name, entry.description or "") for entry in entries if entry.sort == sort]
         if rows:
-            show(table([f"tfkit {action}", "description"], rows), "")
+            print_tables(table([f"tfkit {action}", "description"], rows), "")
     counts = [
         (len(specs), "spec"),
         *((sum(entry.sort == sort for entry in entries), sort) for sort in ("run", "sweep")),
     ]
     texts = [f"{count} {sort}{'s' if count != 1 else ''}" for count, sort in counts if count]
-    show(", ".join(texts) or "0 specs", *_missing(specs, reader.available))
+    print_tables(", ".join(texts) or "0 specs", *_missing(specs, reader.available))
 
 
 def _show_specs(specs: Sequence[Shipped]) -> None:
     columns = ["name", "kind", "size", "description"]
     kinds = {"encoder-decoder": "enc-dec"}
     rows = [
-        (spec.name, kinds.get(spec.kind, spec.kind), short(spec.parameters) if spec.parameters else "", _special(spec))
+        (
+            spec.name,
+            kinds.get(spec.kind, spec.kind),
+            count_text(spec.parameters) if spec.parameters else "",
+            _special(spec),
+        )
         for spec in specs
     ]
-    show(table(columns, rows, right=["size"]), "")
+    print_tables(table(columns, rows, right=["size"]), "")
 
 
 def _special(spec: Shipped) -> str:

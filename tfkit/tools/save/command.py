@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, stages
@@ -80,7 +80,7 @@ def save(
     check_folder(output, force=force, companions=Companions.read(weights, graph.spec.family))
     if not allow_change:
         check_weights(weights)
-    warn(warnings_about(weights, graph.spec.model))
+    print_warnings(warnings_about(weights, graph.spec.model))
     with stages() as stage:
         stage(f"reading {weights}")
         kind = getattr(torch, dtype) if dtype else None

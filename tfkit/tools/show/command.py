@@ -11,7 +11,7 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import WIDTH, print_json
+from tfkit.console.output import TABLE_WIDTH, print_json
 from tfkit.errors import ranges
 
 if TYPE_CHECKING:
@@ -62,20 +62,20 @@ def _show_tree(graph: Graph, values: Sequence[ResolvedValue], programs: Sequence
     from rich.table import Table
     from rich.text import Text
 
-    from tfkit.console.output import show
+    from tfkit.console.output import print_tables
 
     origins = min(ORIGIN, max(len(_origin(value)) for value in values))
     tree = Table.grid(padding=(0, 2))
-    tree.add_column(overflow="fold", width=WIDTH - origins - 2)
+    tree.add_column(overflow="fold", width=TABLE_WIDTH - origins - 2)
     tree.add_column(style="dim", overflow="fold", width=origins)
     for value in values:
         text = Text("  " * (len(value.path) - 1)).append(f"{value.name}:", "bold" if value.how == "given" else "")
         tree.add_row(text.append(f" {value.value}" if value.value is not None else ""), _origin(value))
-    show(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
+    print_tables(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
 
 
 def _show_points(graph: Graph, *, json: bool) -> None:
-    from tfkit.console.output import show, table
+    from tfkit.console.output import print_tables, table
     from tfkit.tools.show.points import points_of
 
     if json:
@@ -87,7 +87,7 @@ def _show_points(graph: Graph, *, json: bool) -> None:
         numbers = layers.setdefault((point.pattern, point.shape), [])
         numbers += [] if point.layer is None else [point.layer]
     rows = [(pattern, ranges(numbers), shape) for (pattern, shape), numbers in layers.items()]
-    show(table(["value", "layers", "shape"], rows))
+    print_tables(table(["value", "layers", "shape"], rows))
 
 
 def _origin(value: ResolvedValue) -> str:

@@ -28,6 +28,7 @@ import torch
 from safetensors import SafetensorError
 from torch import fx
 
+from tfkit.commands import check_inside, write_file, writing, written_folder
 from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
@@ -38,17 +39,7 @@ from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
-from tfkit.tools.common.atomic_files import (
-    NEW,
-    check_entries,
-    check_inside,
-    held,
-    sweep,
-    workshop,
-    write_file,
-    writing,
-    written_folder,
-)
+from tfkit.tools.common.atomic_files import NEW, check_entries, held, sweep, workshop
 from tfkit.tools.common.companions import run_companions
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.common.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
