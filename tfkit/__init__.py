@@ -18,12 +18,25 @@ if not os.path.isfile(_STUB):
 
 
 @cache
-def _homes() -> dict[str, str]:
-    """Return the module of each public name, as the stub gives it to type checkers and editors."""
+def _homes(stub: str) -> dict[str, str]:
+    """Return the module of each public name, as a stub gives it to type checkers and editors."""
     import re
 
-    with open(_STUB, encoding="utf-8") as file:
+    with open(stub, encoding="utf-8") as file:
         return {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as", file.read(), re.MULTILINE)}
+
+
+def _attribute(module: str, stub: str, name: str) -> object:
+    """Import a public name of a module from its home."""
+    homes = _homes(stub)
+    if name == "__all__":
+        return sorted(homes)
+    if name not in homes:
+        raise AttributeError(_unknown(module, name, sorted(homes)))
+    from importlib import import_module
+
+    home = homes[name]
+    return import_module(f"tfkit.{name}") if home == "tfkit" else getattr(import_module(home), name)
 
 
 def __getattr__(name: str) -> object:
@@ -31,25 +44,18 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("tfkit")
-    if name == "__all__":
-        return sorted(_homes())
-    if name not in _homes():
-        raise AttributeError(_unknown(name))
-    from importlib import import_module
-
-    home = _homes()[name]
-    return import_module(f"tfkit.{name}") if home == "tfkit" else getattr(import_module(home), name)
+    return _attribute("tfkit", _STUB, name)
 
 
-def _unknown(name: str) -> str:
-    text = f"module 'tfkit' has no attribute {name!r}"
+def _unknown(module: str, name: str, names: list[str]) -> str:
+    text = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):
         return text
     from tfkit.errors import closest
 
-    near = closest(name, sorted(_homes()))
+    near = closest(name, names)
     return f"{text}: one with a similar name is {near!r}" if near else text
 
 
 def __dir__() -> list[str]:
-    return sorted(_homes())
+    return sorted(_homes(_STUB))

@@ -1,5 +1,6 @@
 """The public names of tfkit, each with the module that it is imported from when it is first used."""
 
+from tfkit import commands as commands
 from tfkit import nn as nn
 from tfkit import reference as reference
 from tfkit import testing as testing

@@ -19,7 +19,7 @@ import click
 
 from tfkit.console.commands import Command, CommandGroup
 from tfkit.console.completion import VARIABLE, complete
-from tfkit.console.output import said
+from tfkit.console.output import warnings_as_text
 from tfkit.console.signals import Ended, ending
 from tfkit.errors import (
     ChangedWeightsWarning,
@@ -124,7 +124,7 @@ def _drop_output() -> None:
 def _run(arguments: list[str]) -> int:
     try:
         shown = (ChangedWeightsWarning, LeftOutWarning, NotFiniteWarning, PluginWarning)
-        with cli.make_context("tfkit", arguments) as context, said(*shown):
+        with cli.make_context("tfkit", arguments) as context, warnings_as_text(*shown):
             warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tfkit.graph.expand import load
 from tfkit.plugin.manager import load_plugins
-from tfkit.tools.common.units import short
+from tfkit.tools.common.units import count_text
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import write
 from tfkit.tools.list_.gallery import Shipped, shipped
@@ -63,7 +63,7 @@ def _families(specs: Sequence[Shipped]) -> Iterator[str]:
         links = [f"[{spec.name}]({spec.name}.svg)" for spec in rest]
         if links:
             yield f"Also: {', '.join(links)}\n"
-        size = f", {short(first.parameters)}" if first.parameters else ""
+        size = f", {count_text(first.parameters)}" if first.parameters else ""
         yield f'<img src="{first.name}.svg" alt="{first.name}{size}">\n'
 
 

@@ -178,7 +178,7 @@ def command(
             try:
                 function(reader, *args, **kwargs)
             except SpecError as error:
-                fail(error, json=kwargs.get("json", False), options=reader.plugin_options)
+                exit_with_errors(error, json=kwargs.get("json", False), options=reader.plugin_options)
 
         options = run.__dict__.pop("__click_params__", [])
         for option in reversed(SETS + PLUGINS if sets else PLUGINS):
@@ -193,7 +193,7 @@ def command(
 _COMMAND = re.compile(r"(?<=`)tfkit [a-z]+ [^`]*")
 
 
-def fail(error: SpecError, *, json: bool, options: Sequence[str] = ()) -> None:
+def exit_with_errors(error: SpecError, *, json: bool, options: Sequence[str] = ()) -> None:
     """Print the errors of a spec and end with status 1. The commands in their help get the `options`."""
     more = "".join(f" {shlex.quote(option)}" for option in options)
     helps = [_COMMAND.sub(lambda match: match[0] + more, diagnostic.help or "") for diagnostic in error.diagnostics]
@@ -261,7 +261,7 @@ class Reader:
         from tfkit.graph.documents import document_types
 
         types, faults = document_types(self.plugins)
-        warn(faults)
+        print_warnings(faults)
         return types
 
     def document_type(self, spec: str) -> DocumentType | None:
@@ -280,7 +280,7 @@ class Reader:
         from tfkit.spec.read_document import read_document
 
         read = read_document(name, document, self.plugins, sets=self.sets)
-        warn(read.model.notes)
+        print_warnings(read.model.notes)
         return read
 
     def type_named(self, sort: str, *words: str) -> DocumentType:
@@ -310,20 +310,20 @@ class Reader:
             click.echo(f"warning: `{spec}` is the spec that comes with tfkit; the folder is ./{spec}", err=True)
         if (document := self.document_type(spec)) is not None:
             model = document.model(spec, self.plugins, sets=self.sets)
-            warn(model.notes)
+            print_warnings(model.notes)
             return graph_of(model, self.plugins)
         read = read_spec(spec, self.plugins, sets=self.sets)
-        warn(read.notes)
+        print_warnings(read.notes)
         weights = weights_beside(spec, self.plugins.specs)
         return announced(replace(expand(read), weights=weights), self.plugins)
 
     def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
         """Return the weights of `--weights`, else of the spec folder; None if the weights are random."""
-        from tfkit.console.hub import on_disk
+        from tfkit.console.hub import local_path
         from tfkit.spec.extending import weights_beside
         from tfkit.spec.folder import model_folder
 
-        weights = weights_beside(spec, self.plugins.specs) if path is None else model_folder(on_disk(path))
+        weights = weights_beside(spec, self.plugins.specs) if path is None else model_folder(local_path(path))
         if weights is None and allow_change:
             raise click.UsageError("--allow-change has no effect without weights")
         return weights
@@ -331,10 +331,10 @@ class Reader:
     def warn_about(self, weights: Path, graph: Graph) -> None:
         """Print what the types of document report about weights, such as changes of code since their training."""
         for item in self.document_types.values():
-            warn(item.weight_warnings(weights, graph))
+            print_warnings(item.weight_warnings(weights, graph))
 
 
-def warn(diagnostics: Iterable[Diagnostic]) -> None:
+def print_warnings(diagnostics: Iterable[Diagnostic]) -> None:
     """Print warnings on standard error."""
     for diagnostic in diagnostics:
         click.echo(f"{diagnostic.render('warning')}\n", err=True)
@@ -345,4 +345,4 @@ def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
 
     for plugin in broken:
         message, place = f"plugin `{plugin.name}` is skipped: {plugin.cause}", (plugin.where,) if plugin.where else ()
-        warn([Diagnostic(message, notes=place, help=f"{DISABLE}={canonical(plugin.name)} hides this")])
+        print_warnings([Diagnostic(message, notes=place, help=f"{DISABLE}={canonical(plugin.name)} hides this")])

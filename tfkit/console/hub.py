@@ -18,7 +18,7 @@ WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "spec.yaml"
 """Patterns of the files of a model that tfkit downloads. They never match code."""
 
 
-def on_disk(path: Path, patterns: Sequence[str] = WEIGHTS) -> Path:
+def local_path(path: Path, patterns: Sequence[str] = WEIGHTS) -> Path:
     """Return the path. If it is the name of a model on the Hub, return the folder with its downloaded files instead.
 
     Raise SpecError if the Hub has no such model, or cannot be reached.

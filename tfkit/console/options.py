@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 Decorator: TypeAlias = Callable[[Any], Any]
+"""A decorator that adds options to a command."""
 
 
 class FiniteRange(click.FloatRange):
@@ -87,6 +88,7 @@ def forms_option(function: Any) -> Any:
 
 
 batch_option = count_option("--batch", "Sequences.", default=1)
+"""The option `--batch`."""
 by_option = click.option(
     "--by",
     default="component",
@@ -95,10 +97,13 @@ by_option = click.option(
     metavar="PART",
     help="Rows: component, node or layer.",
 )
+"""The option `--by`, for tables of components, nodes or layers."""
 allow_change_option = click.option(
     "--allow-change", is_flag=True, help="Accept weights saved with other values of the spec."
 )
+"""The option `--allow-change`, next to `--weights`."""
 json_option = click.option("--json", is_flag=True, help="Print the result as JSON.")
+"""The option `--json`. With it, `tfkit.command` prints errors as JSON, too."""
 _FOLDER = click.Path(exists=True, path_type=Path)
 SETS = [
     click.option(

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from tfkit.graph.expand import Graph
 
-WIDTH = 80
+TABLE_WIDTH = 80
+"""Number of columns of a table, at most."""
 RULES = "    \n    \n ── \n    \n ── \n    \n    \n    \n"  # lines below the header and between sections
 PATIENCE = 2.0  # seconds before the message of a stage appears
 LAYER = re.compile(r"\blayers\.(\d+)")
@@ -41,12 +42,12 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console at most 80 columns wide, without colour outside a terminal or with NO_COLOR."""
     from rich.console import Console
 
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    width = min(TABLE_WIDTH, shutil.get_terminal_size((TABLE_WIDTH, 24)).columns)
     plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}
     return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False, **plain)  # type: ignore[arg-type]
 
 
-def show(*parts: RenderableType) -> None:
+def print_tables(*parts: RenderableType) -> None:
     """Print tables and texts, without trailing spaces."""
     out = console()
     with out.capture() as capture:
@@ -56,7 +57,7 @@ def show(*parts: RenderableType) -> None:
 
 
 @contextmanager
-def said(*categories: type[Warning]) -> Iterator[None]:
+def warnings_as_text(*categories: type[Warning]) -> Iterator[None]:
     """Print warnings of these classes as text for the user instead of Python's format, at the end of the context."""
     with warnings.catch_warnings(record=True) as caught:
         for category in categories:
@@ -94,7 +95,7 @@ def titles(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def retitled(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph]:
+def with_titles(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph]:
     """Return the graphs with their `titles` as names, for tools that show several models side by side."""
     names = titles([graph.name for graph in graphs], arguments)
     return [
@@ -108,17 +109,17 @@ def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}%" if whole else "-"
 
 
-def merged(lists: Sequence[Sequence[str]]) -> list[str]:
+def merge_rows(lists: Sequence[Sequence[str]]) -> list[str]:
     """Merge the row names of several tables. Each name follows its predecessor in its table."""
-    merged: list[str] = []
+    rows: list[str] = []
     for labels in lists:
         for index, label in enumerate(labels):
-            if label not in merged:
-                merged.insert(merged.index(labels[index - 1]) + 1 if index else 0, label)
-    return merged
+            if label not in rows:
+                rows.insert(rows.index(labels[index - 1]) + 1 if index else 0, label)
+    return rows
 
 
-def layers_in_one(rows: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[str, list[T]]]:
+def group_layers(rows: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[str, list[T]]]:
     """Group rows with equal contents whose labels differ only in the layer, under a label such as `layers.0-11`.
 
     A row is a tuple of a label, its contents, and an item.
@@ -176,7 +177,7 @@ def stages() -> Iterator[Any]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[int, int, str], None]]:
+def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
     """Provide a function that draws a progress bar on a terminal from the steps done, all steps, and their noun."""
     if not sys.stderr.isatty():
         yield lambda done, of, words: None

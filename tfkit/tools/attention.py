@@ -10,7 +10,7 @@ import click
 from tfkit.console import options
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
-from tfkit.console.output import print_json, show, stages
+from tfkit.console.output import print_json, print_tables, stages
 from tfkit.errors import Diagnostic, SpecError, listing, printable
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def attention(
         print_json({"file": str(output), "attentions": list(patterns)})
     else:
         heads = sum(weights.size(1) for weights in patterns.values())
-        show(f"wrote {printable(str(output))}: {heads} heads, {len(ids)} tokens")
+        print_tables(f"wrote {printable(str(output))}: {heads} heads, {len(ids)} tokens")
 
 
 def _input(graph: Graph) -> str:

@@ -12,7 +12,7 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import print_json, retitled, show, table
+from tfkit.console.output import print_json, print_tables, table, with_titles
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
@@ -57,7 +57,7 @@ def diff(reader: Reader, before: str, after: str, family: str | None, json: bool
         _imported(reader, name, family) if theirs else reader.load(name)
         for name, theirs in zip((before, after), published, strict=True)
     ]
-    a, b = retitled(graphs, (before, after))
+    a, b = with_titles(graphs, (before, after))
     from tfkit.tools.params.count import count_params
     from tfkit.tools.show.differences import differences
 
@@ -87,11 +87,11 @@ def _imported(reader: Reader, config: str, family: str | None) -> Graph:
 
 def _show_differences(changes: Sequence[Difference], names: Sequence[str], counts: Sequence[int]) -> None:
     if not changes:
-        show("no value differs", "")
+        print_tables("no value differs", "")
     causes, consequences = ([change for change in changes if change.follows is follows] for follows in (False, True))
     rows = [[_places(change), _or_dash(change.before), _or_dash(change.after)] for change in (*causes, *consequences)]
     rows.append(["parameters", *(f"{count:,}" for count in counts)])
-    show(table(["value", *names], rows, footer=len(consequences) + 1))
+    print_tables(table(["value", *names], rows, footer=len(consequences) + 1))
 
 
 def _places(change: Difference) -> str:

@@ -10,7 +10,7 @@ import click
 
 from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
-from tfkit.console.output import print_json, show, table
+from tfkit.console.output import print_json, print_tables, table
 from tfkit.errors import listing
 from tfkit.plugin.discover import COMMANDS, DOCUMENTS, SPECS
 
@@ -69,7 +69,7 @@ def plugins(reader: Reader, trace: bool, json: bool) -> None:
     rows = [
         (plugin.name, plugin.version, plugin.origin, _brings(counts[plugin.name])) for plugin in loaded_plugins.loaded
     ]
-    show(table(["plugin", "version", "from", "brings"], rows), *_left_out(loaded_plugins))
+    print_tables(table(["plugin", "version", "from", "brings"], rows), *_left_out(loaded_plugins))
 
 
 def _brings(counts: Mapping[str, int]) -> str:
@@ -82,7 +82,7 @@ def _show_trace(loaded_plugins: Plugins, commands: Mapping[str, CommandEntry], *
         print_json(traced)
         return
     rows = [(row.hook, row.plugin, row.failed or row.note or listing(row.gave, 4) or "nothing") for row in traced]
-    show(table(["hook", "plugin", "gave"], rows), *_left_out(loaded_plugins))
+    print_tables(table(["hook", "plugin", "gave"], rows), *_left_out(loaded_plugins))
 
 
 def _left_out(loaded_plugins: Plugins) -> Iterator[str]:

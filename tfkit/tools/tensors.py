@@ -9,7 +9,7 @@ import click
 
 from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
-from tfkit.console.output import print_json, show, table
+from tfkit.console.output import print_json, print_tables, table
 
 
 @command(
@@ -41,4 +41,4 @@ def tensors(reader: Reader, path: Path, json: bool) -> None:
         return
     rows = [(name, " x ".join(map(str, shape)), dtype) for name, (dtype, shape) in collapsed(kinds)]
     values = sum(prod(info.shape) for info in names.values())
-    show(table(["tensor", "shape", "type"], rows), "", f"{len(names):,} tensors, {values:,} values")
+    print_tables(table(["tensor", "shape", "type"], rows), "", f"{len(names):,} tensors, {values:,} values")

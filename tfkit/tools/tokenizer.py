@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import Reader, command
-from tfkit.console.options import json_option, output_option
-from tfkit.console.output import print_json, show, stages, table
+from tfkit.commands import Reader, command, json_option, output_option, print_json, print_tables, stages, table
 from tfkit.errors import Diagnostic, SpecError, quoted
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def tokenizer(
             f"the vocabulary must hold 256 bytes and {len(special)} special tokens; got {vocab_size}",
             param_hint="--vocab-size",
         )
-    from tfkit.tools.common.atomic_files import check_file, write_file
+    from tfkit.commands import check_file, write_file
 
     check_file(output)
     with stages() as stage:
@@ -69,7 +67,7 @@ def tokenizer(
         ("tokens", f"{tokens:,}"),
         ("bytes per token", f"{size / tokens:.2f}"),
     ]
-    show(table([str(output), ""], rows, right=[""]))
+    print_tables(table([str(output), ""], rows, right=[""]))
     if trained.get_vocab_size() < vocab_size:
         click.echo(f"warning: the text has no more pairs: {vocab_size:,} tokens were requested", err=True)
 

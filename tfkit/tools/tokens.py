@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
-from tfkit.console.commands import Reader, command
-from tfkit.console.options import json_option, output_option
-from tfkit.console.output import print_json, progress, show, table
+from tfkit.commands import Reader, command, json_option, output_option, print_json, print_tables, progress_bar, table
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ def tokens(
     processes: int | None,
     json: bool,
 ) -> None:
-    from tfkit.tools.common.atomic_files import check_file, fresh_file, writing
+    from tfkit.commands import check_file, fresh_file, writing
 
     if output.suffix != ".npy":
         raise click.BadParameter(f"`{output.name}` must end in .npy", param_hint="--output")
@@ -85,7 +83,7 @@ def tokens(
     end = None if separator is None else _id_of(separator, built)
     start = time.perf_counter()
     count = processes or os.cpu_count() or 1
-    with progress() as bar, writing(output), fresh_file(output) as path, path.open("wb") as file:
+    with progress_bar() as bar, writing(output), fresh_file(output) as path, path.open("wb") as file:
         written = write_tokens(file, files, built, end=end, column=column or "text", processes=count, on_chunk=bar)
     size, number = written
     seconds = time.perf_counter() - start
@@ -98,7 +96,7 @@ def tokens(
         ("bytes per token", f"{size / number:.2f}"),
         ("MB per second", f"{size / 1e6 / seconds:.1f}"),
     ]
-    show(table([str(output), ""], lines, right=[""]))
+    print_tables(table([str(output), ""], lines, right=[""]))
 
 
 def _has_rows(path: Path) -> bool:

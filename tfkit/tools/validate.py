@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
 from tfkit.console.output import print_json
@@ -37,7 +37,7 @@ def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
         results.append({"spec": spec, **_as_data(errors=errors, warnings=warnings)})
         if not json:
             click.echo(f"{error}\n" if error else f"{spec}: ok", err=error is not None)
-            warn(warnings)
+            print_warnings(warnings)
     if json:
         print_json(results)
     if any(result["errors"] for result in results):

@@ -13,7 +13,7 @@ from tfkit.component import Component
 from tfkit.graph.expand import Graph, load
 from tfkit.spec.source import plain, read
 from tfkit.tools.common.memory_needs import cache_size
-from tfkit.tools.common.units import bytes_text, short
+from tfkit.tools.common.units import bytes_text, count_text
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.list_.gallery import Shipped, shipped
@@ -181,7 +181,7 @@ def _gallery() -> str:
 
 def _card(model: Model) -> str:
     spec, mechanisms = model.shipped, " ".join(model.mechanisms)
-    size = short(spec.parameters) if spec.parameters else ""
+    size = count_text(spec.parameters) if spec.parameters else ""
     words = " ".join(filter(None, (spec.name, spec.kind, spec.model_type, model.year, mechanisms, spec.description)))
     facts = " · ".join(filter(None, (size, model.year, mechanisms)))
     return (

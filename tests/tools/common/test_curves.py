@@ -10,19 +10,19 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tfkit.tools.common.pages import LEFT, RIGHT, WIDTH, Line, curves, line_legend, report_page
+from tfkit.tools.common.pages import CHART_WIDTH, MARGIN_LEFT, MARGIN_RIGHT, ChartLine, curves, line_legend, report_page
 
 BROWSER = shutil.which("chromium")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no chromium")]
 RELU = [(0, [4.0, 4.2]), (50, [2.0, 2.2]), (100, [1.0, 1.5])]
 LINES = [
-    Line(0, RELU, "relu", {"tokens": 10, "seconds": 2.0}),
-    Line(1, [(0, [4.1]), (50, [1.9]), (100, [1.2])], "gelu", {"tokens": 20}),
+    ChartLine(0, RELU, "relu", {"tokens": 10, "seconds": 2.0}),
+    ChartLine(1, [(0, [4.1]), (50, [1.9]), (100, [1.2])], "gelu", {"tokens": 20}),
 ]
 Points = list[list[tuple[float, float]]]
 
 
-def drawn(folder: Path, script: str = "", lines: list[Line] = LINES) -> tuple[Points, str]:
+def drawn(folder: Path, script: str = "", lines: list[ChartLine] = LINES) -> tuple[Points, str]:
     """Return the means of the lines after a script, and the document."""
     content = [curves(lines), line_legend(line.name for line in lines)]
     text = report_page("curves", "run", [], [("numbers", "Numbers", content)], charts=True)
@@ -70,11 +70,15 @@ def test_the_first_drawing_is_that_of_the_page(tmp_path: Path) -> None:
 
 def test_tokens_logarithms_and_smoothing(tmp_path: Path) -> None:
     (relu, gelu), _ = drawn(tmp_path, choose(x="tokens"))
-    right = WIDTH - RIGHT
-    assert [x for x, _ in relu] == [LEFT, LEFT + (right - LEFT) / 4, LEFT + (right - LEFT) / 2]
+    right = CHART_WIDTH - MARGIN_RIGHT
+    assert [x for x, _ in relu] == [
+        MARGIN_LEFT,
+        MARGIN_LEFT + (right - MARGIN_LEFT) / 4,
+        MARGIN_LEFT + (right - MARGIN_LEFT) / 2,
+    ]
     assert gelu[-1][0] == right
     (relu, _), _ = drawn(tmp_path, choose(log_x=True, log_y=True))
-    assert [x for x, _ in relu] == [LEFT, right]  # step 0 has no place
+    assert [x for x, _ in relu] == [MARGIN_LEFT, right]  # step 0 has no place
     raw, _ = drawn(tmp_path)
     (smooth, _), _ = drawn(tmp_path, choose(smooth=0.5))
     assert smooth[0] == raw[0][0]
@@ -88,7 +92,7 @@ def test_a_click_hides_a_line(tmp_path: Path) -> None:
 
 
 def test_markup_in_a_name_stays_text(tmp_path: Path) -> None:
-    hostile = [Line(0, RELU, "</script><img src=x onerror=alert(1)>'\"")]
+    hostile = [ChartLine(0, RELU, "</script><img src=x onerror=alert(1)>'\"")]
     means, document = drawn(tmp_path, lines=hostile)
     assert len(means) == 1
     assert "<img" not in document

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import tfkit
-from tfkit.tools.common.pages import html_table
+from tfkit.tools.common.pages import notebook_table
 
 METHODS = {"image/svg+xml": "_repr_svg_", "text/html": "_repr_html_"}
 
@@ -83,7 +83,7 @@ def test_costs_are_a_table(small: tfkit.Graph) -> None:
 
 
 def test_text_stays_text() -> None:
-    table = html_table("<b>", ["<i>"], [["<script>"]])
+    table = notebook_table("<b>", ["<i>"], [["<script>"]])
     assert Cells(table).rows == [["<i>"], ["<script>"]]
     assert not any(markup in table for markup in ("<b>", "<i>", "<script>"))
 

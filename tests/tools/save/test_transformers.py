@@ -21,7 +21,7 @@ from torch import fx
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.console.hub import on_disk
+from tfkit.console.hub import local_path
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import holds_code
 from tfkit.spec.render import render
@@ -285,18 +285,18 @@ def test_a_model_by_its_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     monkeypatch.chdir(tmp_path)
-    assert on_disk(Path("org/model")) == tmp_path / "org--model"
+    assert local_path(Path("org/model")) == tmp_path / "org--model"
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "model").touch()
-    assert on_disk(Path("org/model")) == Path("org/model")
-    assert on_disk(Path("org/model.safetensors")) == Path("org/model.safetensors")
+    assert local_path(Path("org/model")) == Path("org/model")
+    assert local_path(Path("org/model.safetensors")) == Path("org/model.safetensors")
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no network")
 
     hub.snapshot_download = fail
     with pytest.raises(tfkit.SpecError, match="no network"):
-        on_disk(Path("org/other"))
+        local_path(Path("org/other"))
 
 
 @pytest.mark.slow

@@ -7,7 +7,15 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from tfkit.run.sweep_spec import CompareConfig
-from tfkit.tools.common.pages import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Line, curves
+from tfkit.tools.common.pages import (
+    CHART_HEIGHT,
+    CHART_WIDTH,
+    MARGIN_BOTTOM,
+    MARGIN_LEFT,
+    MARGIN_RIGHT,
+    ChartLine,
+    curves,
+)
 from tfkit.tools.sweep.comparison import _compared
 from tfkit.tools.sweep.page import GAPS, ROW, forest, gaps
 from tfkit.tools.sweep.result import ArmResult, Curve
@@ -27,25 +35,25 @@ def lines(chart: Element, kind: str) -> list[list[tuple[float, float]]]:
 
 
 def test_the_first_steps_do_not_decide_the_axis() -> None:
-    chart = curves([Line(0, list(zip(STEPS, ([9.0], [3.0], [1.0]), strict=True)))])
+    chart = curves([ChartLine(0, list(zip(STEPS, ([9.0], [3.0], [1.0]), strict=True)))])
     assert [match.text for match in chart.findall("text") if match.text != "0"][:5] == ["1", "1.5", "2", "2.5", "3"]
     ((first, second, third),) = lines(chart, "polyline")
-    assert first == (LEFT, pytest.approx(8 - 3 * (HEIGHT - BOTTOM - 8)))
-    assert second == ((LEFT + WIDTH - RIGHT) / 2, 8)
-    assert third == (WIDTH - RIGHT, HEIGHT - BOTTOM)
+    assert first == (MARGIN_LEFT, pytest.approx(8 - 3 * (CHART_HEIGHT - MARGIN_BOTTOM - 8)))
+    assert second == ((MARGIN_LEFT + CHART_WIDTH - MARGIN_RIGHT) / 2, 8)
+    assert third == (CHART_WIDTH - MARGIN_RIGHT, CHART_HEIGHT - MARGIN_BOTTOM)
 
 
 def test_two_evaluations_stay_inside_the_chart() -> None:
-    chart = curves([Line(0, [(0, [4.0]), (100, [1.0])])])
-    assert lines(chart, "polyline") == [[(LEFT, 8), (WIDTH - RIGHT, HEIGHT - BOTTOM)]]
+    chart = curves([ChartLine(0, [(0, [4.0]), (100, [1.0])])])
+    assert lines(chart, "polyline") == [[(MARGIN_LEFT, 8), (CHART_WIDTH - MARGIN_RIGHT, CHART_HEIGHT - MARGIN_BOTTOM)]]
 
 
 def test_the_pointer_shows_the_values_of_a_step() -> None:
-    chart = curves([Line(0, [(0, [4.0]), (100, [1.0, 2.0])], "relu"), Line(1, [(100, [3.25])], "gelu")])
+    chart = curves([ChartLine(0, [(0, [4.0]), (100, [1.0, 2.0])], "relu"), ChartLine(1, [(100, [3.25])], "gelu")])
     tips = chart.findall("svg/rect[@class='tip']")
     assert [tip.findtext("title") for tip in tips] == ["step 0\nrelu 4", "step 100\nrelu 1.5\ngelu 3.25"]
     assert float(tips[0].attrib["x"]) + float(tips[0].attrib["width"]) == float(tips[1].attrib["x"])
-    many = curves([Line(0, [(step, [1.0]) for step in range(1000)])])
+    many = curves([ChartLine(0, [(step, [1.0]) for step in range(1000)])])
     assert len(many.findall("svg/rect[@class='tip']")) == 200
 
 
@@ -60,7 +68,7 @@ def test_gaps_are_those_of_pairs() -> None:
     chart = gaps(_compared(arms, LOSS))
     assert chart is not None
     level, mean = lines(chart, "polyline")
-    unit = (GAPS - BOTTOM - 8) / 0.3  # between 0 and -0.3, the lowest late difference
+    unit = (GAPS - MARGIN_BOTTOM - 8) / 0.3  # between 0 and -0.3, the lowest late difference
     assert [y for _, y in level] == [8, 8, 8]
     assert [y for _, y in mean] == [pytest.approx(8 - value * unit, abs=0.06) for value in (0.1, -0.2, -0.2)]
     (band,) = lines(chart, "polygon")
@@ -89,7 +97,10 @@ def test_the_margin_is_a_band_around_nothing() -> None:
     assert 20 <= float(name.attrib["y"]) <= points - 11  # on a phone: 20 of 26 units are above the baseline
     (band,) = forest(compared, 3.0).findall("rect")
     low, wide = float(band.attrib["x"]), float(band.attrib["width"])
-    assert (low, wide) == (LEFT, pytest.approx(WIDTH - 2 * LEFT))  # wider than the interval, 0.15 +- 0.64
+    assert (low, wide) == (
+        MARGIN_LEFT,
+        pytest.approx(CHART_WIDTH - 2 * MARGIN_LEFT),
+    )  # wider than the interval, 0.15 +- 0.64
     (zero,) = forest(compared, 3.0).findall("line[@class='ridge']")
     assert float(zero.attrib["x1"]) == pytest.approx(low + wide / 2)
     assert float(band.attrib["height"]) > ROW

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.console import options
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
-from tfkit.console.output import print_json, said, show, stages, table
+from tfkit.console.output import print_json, print_tables, stages, table, warnings_as_text
 from tfkit.errors import FirstLossWarning, printable
-from tfkit.tools.common.units import bytes_text, short
+from tfkit.tools.common.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from tfkit.tools.build.first_run import FirstRun
@@ -66,7 +66,7 @@ def build(
     if output is not None and device == "meta":
         raise click.UsageError("a model on the meta device has no weights to write: omit -o or --device meta")
     graph = reader.load(spec)
-    warn(warnings_of(graph, reader.plugins))
+    print_warnings(warnings_of(graph, reader.plugins))
     if device != "meta":
         weights = reader.weights(spec, weights, allow_change=allow_change)
     import torch
@@ -79,7 +79,7 @@ def build(
     if output is not None:
         companions = Companions.read(weights, graph.spec.family)
         layouts_of(reader.plugins).check_folder(output, force=force, companions=companions)
-    with said(FirstLossWarning), stages() as stage:
+    with warnings_as_text(FirstLossWarning), stages() as stage:
         kind = None if dtype is None else getattr(torch, dtype)
         build_options: dict[str, Any] = {"dtype": kind, "seed": seed, "weights": weights, "allow_change": allow_change}
         model, run = first_run(graph, device=options.device_of(device), stage=stage, **build_options)
@@ -104,8 +104,8 @@ def _show_run(run: FirstRun, files: Sequence[str]) -> None:
         )
         for node in run.nodes
     ]
-    total = f"{run.parameters:,} parameters ({short(run.parameters)}), {bytes_text(run.bytes)} in {run.dtype}"
+    total = f"{run.parameters:,} parameters ({count_text(run.parameters)}), {bytes_text(run.bytes)} in {run.dtype}"
     times = f"built on {run.device} in {run.build_time:.2f} s, one forward in {run.forward_time:.2f} s"
-    show(table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]))
+    print_tables(table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]))
     click.echo(f"\n{run.code}\n")  # `show` breaks long lines
-    show(total, times, *(f"wrote {printable(file)}" for file in files))
+    print_tables(total, times, *(f"wrote {printable(file)}" for file in files))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, seed_option, weights_option
 
@@ -83,7 +83,7 @@ def check(
     seed: int,
     json: bool,
 ) -> None:
-    from tfkit.console.output import print_json, progress
+    from tfkit.console.output import print_json, progress_bar
 
     if sum(choice is not None for choice in (spec, kind, plugin)) != 1:
         raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
@@ -96,14 +96,14 @@ def check(
         subjects = work.of_components(kind, plugin)
     else:
         document = work.of_document(reader.sort_of(spec), spec, reader.sets)
-        warn([] if document is None else document.notes)
+        print_warnings([] if document is None else document.notes)
         graph = reader.load(spec) if document is None else document.graph
         weights = reader.weights(spec, weights)
         subjects = work.of_model(graph, whole=whole, weights=weights)
         subjects += [] if document is None else [(document, document.words)]
-    warn(work.faults)
+    print_warnings(work.faults)
     done, total = count(1), work.total(subjects)
-    with progress() as on_progress:
+    with progress_bar() as on_progress:
         checked = [work.check(item, lambda name: on_progress(next(done), total, f"{name:25}")) for item in subjects]
     if json:
         print_json([{**vars(result), "ok": result.ok} for result in checked])
@@ -124,7 +124,7 @@ def check(
 
 
 def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
-    from tfkit.console.output import show, table
+    from tfkit.console.output import print_tables, table
     from tfkit.tools.check.check import worst_of
 
     outcomes = worst_of(checked)
@@ -137,13 +137,15 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
         )
         for outcome in outcomes
     ]
-    show(_head(checked), "", table(["property", "result", "worst", f"the {checked[0].of}"], rows, right=["worst"]), "")
+    print_tables(
+        _head(checked), "", table(["property", "result", "worst", f"the {checked[0].of}"], rows, right=["worst"]), ""
+    )
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
-        show(f"{outcome.name}{_worst_model(outcome, checked)}: {outcome.fault}")
+        print_tables(f"{outcome.name}{_worst_model(outcome, checked)}: {outcome.fault}")
     if failed:
         only = [f"--only {outcome.name}" for outcome in failed]
-        show("", f"again: {' '.join(['tfkit check', *map(shlex.quote, arguments), *only])}")
+        print_tables("", f"again: {' '.join(['tfkit check', *map(shlex.quote, arguments), *only])}")
     number = work.left(checked[0].of)
     left = f"; {number} more with --level full" if number else ""
     summary, broken = checked[0].summary, sum(not result.ok for result in checked)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from xml.etree.ElementTree import Element, tostring
 
-from tfkit.tools.common.pages import WIDTH, tag
+from tfkit.tools.common.pages import CHART_WIDTH, tag
 
 LEVELS = 8
 """The number of shades of a colour."""
@@ -49,7 +49,7 @@ def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool,
     largest = most or max(abs(value) for heat_map in maps for row in heat_map.values for value in row) or 1.0
     left = CHARACTER * max(min(len(label), LONGEST) for heat_map in maps for label in heat_map.rows) + 8
     below = CHARACTER * max(min(len(label), LONGEST) for heat_map in maps for label in heat_map.columns) + 8
-    width = (WIDTH - GAP) / per_line - GAP - left
+    width = (CHART_WIDTH - GAP) / per_line - GAP - left
     elements, top = list[Element](), TOP
     for start in range(0, len(maps), per_line):
         line = maps[start : start + per_line]
@@ -63,10 +63,10 @@ def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool,
             levels = [[round(max(-1, min(1, value / largest)) * LEVELS) for value in row] for row in heat_map.values]
             elements += draw_cells(levels, box)
         top += max(heights) + below + TOP
-    size = {"width": WIDTH, "height": top}
+    size = {"width": CHART_WIDTH, "height": top}
     ground = tag("rect", **size, class_="page")
     about = (tag("title", title), tag("style", STYLE + PICTURE_STYLE), ground)
-    view = f"0 0 {WIDTH:g} {top:.0f}"
+    view = f"0 0 {CHART_WIDTH:g} {top:.0f}"
     root = tag("svg", *about, *elements, xmlns="http://www.w3.org/2000/svg", viewBox=view, **size, role="img")
     return tostring(root, encoding="unicode") + "\n"
 

@@ -17,12 +17,13 @@ from statistics import fmean
 from typing import TypeAlias
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-Child = Element | str | None
-Section: TypeAlias = tuple[str, str, Sequence[Child]]
+PageContent = Element | str | None
+"""An element, a text, or nothing."""
+PageSection: TypeAlias = tuple[str, str, Sequence[PageContent]]
 """The id of a section, its heading and its contents."""
 
 
-def tag(name: str, *children: Child, **attributes: object) -> Element:
+def tag(name: str, *children: PageContent, **attributes: object) -> Element:
     """Build an element with its attributes and children in order.
 
     Texts are escaped, and children that are None are omitted. In names of attributes, a final underscore is removed and
@@ -37,7 +38,7 @@ def tag(name: str, *children: Child, **attributes: object) -> Element:
     return element
 
 
-def page(title: str, *body: Child, style: str = "", script: str = "") -> str:
+def page(title: str, *body: PageContent, style: str = "", script: str = "") -> str:
     """Build a complete HTML document, which loads no other file and can run no script except `script`.
 
     It supports light and dark mode, and printing. `style` is added to the style of `page.css`.
@@ -62,7 +63,7 @@ def report_page(
     name: str,
     of: str,
     lines: Iterable[str | None],
-    sections: Iterable[Section],
+    sections: Iterable[PageSection],
     *,
     style: str = "",
     charts: bool = False,
@@ -78,7 +79,7 @@ def report_page(
     return page(f"{name}: {of}", header, body, style=CHART_STYLE + style if charts else style, script=script)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1) -> Element:
+def page_table(head: Sequence[str], rows: Iterable[Sequence[PageContent]], *, text: int = 1) -> Element:
     """Build a table whose first `text` columns are words and whose remaining columns are numbers."""
     body = tag("tbody")
     for row in rows:
@@ -87,7 +88,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Child]], *, text: int = 1
     return tag("div", tag("table", columns, body, class_=f"words{text}"), class_="scroll")
 
 
-def section(name: str, words: str, content: Sequence[Child]) -> Element | None:
+def section(name: str, words: str, content: Sequence[PageContent]) -> Element | None:
     """Build a section of a page, under the heading `words` unless it is empty. Return None without content."""
     return tag("section", tag("h2", words) if words else None, *content, id=name) if content else None
 
@@ -137,7 +138,7 @@ def _value(value: object) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
-def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def notebook_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Build a table with a title; columns are right-aligned except the first."""
     body = tag("tbody", *(_row("td", cells) for cells in rows))
     element = tag("table", tag("caption", title), tag("thead", _row("th", columns)), body)
@@ -153,11 +154,20 @@ def _row(name: str, cells: Sequence[str]) -> Element:
 
 COLOURS = ("attention", "ffn", "head", "loss", "norm", "embedding", "cross_attention", "optimizer")
 """Names of the page's colours, in the order of lines."""
-WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 860.0, 330.0, 60.0, 10.0, 26.0
+CHART_WIDTH = 860.0
+"""Width of every chart, in the units of its SVG."""
+CHART_HEIGHT = 330.0
+"""Height of a chart by default."""
+MARGIN_LEFT = 60.0
+"""Space for the labels of the vertical axis."""
+MARGIN_RIGHT = 10.0
+"""Space at the right of a chart."""
+MARGIN_BOTTOM = 26.0
+"""Space for the labels of the horizontal axis."""
 TICKS = 5
 EARLY = 0.1
 """Fraction of the steps, at the start, that the range of an axis ignores: a loss falls fastest in these steps."""
-MOST_TIPS = 200
+MAX_TIPS = 200
 """Maximum number of steps whose values appear under the pointer."""
 CHART_STYLE = """
 .chart { width: 100%; height: auto; display: block; } .chart text { fill: var(--quiet); font-size: 12px; }
@@ -179,14 +189,14 @@ CHART_STYLE = """
 """The style of a page with charts and pictures, in addition to `page.css`."""
 
 
-def colour(index: int) -> str:
+def colour_class(index: int) -> str:
     """Return the class that sets the colour of a line."""
     return f"c-{COLOURS[index % len(COLOURS)]}"
 
 
 def line_legend(names: Iterable[str]) -> Element:
     """Build the legend of lines, in their order."""
-    return legend((colour(index), name) for index, name in enumerate(names))
+    return legend((colour_class(index), name) for index, name in enumerate(names))
 
 
 @dataclass(frozen=True)
@@ -211,7 +221,7 @@ class ChartAxis:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """Values over steps, in the colour of an index. Several values of a step are drawn as their mean within a band.
 
     `rates` are alternative units for the axis of steps: the number of units per step, by name.
@@ -225,33 +235,33 @@ class Line:
     def data(self) -> dict[str, object]:
         """Return the data for the script: each step with the mean, the minimum and the maximum of its values."""
         points = [[step, *(float(f"{of(values):.6g}") for of in (fmean, min, max))] for step, values in self.points]
-        return {"name": self.name, "colour": colour(self.index), "rates": dict(self.rates), "points": points}
+        return {"name": self.name, "colour": colour_class(self.index), "rates": dict(self.rates), "points": points}
 
 
-def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIGHT) -> Element:
+def curves(lines: Sequence[ChartLine], *, words: str = "curves", height: float = CHART_HEIGHT) -> Element:
     """Draw lines over a common axis of steps; `words` describe them for screen readers.
 
     The range of values ignores the first tenth of the steps, unless only a single step would remain, so a line may
     begin outside the chart. The browser shows the values of the step under the pointer.
     """
     steps = sorted({step for line in lines for step, _ in line.points})
-    x = ChartAxis(0, steps[-1], LEFT, WIDTH - RIGHT)
+    x = ChartAxis(0, steps[-1], MARGIN_LEFT, CHART_WIDTH - MARGIN_RIGHT)
     first = EARLY * x.high if sum(step >= EARLY * x.high for step in steps) > 1 else 0
     late = [value for line in lines for step, values in line.points if step >= first for value in values]
-    y = ChartAxis(min(late), max(late), height - BOTTOM, 8.0)
+    y = ChartAxis(min(late), max(late), height - MARGIN_BOTTOM, 8.0)
     chart = canvas(height, words)
     chart.set("data-lines", json.dumps([line.data() for line in lines]))
-    wide, tall = WIDTH - LEFT, height - BOTTOM + 4
+    wide, tall = CHART_WIDTH - MARGIN_LEFT, height - MARGIN_BOTTOM + 4
     inside = tag(
         "svg",
-        viewBox=f"{LEFT:g} 0 {wide:g} {tall:g}",
-        x=LEFT,
+        viewBox=f"{MARGIN_LEFT:g} 0 {wide:g} {tall:g}",
+        x=MARGIN_LEFT,
         y=0,
         width=wide,
         height=tall,
         # The inner element clips lines at the edges of the chart.
     )
-    levels(chart, y)
+    add_grid(chart, y)
     for value in x.ticks():
         chart.append(
             tag("text", f"{value:,.0f}", x=x(value), y=height - 6, class_="end" if value == x.high else "middle")
@@ -261,31 +271,35 @@ def curves(lines: Sequence[Line], *, words: str = "curves", height: float = HEIG
         below = [f"{x(step):.1f},{y(min(values)):.1f}" for step, values in reversed(line.points)]
         mean = [f"{x(step):.1f},{y(fmean(values)):.1f}" for step, values in line.points]
         if any(len(values) > 1 for _, values in line.points):
-            inside.append(tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour(line.index)}"))
-        inside.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour(line.index)}"))
+            inside.append(
+                tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour_class(line.index)}")
+            )
+        inside.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour_class(line.index)}"))
     inside.extend(_tips(lines, steps, x, tall))
     chart.append(inside)
     return chart
 
 
-def _tips(lines: Sequence[Line], steps: Sequence[int], x: ChartAxis, height: float) -> Iterator[Element]:
+def _tips(lines: Sequence[ChartLine], steps: Sequence[int], x: ChartAxis, height: float) -> Iterator[Element]:
     """Yield an invisible column around each step. Its tooltip contains the values of the lines."""
-    steps = steps[:: -(-len(steps) // MOST_TIPS)]
+    steps = steps[:: -(-len(steps) // MAX_TIPS)]
     middles = [(x(left) + x(right)) / 2 for left, right in pairwise(steps)]
     values = [{step: fmean(values) for step, values in line.points} for line in lines]
-    for step, left, right in zip(steps, [LEFT, *middles], [*middles, WIDTH], strict=True):
+    for step, left, right in zip(steps, [MARGIN_LEFT, *middles], [*middles, CHART_WIDTH], strict=True):
         texts = [f"{line.name} {of[step]:.4g}".strip() for line, of in zip(lines, values, strict=True) if step in of]
         title = tag("title", "\n".join([f"step {step:,}", *texts]))
         yield tag("rect", title, x=left, y=0, width=right - left, height=height, class_="tip")
 
 
-def levels(chart: Element, y: ChartAxis) -> None:
+def add_grid(chart: Element, y: ChartAxis) -> None:
     """Add lines at round values to a chart."""
     for value in y.ticks():
-        chart.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
-        chart.append(tag("text", f"{value:g}", x=LEFT - 8, y=y(value) + 4, class_="end"))
+        chart.append(
+            tag("line", x1=MARGIN_LEFT, x2=CHART_WIDTH - MARGIN_RIGHT, y1=y(value), y2=y(value), class_="grid")
+        )
+        chart.append(tag("text", f"{value:g}", x=MARGIN_LEFT - 8, y=y(value) + 4, class_="end"))
 
 
 def canvas(height: float, words: str) -> Element:
     """Build an empty chart of the page's width."""
-    return tag("svg", viewBox=f"0 0 {WIDTH:g} {height:g}", class_="chart", role="img", aria_label=words)
+    return tag("svg", viewBox=f"0 0 {CHART_WIDTH:g} {height:g}", class_="chart", role="img", aria_label=words)

@@ -11,7 +11,7 @@ def scaled(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, s
     return amount, prefix
 
 
-def short(count: int) -> str:
+def count_text(count: int) -> str:
     """Format a count: `124.4M`."""
     amount, prefix = scaled(count, "KMBT")
     return f"{amount:,.1f}{prefix}" if prefix else str(count)

@@ -11,7 +11,7 @@ import click
 from tfkit.console import options
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
-from tfkit.console.output import print_json, show, stages, table
+from tfkit.console.output import print_json, print_tables, stages, table
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
@@ -104,11 +104,11 @@ def compare(
 
 def _other(reader: Reader, b: str) -> Graph | Path:
     """Return the second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
-    from tfkit.console.hub import on_disk
+    from tfkit.console.hub import local_path
     from tfkit.spec.extending import is_folder
     from tfkit.spec.folder import holds_code, model_folder
 
-    path = model_folder(on_disk(Path(b)))
+    path = model_folder(local_path(Path(b)))
     has_config, has_spec = (os.path.exists(path / name) for name in ("config.json", "spec.yaml"))
     if is_folder(str(path), reader.plugins.specs) and (has_config or not has_spec) and not holds_code(path):
         return path
@@ -125,9 +125,9 @@ def _show_comparison(comparison: Comparison) -> None:
         for part in shown
     ]
     if rows:
-        show(table(columns, rows, right=columns[2:]), "")
+        print_tables(table(columns, rows, right=columns[2:]), "")
     if left := _not_compared(comparison):
-        show(*left, "")
+        print_tables(*left, "")
     returned = "the outputs cannot be compared"
     if comparison.difference is not None:
         returned = f"largest difference of the outputs: {comparison.difference:.1e}"

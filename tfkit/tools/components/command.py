@@ -11,7 +11,7 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_slot
 from tfkit.console.options import json_option
-from tfkit.console.output import print_json, show, table
+from tfkit.console.output import print_json, print_tables, table
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
 
 if TYPE_CHECKING:
@@ -68,13 +68,15 @@ def _show_slots(plugins: Plugins, docs: Sequence[ComponentDoc]) -> None:
     for doc in docs:
         kinds.setdefault(doc.slot, []).append(doc.kind)
     rows = [(slot, ", ".join(names), slot_doc(plugins.registry, slot)) for slot, names in kinds.items()]
-    show(table(["slot", "kinds", "purpose"], rows))
+    print_tables(table(["slot", "kinds", "purpose"], rows))
 
 
 def _show_kinds(docs: Sequence[ComponentDoc]) -> None:
     from tfkit.plugin.registry import first_paragraph
 
-    show(table(["kind", "from", "description"], [(doc.kind, doc.plugin, first_paragraph(doc.doc)) for doc in docs]))
+    print_tables(
+        table(["kind", "from", "description"], [(doc.kind, doc.plugin, first_paragraph(doc.doc)) for doc in docs])
+    )
 
 
 def _show_component(component: ComponentDoc) -> None:
@@ -85,7 +87,7 @@ def _show_component(component: ComponentDoc) -> None:
     for field in component.fields:
         parts += ["", f"{field.name}: {field.type}, {_default(field)}"]
         parts += [Padding(" ".join(field.doc.split()), (0, 0, 0, 4))] if field.doc else []
-    show(*parts)
+    print_tables(*parts)
 
 
 def _default(field: FieldDoc) -> str:

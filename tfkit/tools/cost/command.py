@@ -10,10 +10,10 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import batch_option, by_option, count_option, dtype_option, json_option
-from tfkit.console.output import layers_in_one, percent, print_json, show, table
+from tfkit.console.output import group_layers, percent, print_json, print_tables, table
 from tfkit.errors import Invalid, SpecError
 from tfkit.tools.common.modes import OPTIMIZERS, Mode, mode_option
-from tfkit.tools.common.units import bytes_text, flops_text, short
+from tfkit.tools.common.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
     from tfkit.tools.common.ownership import By
@@ -140,11 +140,11 @@ def _show(costs: Cost, by: By, device: Device | None) -> None:
         seconds = None if device is None else costs.floor(device, parts).seconds
         rows.append([row.label, *_cells(costs, row, seconds)])
     if by == "layer":
-        merged = layers_in_one((label, tuple(cells), cells) for label, *cells in rows)
+        merged = group_layers((label, tuple(cells), cells) for label, *cells in rows)
         rows = [[label, *cells[0]] for label, cells in merged]
     total = None if device is None else costs.floor(device).seconds
     rows.append(["total", *_cells(costs, costs.total, total)])
-    show(_title(costs), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(costs, device))
+    print_tables(_title(costs), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(costs, device))
 
 
 def _columns(costs: Cost, device: Device | None) -> list[str]:
@@ -157,7 +157,7 @@ def _cells(costs: Cost, row: CostRow, seconds: float | None) -> list[str]:
     train = costs.mode == "train"
     cells = [flops_text(row.flops_forward), percent(row.flops_forward, costs.total.flops_forward)]
     cells += [flops_text(row.flops_backward)] if train else []
-    cells += [short(row.parameters) if row.parameters else "-"]
+    cells += [count_text(row.parameters) if row.parameters else "-"]
     cells += [_bytes(row.saved if train else row.traffic)]
     cells += [f"{row.intensity:,.{0 if row.intensity >= 100 else 1}f}" if row.flops else "-"]
     return cells if seconds is None else [*cells, time_text(seconds)]
@@ -185,7 +185,7 @@ def _notes(costs: Cost, device: Device | None) -> Iterator[str]:
     visible = f"{flops_text(total.visible)} visible"
     yield f"FLOPs: {flops_text(total.flops)}, {visible}; pairs of query and key are {share} of them"
     if total.active_parameters != total.parameters:
-        yield f"parameters: {short(total.parameters)}, of which a token uses {short(total.active_parameters)}"
+        yield f"parameters: {count_text(total.parameters)}, of which a token uses {count_text(total.active_parameters)}"
     yield from _memory_notes(costs)
     if device is not None:
         floor = costs.floor(device)

@@ -23,7 +23,7 @@ from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.memory_needs import cached_bytes, size_of
 from tfkit.tools.common.modes import LENGTH, Mode, Optimizer
 from tfkit.tools.common.ownership import By, added, in_rows, owners_of
-from tfkit.tools.common.pages import html_table
+from tfkit.tools.common.pages import notebook_table
 from tfkit.tools.common.units import bytes_text, flops_text
 from tfkit.tools.cost.counter import Kernels, Observer
 from tfkit.tools.cost.devices import Device
@@ -434,7 +434,7 @@ class Cost:
             (row.label, flops_text(row.flops), bytes_text(row.traffic), f"{row.parameters:,}")
             for row in (*self.rows(), self.total)
         ]
-        return html_table(f"{self.name}: {self.mode}, {self.dtype}", columns, rows)
+        return notebook_table(f"{self.name}: {self.mode}, {self.dtype}", columns, rows)
 
 
 def part_phases(part: Amounts, visible: bool) -> tuple[tuple[int, int], tuple[int, int]]:

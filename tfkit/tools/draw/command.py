@@ -10,7 +10,7 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, output_option
-from tfkit.console.output import print_json, retitled, show
+from tfkit.console.output import print_json, print_tables, with_titles
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     from tfkit.tools.common.atomic_files import check_file
 
     check_file(output)
-    graphs = retitled([reader.load(spec) for spec in specs], specs)
+    graphs = with_titles([reader.load(spec) for spec in specs], specs)
     from tfkit.tools.draw.picture import draw as paint
     from tfkit.tools.draw.svg import write
 
@@ -68,4 +68,4 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     if json:
         print_json({"file": str(output), "size": size, "models": [graph.name for graph in graphs]})
     else:
-        show(f"wrote {printable(str(output))}, {size[0]} x {size[1]}")
+        print_tables(f"wrote {printable(str(output))}, {size[0]} x {size[1]}")

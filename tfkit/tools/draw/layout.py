@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tfkit.tools.common.units import short
+from tfkit.tools.common.units import count_text
 from tfkit.tools.draw.canvas import (
     Canvas,
     Differing,
@@ -38,7 +38,7 @@ PART, PART_GAP = 34.0, 5.0
 
 def count_of(box: Box) -> str:
     """Format the parameter count of a box."""
-    count = short(box.parameters) if box.parameters else ""
+    count = count_text(box.parameters) if box.parameters else ""
     return " + ".join(text for text in ("tied" if box.tied else "", count) if text)
 
 
@@ -166,7 +166,7 @@ def _rows(chips: Sequence[Chip], width: float, differing: Differing) -> list[lis
     used = width
     for chip in chips:
         look = differing.look(chip.key)
-        text = f"{chip.text} · {short(chip.parameters)}" if chip.parameters else chip.text
+        text = f"{chip.text} · {count_text(chip.parameters)}" if chip.parameters else chip.text
         lines = wrap(text, width - 16, CHIP, bold=look == "cause")
         wide = 16 + max(line_width((TextRun(line, look),), CHIP) for line in lines)
         if used + 5 + wide > width:
@@ -361,7 +361,7 @@ def header_of(
     layer: DrawnLayer, differing: Differing, notes: tuple[Note, ...] = (), swatch: int | None = None
 ) -> StackHeader:
     """Return the header of a layer's frame."""
-    each = (Note(COUNT, f"{short(layer.parameters)} a layer"),) if layer.times > 1 else ()
+    each = (Note(COUNT, f"{count_text(layer.parameters)} a layer"),) if layer.times > 1 else ()
     return StackHeader(layer.name, f"× {layer.times}", (*notes, *layer.notes, *each), differing, swatch)
 
 
@@ -406,7 +406,7 @@ def _added(canvas: Canvas, box: Box, cx: float, bottom: float) -> float:
 
 def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
     placer = LayerPlacer(canvas, cx, inner_width(tower.layers), side_width(tower.layers))
-    total = (Note("total", f"{short(tower.parameters)} in all"),)
+    total = (Note("total", f"{count_text(tower.parameters)} in all"),)
     if len(tower.layers) == 1:
         (layer,) = tower.layers
         stack, each = canvas.differing(tower.key), canvas.differing(layer.key)
@@ -460,7 +460,7 @@ def beside(box: Box) -> Box:
     """Return a narrow version of a box for the side of a line. Its parameters become a note."""
     if not box.parameters:
         return box
-    return replace(box, notes=(*box.notes, Note("parameters", short(box.parameters))), parameters=0)
+    return replace(box, notes=(*box.notes, Note("parameters", count_text(box.parameters))), parameters=0)
 
 
 def beside_width(box: Box) -> float:

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import click
 
-from tfkit.console.commands import Reader, command
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option, output_option
-from tfkit.console.output import print_json, stages
+from tfkit.commands import Reader, command, complete_spec, json_option, output_option, print_json, stages
 from tfkit.errors import printable
 
 
@@ -37,7 +34,7 @@ from tfkit.errors import printable
 def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
     if output is not None and output.suffix != ".py":
         raise click.BadParameter(f"`{output.name}` must end in .py", param_hint="--output")
-    from tfkit.tools.common.atomic_files import check_file, write_file
+    from tfkit.commands import check_file, write_file
 
     if output is not None:
         check_file(output)

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
-from tfkit.console.options import allow_change_option, json_option, weights_option
-from tfkit.console.output import print_json, show, stages, table
+from tfkit.commands import (
+    Reader,
+    allow_change_option,
+    command,
+    json_option,
+    print_json,
+    print_tables,
+    print_warnings,
+    stages,
+    table,
+    weights_option,
+)
 
 
 @command(
@@ -52,7 +61,7 @@ def eval_(
     for name in runs:
         run = load_run(name, reader.plugins, sets=reader.sets, count=flops_of_step)
         path = weights_of(name, weights)
-        warn(warnings_about(path, run.graph.spec.model, run.config.data, run.config.eval))
+        print_warnings(warnings_about(path, run.graph.spec.model, run.config.data, run.config.eval))
         with stages() as stage:
             stage(f"evaluating {name}")
             results[name] = evaluate_run(run, path, reader.plugins, split, metric, allow_change=allow_change)
@@ -67,4 +76,4 @@ def eval_(
         )
         for metric_name in names
     ]
-    show(table(["", *results], rows, right=results))
+    print_tables(table(["", *results], rows, right=results))

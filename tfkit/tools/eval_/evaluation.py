@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.building.instrument import instrumented
+from tfkit.commands import build_with_weights
 from tfkit.errors import Diagnostic, SpecError, similar
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, check_length, check_metrics, load_run
@@ -16,7 +17,7 @@ from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate as numbers_of
 from tfkit.spec.folder import has_weights, model_folder
 from tfkit.spec.merge import as_changes
-from tfkit.tools.common.loading_weights import build_with_weights, check_weights
+from tfkit.tools.common.loading_weights import check_weights
 from tfkit.tools.cost.of_run import flops_of_step
 
 Names: TypeAlias = Annotated[Iterable[str], "a list of names"]

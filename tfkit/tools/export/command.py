@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec, reader_of
 from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
-from tfkit.console.output import print_json, show, stages, table
+from tfkit.console.output import print_json, print_tables, stages, table
 from tfkit.errors import SpecError, printable
 from tfkit.tools.common.units import bytes_text
 
@@ -75,7 +75,7 @@ def export(
     from tfkit.tools.export.formats import formats_of
 
     available = formats_of(reader.plugins)
-    warn(available.faults)
+    print_warnings(available.faults)
     if formats:
         _show_formats(available, json=json)
         return
@@ -115,11 +115,13 @@ def _show_formats(available: Formats, *, json: bool) -> None:
     if json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
-        show(table(columns, rows))
+        print_tables(table(columns, rows))
 
 
 def _show(exported: Exported) -> None:
     rows = [(check.case, f"{check.difference:.1e}") for check in exported.checks]
     head = f"wrote {printable(exported.files[0])}: {exported.name} as {exported.format}, {bytes_text(exported.bytes)}"
     further = [f"wrote {printable(file)}" for file in exported.files[1:]]
-    show(head, *further, "", table(["read again and run: batch x length", "difference"], rows, right=["difference"]))
+    print_tables(
+        head, *further, "", table(["read again and run: batch x length", "difference"], rows, right=["difference"])
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
 from tfkit.errors import printable
@@ -53,12 +53,12 @@ def import_(
     name: str | None,
     json: bool,
 ) -> None:
-    from tfkit.console.hub import on_disk
+    from tfkit.console.hub import local_path
     from tfkit.console.output import print_json
     from tfkit.tools.common.atomic_files import check_file, write_file
     from tfkit.tools.import_.importing import draft_family, import_config
 
-    config = on_disk(config, ["config.json"])
+    config = local_path(config, ["config.json"])
     if draft is not None:
         if output is not None or family is not None or name is not None:
             raise click.UsageError(
@@ -66,7 +66,7 @@ def import_(
             )
         check_file(draft)
         text, near, other = draft_family(config, reader.plugins.specs)
-        warn([other] if other else [])
+        print_warnings([other] if other else [])
         write_file(draft, text)
         print_json({"nearest": near, "family": text}) if json else click.echo(
             f"wrote {printable(str(draft))}: from {near}"
@@ -75,7 +75,7 @@ def import_(
     if output is not None:
         check_file(output)
     imported = import_config(config, family=family, name=name, plugins=reader.plugins)
-    warn(imported.notes)
+    print_warnings(imported.notes)
     if output is not None:
         from tfkit.spec.render import schema_line
 

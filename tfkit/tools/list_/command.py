@@ -10,8 +10,8 @@ import click
 
 from tfkit.console.commands import Reader, command
 from tfkit.console.options import json_option
-from tfkit.console.output import print_json, show, table
-from tfkit.tools.common.units import short
+from tfkit.console.output import print_json, print_tables, table
+from tfkit.tools.common.units import count_text
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Available
@@ -52,10 +52,10 @@ def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
     for sort, named in documents.items():
         rows = [(entry.name, _about(entry)) for entry in entries if entry.sort == sort]
         if rows:
-            show(table([f"tfkit {named.command}" if named.command else sort, "description"], rows), "")
+            print_tables(table([f"tfkit {named.command}" if named.command else sort, "description"], rows), "")
     counts = [(len(specs), "spec"), *((sum(entry.sort == sort for entry in entries), sort) for sort in documents)]
     texts = [f"{count} {sort}{'s' if count != 1 else ''}" for count, sort in counts if count]
-    show(", ".join(texts) or "0 specs", *_missing(specs, reader.available))
+    print_tables(", ".join(texts) or "0 specs", *_missing(specs, reader.available))
 
 
 def _show_specs(specs: Sequence[Shipped]) -> None:
@@ -65,12 +65,12 @@ def _show_specs(specs: Sequence[Shipped]) -> None:
         (
             spec.name,
             kinds.get(spec.kind, spec.kind),
-            short(spec.parameters) if spec.parameters else "",
+            count_text(spec.parameters) if spec.parameters else "",
             _about(spec, spec.missing),
         )
         for spec in specs
     ]
-    show(table(columns, rows, right=["size"]), "")
+    print_tables(table(columns, rows, right=["size"]), "")
 
 
 def _about(entry: Shipped | ShippedDocument, missing: Sequence[str] = ()) -> str:

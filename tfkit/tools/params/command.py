@@ -10,8 +10,8 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import layers_in_one, merged, percent, print_json, retitled, show, table
-from tfkit.tools.common.units import bytes_text, short
+from tfkit.console.output import group_layers, merge_rows, percent, print_json, print_tables, table, with_titles
+from tfkit.tools.common.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from tfkit.tools.common.memory_needs import CacheSize
@@ -48,7 +48,7 @@ def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
     graphs = [reader.load(spec) for spec in specs]
     from tfkit.tools.params.count import count_params
 
-    counts = [count_params(graph, by) for graph in retitled(graphs, specs)]
+    counts = [count_params(graph, by) for graph in with_titles(graphs, specs)]
     if json:
         print_json(counts)
     elif len(counts) == 1:
@@ -64,7 +64,7 @@ def _show_count(count: Params) -> None:
     if count.by == "module":  # the names of modules need the width of this column
         columns, rows = columns[:3], [row[:3] for row in rows]
     lines = table(columns, rows, right=columns[1:], footer=1)
-    show(f"{count.name}: {_summary(count)}", "", lines, "", *_notes(count))
+    print_tables(f"{count.name}: {_summary(count)}", "", lines, "", *_notes(count))
 
 
 def _total(count: Params) -> list[str]:
@@ -80,7 +80,7 @@ def _cells(shown: Shown, count: Params) -> list[str]:
 
 
 def _summary(count: Params) -> str:
-    return f"{short(count.total)} parameters, {short(count.non_embedding)} without embedding tables"
+    return f"{count_text(count.total)} parameters, {count_text(count.non_embedding)} without embedding tables"
 
 
 def _notes(count: Params) -> Iterator[str]:
@@ -114,15 +114,15 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
         group = counts[start : start + SIDE_BY_SIDE]
         parts = [{shown.name: _cells(shown, count) for shown in collapsed(count)} for count in group]
         rows = []
-        for name in merged([list(part) for part in parts]):
+        for name in merge_rows([list(part) for part in parts]):
             labels = {part[name][0] for part in parts if name in part}
             cells = [part.get(name, ["", "-", "-"])[1:3] for part in parts]
             rows.append([labels.pop() if len(labels) == 1 else name, *(text for pair in cells for text in pair)])
         rows.append(["total", *(text for count in group for text in _total(count)[1:])])
         columns = [group[0].by, *(text for count in group for text in (count.name, "share"))]
-        show(*[""] * (start > 0), table(columns, rows, right=columns[1:], footer=1))
+        print_tables(*[""] * (start > 0), table(columns, rows, right=columns[1:], footer=1))
     for count in counts:
-        show("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))
+        print_tables("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))
 
 
 class Shown(NamedTuple):
@@ -138,7 +138,7 @@ class Shown(NamedTuple):
 def collapsed(count: Params) -> list[Shown]:
     """Return the rows of a count, with equal layers merged: `decoder.layers.0-11`."""
     shown = []
-    for label, rows in layers_in_one((row.label, row.parameters, row) for row in count.rows):
+    for label, rows in group_layers((row.label, row.parameters, row) for row in count.rows):
         name = rows[0].name if count.by == "component" else label
         sizes = sum(row.parameters for row in rows), sum(row.non_embedding for row in rows)
         shown.append(Shown(name, label, *sizes, len(rows)))

@@ -16,7 +16,7 @@ from tfkit.graph.wiring import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.common.memory_needs import CacheSize, cache_size
 from tfkit.tools.common.ownership import Ownership, added, in_rows, owners_of
-from tfkit.tools.common.pages import html_table
+from tfkit.tools.common.pages import notebook_table
 
 By = Literal["component", "node", "layer", "module"]
 
@@ -53,7 +53,7 @@ class Params:
         """Return the table that a notebook shows."""
         total = ParameterRow("total", "total", self.total, self.non_embedding)
         rows = [(row.label, f"{row.parameters:,}", f"{row.non_embedding:,}") for row in (*self.rows, total)]
-        return html_table(self.name, (self.by, "parameters", "non-embedding"), rows)
+        return notebook_table(self.name, (self.by, "parameters", "non-embedding"), rows)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from tfkit.tools.common import pages
-from tfkit.tools.common.pages import Child, table, tag
+from tfkit.tools.common.pages import PageContent, page_table, tag
 from tfkit.tools.common.units import bytes_text, scaled
 from tfkit.tools.profile.result import Profile
 
@@ -131,20 +131,22 @@ def heading(name: str, several: bool) -> Element | None:
 
 
 def side_by_side(
-    first: str, profiles: Sequence[Profile], lines: Iterable[tuple[Child, Iterable[tuple[Child, float | None]]]]
+    first: str,
+    profiles: Sequence[Profile],
+    lines: Iterable[tuple[PageContent, Iterable[tuple[PageContent, float | None]]]],
 ) -> Element:
     """Build a table that compares models, with the ratio of each model to the first model.
 
     A line has a name, and a cell and a value for each model.
     """
     names = [name for profile in profiles[1:] for name in (profile.name, "ratio")]
-    rows: list[list[Child]] = []
+    rows: list[list[PageContent]] = []
     for name, ((cell, value), *rest) in lines:
         ratios = [child for other, amount in rest for child in (other, ratio_text(amount, value))]
         rows.append([name, cell, *ratios])
-    return table([first, profiles[0].name, *names], rows)
+    return page_table([first, profiles[0].name, *names], rows)
 
 
-def by_model(profiles: Sequence[Profile], content: Callable[[Profile], Iterable[Child]]) -> list[Child]:
+def by_model(profiles: Sequence[Profile], content: Callable[[Profile], Iterable[PageContent]]) -> list[PageContent]:
     """Return the contents of each model, below its name if there are several models."""
     return [child for profile in profiles for child in (heading(profile.name, len(profiles) > 1), *content(profile))]

@@ -12,7 +12,7 @@ import click
 from tfkit.console import options
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
-from tfkit.console.output import print_json, progress, retitled, show
+from tfkit.console.output import print_json, print_tables, progress_bar, with_titles
 from tfkit.errors import printable
 from tfkit.tools.common.modes import mode_option
 
@@ -85,7 +85,7 @@ def profile(
         raise click.UsageError("--weights cannot be combined with several models")
     for name, level in QUIET.items():
         os.environ.setdefault(name, level)
-    graphs = retitled([reader.load(spec) for spec in specs], specs)
+    graphs = with_titles([reader.load(spec) for spec in specs], specs)
     sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
     import torch
 
@@ -93,7 +93,7 @@ def profile(
     from tfkit.tools.profile.profile_tables import show_profiles
 
     chosen, kind = _device(device), getattr(torch, dtype)
-    with progress() as on_progress:
+    with progress_bar() as on_progress:
         profiles = profile_models(
             graphs,
             device=chosen,
@@ -110,7 +110,7 @@ def profile(
     show_profiles(profiles, by)
     if output is not None:
         shown, tensorboard = printable(str(output)), shlex.join(["tensorboard", "--logdir", str(output)])
-        show("", f"wrote {shown}: open {shown}/report.html, or {printable(tensorboard)}")
+        print_tables("", f"wrote {shown}: open {shown}/report.html, or {printable(tensorboard)}")
 
 
 def _device(name: str | None) -> Any:

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 import torch
 
-from tfkit.tools.common.pages import Child, Section, bullets, remark, report_page, table, tag, terms
+from tfkit.tools.common.pages import PageContent, PageSection, bullets, page_table, remark, report_page, tag, terms
 from tfkit.tools.profile.bars import (
     BarSegment,
     amount_text,
@@ -37,7 +37,7 @@ def report(profiles: Sequence[Profile]) -> str:
     """
     if not profiles:
         raise ValueError("a report needs at least one profile")
-    sections: list[Section] = [
+    sections: list[PageSection] = [
         ("summary", "", summary(profiles)),
         ("time", "Where the time goes", time_bars(profiles)),
         ("components", "Components, layers and modules", component_tables(profiles)),
@@ -69,7 +69,7 @@ def setting(profile: Profile) -> str:
     return " · ".join([profile.mode, shape, profile.dtype, *compiled, profile.device_name])
 
 
-def summary(profiles: Sequence[Profile]) -> list[Child]:
+def summary(profiles: Sequence[Profile]) -> list[PageContent]:
     """Return tiles for one model, or a table with ratios for several."""
     figures = [_figures(profile) for profile in profiles]
     if len(profiles) == 1:
@@ -115,12 +115,12 @@ def _tile(figure: Figure) -> Element:
     )
 
 
-def measured(profiles: Sequence[Profile]) -> list[Child]:
+def measured(profiles: Sequence[Profile]) -> list[PageContent]:
     """Describe the method of the measurement, its notes, and the other files written."""
     return by_model(profiles, _measured)
 
 
-def _measured(profile: Profile) -> list[Child]:
+def _measured(profile: Profile) -> list[PageContent]:
     limits = profile.limits
     peaks = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}"
     facts = {
@@ -137,14 +137,14 @@ def _measured(profile: Profile) -> list[Child]:
 COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s", "bytes/s", "at the peak")
 
 
-def component_tables(profiles: Sequence[Profile]) -> list[Child]:
+def component_tables(profiles: Sequence[Profile]) -> list[PageContent]:
     """Return a comparison if there are two models, and for each model a table with rows that expand."""
-    compared: list[Child] = [_comparison(profiles)] if len(profiles) > 1 else []
+    compared: list[PageContent] = [_comparison(profiles)] if len(profiles) > 1 else []
     words = "All times are of a step under the profiler, which is slower than a step without it."
     return [*compared, *by_model(profiles, _tree), remark(f"{words} A row opens to its layers and modules.")]
 
 
-def _tree(profile: Profile) -> list[Child]:
+def _tree(profile: Profile) -> list[PageContent]:
     tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
     tree.extend(_branch(profile, row) for row in rows(profile))
     rest = (REST, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
@@ -212,7 +212,7 @@ def _total(profile: Profile) -> Element:
 def _comparison(profiles: Sequence[Profile]) -> Element:
     """Tabulate the time by component of each profile, and its ratio to the first."""
     of = [{row.component: row.time for row in rows(profile)} for profile in profiles]
-    lines: list[tuple[Child, list[float | None]]] = [
+    lines: list[tuple[PageContent, list[float | None]]] = [
         (tag("span", swatch(name), label), [times.get(name) for times in of])
         for name, label in labels_of(profiles).items()
     ]
@@ -228,11 +228,11 @@ KERNELS = 20
 OTHERS = "inputs and others"
 
 
-def memory(profiles: Sequence[Profile]) -> list[Child]:
+def memory(profiles: Sequence[Profile]) -> list[PageContent]:
     """Draw the memory in use at the peak on one scale, with a table by component."""
     of = [_at_peak(profile) for profile in profiles]
     largest = max(sum(piece.value for piece in pieces) for pieces in of)
-    children: list[Child] = []
+    children: list[PageContent] = []
     for profile, pieces in zip(profiles, of, strict=True):
         children += [heading(profile.name, len(profiles) > 1), _moment(profile)]
         children.append(labelled("at the peak", pieces, largest, memory_text(profile.memory.peak)))
@@ -240,7 +240,7 @@ def memory(profiles: Sequence[Profile]) -> list[Child]:
     return [*children, legend(names), *by_model(profiles, _by_component)]
 
 
-def _moment(profile: Profile) -> Child:
+def _moment(profile: Profile) -> PageContent:
     held = profile.memory
     where = tag("p", "The peak of ", tag("b", memory_text(held.peak)), class_="moment")
     if held.part:
@@ -262,9 +262,9 @@ def _at_peak(profile: Profile) -> list[BarSegment]:
     ]
 
 
-def _by_component(profile: Profile) -> list[Child]:
+def _by_component(profile: Profile) -> list[PageContent]:
     """Tabulate the bytes of each component: in use at the peak, allocated in a step, and the peak while it runs."""
-    lines: list[list[Child]] = [
+    lines: list[list[PageContent]] = [
         [
             tag("span", swatch(row.component), row.label),
             memory_text(row.at_peak or None),
@@ -275,16 +275,16 @@ def _by_component(profile: Profile) -> list[Child]:
         for row in rows(profile)
     ]
     head = ["component", "in use at the peak", "share", "allocated in a step", "most in use while it runs"]
-    return [table(head, lines)]
+    return [page_table(head, lines)]
 
 
-def kernels(profiles: Sequence[Profile]) -> list[Child]:
+def kernels(profiles: Sequence[Profile]) -> list[PageContent]:
     """Tabulate the longest operators or kernels of each profile, with the component that launched them."""
     return by_model(profiles, _kernels)
 
 
-def _kernels(profile: Profile) -> Iterator[Child]:
-    lines: list[list[Child]] = [
+def _kernels(profile: Profile) -> Iterator[PageContent]:
+    lines: list[list[PageContent]] = [
         [
             tag("code", kernel.name, title=kernel.name),
             tag("span", swatch(kernel.component), kernel.label),
@@ -297,6 +297,6 @@ def _kernels(profile: Profile) -> Iterator[Child]:
     ]
     kind = "operator" if profile.device == "cpu" else "kernel"
     head = [kind, "launched by", "phase", "calls", "time", "share"]
-    yield table(head, lines, text=3)
+    yield page_table(head, lines, text=3)
     if rest := profile.kernels[KERNELS:]:
         yield remark(f"{len(rest):,} more take {time_text(sum(kernel.time for kernel in rest))} together.")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common.pages import ChartAxis, Child, remark, tag
+from tfkit.tools.common.pages import ChartAxis, PageContent, remark, tag
 from tfkit.tools.profile.bars import (
     BarSegment,
     amount_text,
@@ -32,12 +32,12 @@ UPDATE = ("optimizer", "zero_grad")
 REST = "between the components"
 
 
-def time_bars(profiles: Sequence[Profile]) -> list[Child]:
+def time_bars(profiles: Sequence[Profile]) -> list[PageContent]:
     """Draw the forward pass, the backward pass and the remaining time, with one scale for all profiles."""
     of = [_phases(profile) for profile in profiles]
     several = len(profiles) > 1
     longest = max(_length(segments) for phases in of for segments in phases.values())
-    children: list[Child] = []
+    children: list[PageContent] = []
     for phase in of[0]:
         if not any(_length(phases[phase]) for phases in of):
             continue
@@ -50,7 +50,7 @@ def time_bars(profiles: Sequence[Profile]) -> list[Child]:
     return [*children, legend(labels_of(profiles) | {"rest": REST})]
 
 
-def _idle(profile: Profile) -> Child:
+def _idle(profile: Profile) -> PageContent:
     share = share_text(profile.idle, profile.step)
     return remark(f"{profile.name}: the accelerator waits for {time_text(profile.idle)} of each step, {share}.")
 
@@ -75,14 +75,14 @@ def _segment(profile: Profile, name: str, label: str, phase: str, time: float) -
     return BarSegment(name, time, label, share, f"{label} {phase}: {time_text(time)}, {share} of the step")
 
 
-def floors(profiles: Sequence[Profile]) -> list[Child]:
+def floors(profiles: Sequence[Profile]) -> list[PageContent]:
     """Draw the measured time by component, and inside it the minimum time for its FLOPs and bytes."""
     of = [{row.component: row for row in rows(profile) if row.floor} for profile in profiles]
     if not any(of):
         return [remark("There is no prediction: the work of this model was not counted.")]
     longest = max(row.time for components in of for row in components.values())
     several = len(profiles) > 1
-    children: list[Child] = []
+    children: list[PageContent] = []
     for name, label in labels_of(profiles).items():
         bars = [
             _bullet(profile.name if several else label, components[name], longest)
@@ -94,7 +94,7 @@ def floors(profiles: Sequence[Profile]) -> list[Child]:
     return [*children, remark(f"{words} A component at 1.00× could not be faster without doing less.")]
 
 
-def _bullet(label: str, row: ComponentTime, longest: float) -> Child:
+def _bullet(label: str, row: ComponentTime, longest: float) -> PageContent:
     """Draw the floor as the dark section of the measured time, or as the full bar if the measured time is shorter."""
     floor = row.floor or 0.0
     hint = f"{row.label}: measured {time_text(row.time)}, floor {time_text(floor)}"
@@ -118,12 +118,12 @@ class LayerTimes:
     parts: Mapping[str, ComponentTime]
 
 
-def layer_strips(profiles: Sequence[Profile]) -> list[Child]:
+def layer_strips(profiles: Sequence[Profile]) -> list[PageContent]:
     """Draw a column for each layer, as high as its time, with a cell per component."""
     return by_model(profiles, _layers)
 
 
-def _layers(profile: Profile) -> list[Child]:
+def _layers(profile: Profile) -> list[PageContent]:
     """Draw the stacks of one model on one scale, with a legend."""
     stacks: dict[str, list[LayerTimes]] = {}
     for whole in rows(profile, "layer"):
@@ -214,7 +214,7 @@ class Point:
         return max(SMALLEST, LARGEST * math.sqrt(min(1.0, self.share)))
 
 
-def roofline(profiles: Sequence[Profile]) -> list[Child]:
+def roofline(profiles: Sequence[Profile]) -> list[PageContent]:
     """Draw one roofline for all profiles, or explain that the models' FLOPs are unknown."""
     limits = list(dict.fromkeys(profile.limits for profile in profiles))
     points = [point for index, profile in enumerate(profiles) for point in _points(index, profile)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfkit.console.output import percent, show, table
+from tfkit.console.output import percent, print_tables, table
 from tfkit.tools.common.ownership import By
-from tfkit.tools.common.units import bytes_text, short
+from tfkit.tools.common.units import bytes_text, count_text
 from tfkit.tools.profile.result import ComponentTime, KernelTime, Profile, labels_of, rows, undecided
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def show_profiles(profiles: Sequence[Profile], by: By) -> None:
     else:
         _show_side_by_side(profiles, by)
         if notes := list(undecided(profiles)):
-            show("", *notes)
+            print_tables("", *notes)
 
 
 def _show_one(profile: Profile, by: By) -> None:
-    show(*_summary(profile), "", _times(profile, by), "", _memory(profile, by), "", _kernels(profile))
+    print_tables(*_summary(profile), "", _times(profile, by), "", _memory(profile, by), "", _kernels(profile))
 
 
 def _summary(profile: Profile) -> list[str]:
@@ -38,7 +38,7 @@ def _summary(profile: Profile) -> list[str]:
     if profile.mode == "decode":
         tokens = f"{profile.batch} x token {profile.length:,}"
     compiled = ", compiled" if profile.compiled else ""
-    rate = short(round(profile.tokens / profile.plain_step))
+    rate = count_text(round(profile.tokens / profile.plain_step))
     lines = [
         f"{profile.name}: {profile.mode}, {tokens}, {profile.dtype}{compiled}",
         f"on {profile.device_name}",
@@ -127,9 +127,9 @@ def _show_side_by_side(profiles: Sequence[Profile], by: By) -> None:
     lines.append(["step", *_pair([profile.step for profile in profiles], profiles)])
     first, second = (profile.name for profile in profiles)
     columns = [by, f"{first} ms", "share", f"{second} ms", "share ", "ratio"]
-    show(table(columns, lines, right=columns[1:], footer=1))
+    print_tables(table(columns, lines, right=columns[1:], footer=1))
     for profile in profiles:
-        show("", *_summary(profile))
+        print_tables("", *_summary(profile))
 
 
 def _pair(times: Sequence[float | None], profiles: Sequence[Profile]) -> list[str]:

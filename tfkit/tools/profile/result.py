@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from tfkit.console.output import merged
+from tfkit.console.output import merge_rows
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.common.ownership import By, in_rows
 
@@ -181,7 +181,7 @@ def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, st
     labels_by_profile = [{row.path: row.label for row in rows(profile, by)} for profile in profiles]
     names = {
         name: {labels[name] for labels in labels_by_profile if name in labels}
-        for name in merged([list(labels) for labels in labels_by_profile])
+        for name in merge_rows([list(labels) for labels in labels_by_profile])
     }
     return {name: labels.pop() if len(labels) == 1 else name for name, labels in names.items()}
 

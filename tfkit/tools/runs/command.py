@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tfkit.console.commands import Reader, command
-from tfkit.console.options import forms_option, json_option, output_option
+from tfkit.commands import Reader, command, forms_option, json_option, output_option
 from tfkit.tools.sweep.command import comparison_of, metric_options
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def runs(
     form: str | None,
     json: bool,
 ) -> None:
-    from tfkit.console.output import print_json
-    from tfkit.tools.common.atomic_files import write_file
+    from tfkit.commands import print_json, write_file
     from tfkit.tools.runs.variants import compare_runs
     from tfkit.tools.sweep.result_tables import show_results
 
@@ -97,7 +95,7 @@ def runs(
 
 def _list(folders: tuple[Path, ...], on: str, *, json: bool) -> None:
     """Print the runs in folders, each with its latest value of a metric."""
-    from tfkit.console.output import print_json, show, table
+    from tfkit.commands import print_json, print_tables, table
     from tfkit.tools.runs.listing import listed_runs
 
     listed = listed_runs(folders)
@@ -115,12 +113,12 @@ def _list(folders: tuple[Path, ...], on: str, *, json: bool) -> None:
         ]
         for run in listed
     ]
-    show(table(["run", "name", "step", "ended", "loss", on], rows, right=["step", "loss", on]))
+    print_tables(table(["run", "name", "step", "ended", "loss", on], rows, right=["step", "loss", on]))
 
 
 def _fit(folders: tuple[Path, ...], plugins: Plugins, on: str, *, json: bool) -> None:
     """Print the scaling law of runs."""
-    from tfkit.console.output import print_json, show, table
+    from tfkit.commands import print_json, print_tables, table
     from tfkit.tools.runs.law import law_of_runs
 
     law = law_of_runs(folders, plugins, on)
@@ -132,14 +130,14 @@ def _fit(folders: tuple[Path, ...], plugins: Plugins, on: str, *, json: bool) ->
         [name, f"{value:.4g}", f"{low:.4g} .. {high:.4g}"]
         for name, value, (low, high) in zip("EABab", values, law.intervals, strict=True)
     ]
-    show(table([f"{on} of {law.runs} runs", "", "95% interval"], rows, right=["", "95% interval"]), "")
+    print_tables(table([f"{on} of {law.runs} runs", "", "95% interval"], rows, right=["", "95% interval"]), "")
     click.echo(f"the best number of parameters grows with compute^{law.growth:.3f}")
     click.echo(f"the run with the most compute differs by {law.missed:+.4f} from the law of the remaining runs")
 
 
 def _show_differing(differing: dict[str, list[Difference]]) -> None:
     """Print the values in which variants differ from the baseline."""
-    from tfkit.console.output import show, table
+    from tfkit.commands import print_tables, table
 
     rows = [
         [name if index == 0 else "", difference.path, difference.before or "-", difference.after or "-"]
@@ -147,4 +145,4 @@ def _show_differing(differing: dict[str, list[Difference]]) -> None:
         for index, difference in enumerate(differences)
     ]
     if rows:
-        show(table(["", "value", "baseline", "own"], rows), "")
+        print_tables(table(["", "value", "baseline", "own"], rows), "")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from tfkit.console.commands import Reader, command, warn
+from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec, reader_of
 from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, stages
@@ -78,7 +78,7 @@ def save(
     from tfkit.tools.save.layouts import layouts_of
 
     layouts = layouts_of(reader.plugins)
-    warn(layouts.faults)
+    print_warnings(layouts.faults)
     drops = layouts.choose(layout).drops
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)

@@ -11,7 +11,7 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.console.output import WIDTH, print_json
+from tfkit.console.output import TABLE_WIDTH, print_json
 from tfkit.errors import ranges
 
 if TYPE_CHECKING:
@@ -74,23 +74,23 @@ def _show_tree(graph: Graph, values: Sequence[ResolvedValue], programs: Sequence
     from rich.table import Table
     from rich.text import Text
 
-    from tfkit.console.output import show
+    from tfkit.console.output import print_tables
 
     origins = min(ORIGIN, max(len(_origin(value)) for value in values))
     tree = Table.grid(padding=(0, 2))
-    tree.add_column(overflow="fold", width=WIDTH - origins - 2)
+    tree.add_column(overflow="fold", width=TABLE_WIDTH - origins - 2)
     tree.add_column(style="dim", overflow="fold", width=origins)
     for value in values:
         text = Text("  " * (len(value.path) - 1)).append(f"{value.name}:", "bold" if value.how == "given" else "")
         tree.add_row(text.append(f" {value.value}" if value.value is not None else ""), _origin(value))
-    show(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
+    print_tables(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
 
 
 def _show_prose(graph: Graph, values: Sequence[DescribedValue], programs: Sequence[LayerProgram]) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from tfkit.console.output import show
+    from tfkit.console.output import print_tables
 
     model = graph.spec.model
     head = [f"{graph.name}, from {graph.spec.file}", *([model.description] if model.description else [])]
@@ -101,11 +101,11 @@ def _show_prose(graph: Graph, values: Sequence[DescribedValue], programs: Sequen
         title = Text.assemble((f"{value.name}:", "bold"), f" {value.value or ''}")
         parts.append(Padding(title, (0, 0, 0, 2 * depth)))
         parts += [Padding(text, (0, 0, 0, 2 * depth + 4)) for text in (value.text, *value.papers) if text]
-    show(*parts, *_program_lines(programs))
+    print_tables(*parts, *_program_lines(programs))
 
 
 def _show_points(graph: Graph, *, json: bool) -> None:
-    from tfkit.console.output import show, table
+    from tfkit.console.output import print_tables, table
     from tfkit.tools.show.points import points_of
 
     if json:
@@ -117,7 +117,7 @@ def _show_points(graph: Graph, *, json: bool) -> None:
         numbers = layers.setdefault((point.pattern, point.shape), [])
         numbers += [] if point.layer is None else [point.layer]
     rows = [(pattern, ranges(numbers), shape) for (pattern, shape), numbers in layers.items()]
-    show(table(["value", "layers", "shape"], rows))
+    print_tables(table(["value", "layers", "shape"], rows))
 
 
 def _origin(value: ResolvedValue) -> str:

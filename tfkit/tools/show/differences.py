@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tfkit.console.output import merged
+from tfkit.console.output import merge_rows
 from tfkit.graph.expand import Graph
 from tfkit.tools.show.resolved_values import ResolvedValue, values_of
 
@@ -41,7 +41,7 @@ def differences(before: Graph, after: Graph) -> list[Difference]:
     """
     old, new = _values(before), _values(after)
     paths: dict[tuple[str, str | None, str | None, bool], list[str]] = {}
-    for path in merged([list(old), list(new)]):
+    for path in merge_rows([list(old), list(new)]):
         texts = _text(old.get(path)), _text(new.get(path))
         if texts[0] != texts[1] and not (_comes_along(path, old, new) or _comes_along(path, new, old)):
             follows = path in old and path in new and _arithmetic(before, old[path]) == _arithmetic(after, new[path])

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
-from tfkit.console.completion import complete_spec
-from tfkit.console.options import json_option, output_option
-from tfkit.console.output import WIDTH, print_json, show, stages, table
+from tfkit.commands import (
+    TABLE_WIDTH,
+    Reader,
+    command,
+    complete_spec,
+    json_option,
+    output_option,
+    print_json,
+    print_tables,
+    print_warnings,
+    stages,
+    table,
+)
 from tfkit.errors import printable
 
 if TYPE_CHECKING:
@@ -89,7 +98,7 @@ def solve(
     output: Path | None,
     json: bool,
 ) -> None:
-    from tfkit.tools.common.atomic_files import check_file
+    from tfkit.commands import check_file
 
     if [params, active, memory].count(None) != 2:
         raise click.UsageError("exactly one budget must be set: --params, --active or --memory")
@@ -126,7 +135,7 @@ def _run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedR
         from tfkit.tools.solve.of_run import SizedRun
 
         run = SizedRun.of(name, reader.plugins, sets=reader.sets, keep=keep)
-        warn(run.run.file.notes)
+        print_warnings(run.run.file.notes)
         return run
     if needed:
         from tfkit.errors import Diagnostic, SpecError
@@ -161,7 +170,7 @@ def _check_near(solved: Solved) -> None:
 
 
 def _write(reader: Reader, spec: str, run: SizedRun | None, size: Size, output: Path) -> None:
-    from tfkit.tools.common.atomic_files import write_file
+    from tfkit.commands import write_file
     from tfkit.tools.solve.solve import complete, extending
 
     words = f"{Path(spec).stem} with {_layers(size)} layers of width {size.d_model}"
@@ -177,9 +186,9 @@ def _show(counting: str, solved: Solved, output: Path | None) -> None:
     columns = ["layers", "d_model", "heads", "d_ff", "parameters", *COLUMNS[solved.budget.of]]
     rows = [_cells(solved, size) for size in solved.sizes]
     commands = [line for size in solved.sizes for line in ("", *_command(counting, size))]
-    show(_title(solved), "", table(columns, rows, right=columns), *commands)
+    print_tables(_title(solved), "", table(columns, rows, right=columns), *commands)
     if output is not None:
-        show("", f"wrote {printable(str(output))}: {_layers(solved.sizes[0])} x {solved.sizes[0].d_model}")
+        print_tables("", f"wrote {printable(str(output))}: {_layers(solved.sizes[0])} x {solved.sizes[0].d_model}")
 
 
 COLUMNS = {"params": ["off by"], "active": ["active", "off by"], "memory": ["memory", "free"]}
@@ -205,7 +214,7 @@ def _command(line: str, size: Size) -> Iterator[str]:
     """Format a command for a size, over several lines if it is long."""
     for change in size.sets:
         word = f"--set {shlex.quote(change)}"
-        if len(line) + len(word) + 3 > WIDTH:
+        if len(line) + len(word) + 3 > TABLE_WIDTH:
             yield f"{line} \\"
             line = " "
         line += f" {word}"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from tfkit.arguments import AnyPath, Limit, Sets, checked
 from tfkit.building.builder import build
+from tfkit.commands import bytes_text
 from tfkit.component import AttentionConfig, FFNConfig, Layers
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
@@ -24,7 +25,6 @@ from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree, schema_line
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar, node_of
-from tfkit.tools.common.units import bytes_text
 from tfkit.tools.params.count import active_of, count_params
 from tfkit.tools.solve.search import Form, Grid, GridPoint, nearest
 from tfkit.tools.solve.sizes import Family

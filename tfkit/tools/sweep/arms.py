@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tfkit.commands import count_text
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
@@ -26,7 +27,6 @@ from tfkit.spec.messages import expression_span, unknown_name
 from tfkit.spec.read_document import of_model
 from tfkit.spec.source import plain
 from tfkit.spec.tree import Scalar
-from tfkit.tools.common.units import short
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.sizes import Family
 from tfkit.tools.solve.solve import Budget, parameters_of, sizes_of
@@ -141,7 +141,7 @@ class Arms:
 
     def _arm(self, variant: str, params: int | None, point: Choice) -> Callable[[], Arm]:
         def build() -> Arm:
-            words = [short(params).replace(".0", "")] if params else []
+            words = [count_text(params).replace(".0", "")] if params else []
             where = "".join(f", {word}" for word in (*words, point.words()) if word)
             text = self._chosen(self.file.variants[variant], point)
             if params:

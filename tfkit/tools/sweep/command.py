@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tfkit.console.commands import Reader, command
+from tfkit.commands import Decorator, FiniteRange, Reader, command, count_option, forms_option, json_option
 from tfkit.console.completion import complete_document
-from tfkit.console.options import Decorator, FiniteRange, count_option, forms_option, json_option
 
 if TYPE_CHECKING:
     from tfkit.run.sweep_spec import CompareConfig
@@ -90,7 +89,7 @@ def sweep(
     form: str | None,
     json: bool,
 ) -> None:
-    from tfkit.console.output import print_json
+    from tfkit.commands import print_json
     from tfkit.tools.sweep.sweep import Sweep
 
     if (form is not None) + plan + json > 1 and not (plan and json):
@@ -125,13 +124,13 @@ def sweep(
 
 def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
     """Train the missing runs, and compare all runs."""
-    from tfkit.console.output import progress
+    from tfkit.commands import progress_bar
     from tfkit.tools.sweep.comparison import seeds_text
 
     outline = sweep.outline()
     if outline.missing and outline.needed is not None and outline.seeds < outline.needed:
         click.echo(seeds_text(outline.seeds), err=True)
-    with progress() as show_progress:
+    with progress_bar() as show_progress:
         return sweep.run(
             jobs=jobs,
             options=options,
@@ -164,15 +163,14 @@ def _show(results: Results, form: str | None, page: Path) -> None:
 
 
 def _show_outline(outline: Outline) -> None:
-    from tfkit.console.output import show, table
-    from tfkit.tools.common.units import bytes_text, flops_text, short, time_text
+    from tfkit.commands import bytes_text, count_text, flops_text, print_tables, table, time_text
     from tfkit.tools.sweep.comparison import seeds_text
 
     head = ["", "parameters", "runs", "done", "steps", "FLOPs", "memory", "time"]
     rows = [
         [
             row.name,
-            short(row.parameters),
+            count_text(row.parameters),
             str(row.runs),
             str(row.done),
             f"{row.steps:,}",
@@ -189,7 +187,7 @@ def _show_outline(outline: Outline) -> None:
     times = [row.seconds for row in all_rows if row.seconds is not None]
     time = time_text(sum(times) if len(times) == len(all_rows) else None)
     total = ["all", "", str(runs), str(done), f"{steps:,}", flops_text(flops), "", time]
-    show(table(head, [*rows, total], right=head[1:], footer=1))
+    print_tables(table(head, [*rows, total], right=head[1:], footer=1))
     click.echo(f"\n{outline.different} different runs, {outline.missing} to train; memory of a step is predicted")
     if outline.needed is not None and outline.seeds < outline.needed:
         click.echo(seeds_text(outline.seeds))

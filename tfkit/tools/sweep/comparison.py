@@ -16,13 +16,13 @@ from pathlib import Path
 
 from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationError
 
+from tfkit.commands import write_file, writing
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, ranges
 from tfkit.run.run_code import EXAMPLES, codes, shown_kind
 from tfkit.run.run_facts import cause_of, read_facts
 from tfkit.run.sweep_spec import PREVIOUS, CompareConfig
 from tfkit.run.training.loop import DIVERGED
 from tfkit.spec.header import open_regular
-from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Choice, SweepRun
 from tfkit.tools.sweep.equal import unequal, unlike
 from tfkit.tools.sweep.result import ArmResult, Curve, Reached, Results, TrialResult, Tuned, curve_of, pairs

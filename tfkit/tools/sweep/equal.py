@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from tfkit.commands import create_folder, write_file
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import CONTENT, SUFFIX, Run
 from tfkit.run.read_sweep import SweepFile
 from tfkit.run.run_meaning import Value
 from tfkit.spec.render import render
-from tfkit.tools.common.atomic_files import create_folder, write_file
 from tfkit.tools.cost.devices import Device, find_device
 from tfkit.tools.sweep.arms import Arm, Arms, Choice
 from tfkit.tools.train.plan import Plan, plan

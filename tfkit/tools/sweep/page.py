@@ -8,34 +8,34 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from tfkit.graph.expand import Graph
-from tfkit.run.checked_run import Run
-from tfkit.run.run_facts import rates_of, read_facts
-from tfkit.run.training.loop import DIVERGED
-from tfkit.tools.common import pages
-from tfkit.tools.common.pages import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    WIDTH,
+from tfkit.commands import (
+    CHART_HEIGHT,
+    CHART_WIDTH,
+    MARGIN_BOTTOM,
+    MARGIN_LEFT,
+    MARGIN_RIGHT,
     ChartAxis,
-    Child,
-    Line,
-    Section,
+    ChartLine,
+    PageContent,
+    PageSection,
+    add_grid,
     bullets,
     canvas,
-    colour,
+    colour_class,
+    count_text,
     curves,
-    levels,
+    line_legend,
+    page_table,
     remark,
     report_page,
-    table,
     tag,
     terms,
     text_of,
 )
-from tfkit.tools.common.units import short
+from tfkit.graph.expand import Graph
+from tfkit.run.checked_run import Run
+from tfkit.run.run_facts import rates_of, read_facts
+from tfkit.run.training.loop import DIVERGED
 from tfkit.tools.draw.canvas import cut
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
@@ -69,7 +69,7 @@ def page(
     """
     trained = [arm for arm in results.arms if arm.curves]
     compared = [arm for arm in trained if arm.difference]
-    sections: list[Section] = [
+    sections: list[PageSection] = [
         (
             "differences",
             f"{results.on}: differences" if compared else results.on,
@@ -80,9 +80,9 @@ def page(
             f"{results.on} over the steps",
             list(_curves(results, runs)) if trained else [],
         ),
-        ("tuning", "Tuning", [table(*tables.trials(results), text=2), remark(TUNING)] if results.trials else []),
+        ("tuning", "Tuning", [page_table(*tables.trials(results), text=2), remark(TUNING)] if results.trials else []),
         ("laws", "Scaling laws", list(_laws(results))),
-        ("costs", "Costs", [table(*tables.costs(results)), remark(COSTS)]),
+        ("costs", "Costs", [page_table(*tables.costs(results)), remark(COSTS)]),
         ("models", "Models", list(_models(results, runs))),
         ("origin", "Where it comes from", list(_origin(results, origin))),
     ]
@@ -111,38 +111,38 @@ METHOD = (
 SAME = "The band is ± {:g}, the margin: a variant is the same if its line is within the band."
 
 
-def _differences(results: Results, compared: Sequence[ArmResult]) -> Iterator[Child]:
+def _differences(results: Results, compared: Sequence[ArmResult]) -> Iterator[PageContent]:
     if compared:
         yield forest(results.arms, results.margin)
-    yield table(*tables.differences(results))
+    yield page_table(*tables.differences(results))
     yield bullets(results.notes)
     if compared:
         yield remark(METHOD if results.margin is None else f"{METHOD} {SAME.format(results.margin)}")
 
 
-def _curves(results: Results, runs: Mapping[str, Run]) -> Iterator[Child]:
+def _curves(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
     rates = {}
     for arm in results.arms:
         tokens = runs[arm.name].tokens_of_step
         rates[arm.name] = rates_of(tokens, arm.speed and tokens / arm.speed)
     yield seeds(results.arms, rates)
-    yield pages.line_legend([arm.name for arm in results.arms])
+    yield line_legend([arm.name for arm in results.arms])
     picture = gaps(results.arms)
     if picture is not None:
         yield tag("h3", "Differences over the steps")
         yield picture
 
 
-def _laws(results: Results) -> Iterator[Child]:
+def _laws(results: Results) -> Iterator[PageContent]:
     """Yield a picture of the variants' laws, and a table of their parameters."""
     if results.laws:
         yield scaling(results.laws)
-        yield pages.line_legend([f"{law.name}, over {law.words}" for law in results.laws])
-        yield table(*tables.laws(results), text=2)
+        yield line_legend([f"{law.name}, over {law.words}" for law in results.laws])
+        yield page_table(*tables.laws(results), text=2)
         yield remark(LAWS)
 
 
-def _models(results: Results, runs: Mapping[str, Run]) -> Iterator[Child]:
+def _models(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
     """Yield pictures of each pair of variant and baseline, and the values that differ."""
     graphs = {name: _graph(name, run) for name, run in runs.items()}
     seen = set()
@@ -156,7 +156,7 @@ def _models(results: Results, runs: Mapping[str, Run]) -> Iterator[Child]:
             [difference.path, difference.before or "–", difference.after or "–"]
             for difference in differing(runs[arm.base], runs[arm.name])
         ]
-        yield table(["value", arm.base, arm.name], rows) if rows else remark("no value differs")
+        yield page_table(["value", arm.base, arm.name], rows) if rows else remark("no value differs")
         if differences(base, graph):
             yield tag("div", inline(draw(base, graph)), class_="picture")
     if not seen:
@@ -179,14 +179,14 @@ def differing(base: Run, run: Run) -> list[Difference]:
     return changes
 
 
-def _origin(results: Results, origin: Mapping[str, str]) -> Iterator[Child]:
+def _origin(results: Results, origin: Mapping[str, str]) -> Iterator[PageContent]:
     """Yield the folders of runs, their environments, and the errors of failed runs."""
     curves = [(arm.name, curve) for arm in results.arms for curve in (*arm.curves, *arm.diverged)]
-    rows: list[list[Child]] = [
+    rows: list[list[PageContent]] = [
         [name, str(curve.seed), tag("code", curve.folder), DIVERGED if curve.diverged else f"{curve.last:.4f}"]
         for name, curve in curves
     ]
-    yield table(["arm", "seed", "folder", results.on], rows, text=3)
+    yield page_table(["arm", "seed", "folder", results.on], rows, text=3)
     yield terms({**origin, **_environments([Path(curve.folder) for _, curve in curves])})
     yield bullets(f"{folder}: {text}" for folder, text in results.errors.items())
 
@@ -210,7 +210,7 @@ def seeds(arms: Sequence[ArmResult], rates: Mapping[str, Mapping[str, float]]) -
     `rates` are the tokens and the seconds of a step of each arm.
     """
     return curves(
-        [Line(index, _points(arm), arm.name, rates[arm.name]) for index, arm in enumerate(arms) if arm.curves]
+        [ChartLine(index, _points(arm), arm.name, rates[arm.name]) for index, arm in enumerate(arms) if arm.curves]
     )
 
 
@@ -219,12 +219,14 @@ def gaps(arms: Sequence[ArmResult]) -> Element | None:
 
     None if no arm has two steps at which all its pairs were evaluated: runs may differ in length.
     """
-    indexed = [(arm.base, Line(index, _gaps(curve_pairs), arm.name)) for index, arm, curve_pairs in _compared(arms)]
+    indexed = [
+        (arm.base, ChartLine(index, _gaps(curve_pairs), arm.name)) for index, arm, curve_pairs in _compared(arms)
+    ]
     lines = [(base, line) for base, line in indexed if len(line.points) > 1]
     if not lines:
         return None
     level = [(step, [0.0]) for step in sorted({step for _, line in lines for step, _ in line.points})]
-    ground = Line([arm.name for arm in arms].index(lines[0][0]), level)
+    ground = ChartLine([arm.name for arm in arms].index(lines[0][0]), level)
     return curves([ground, *(line for _, line in lines)], words="differences over the steps", height=GAPS)
 
 
@@ -240,9 +242,9 @@ def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     around = 0.0 if margin is None else margin
     ends = [-around, around, *(value for _, _, values in rows for value in values)]
     ends += [end for _, arm, _ in rows if arm.difference and arm.difference.interval for end in arm.difference.interval]
-    x = ChartAxis(min(ends), max(ends), LEFT, WIDTH - LEFT)
+    x = ChartAxis(min(ends), max(ends), MARGIN_LEFT, CHART_WIDTH - MARGIN_LEFT)
     bottom = len(rows) * ROW + 8
-    picture = canvas(bottom + BOTTOM, "differences")
+    picture = canvas(bottom + MARGIN_BOTTOM, "differences")
     if margin is not None:
         picture.append(tag("rect", x=x(-margin), width=x(margin) - x(-margin), y=0.0, height=bottom, class_="margin"))
     picture.append(tag("line", x1=x(0), x2=x(0), y1=0.0, y2=bottom, class_="ridge"))
@@ -251,14 +253,14 @@ def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     for row, (index, arm, values) in enumerate(rows):
         assert arm.difference is not None
         y = row * ROW + 38
-        name = cut(arm.name, WIDTH, 26.0)
+        name = cut(arm.name, CHART_WIDTH, 26.0)
         picture.append(tag("text", name, tag("title", arm.name), x=0.0, y=y - 16, class_="arm"))
         if arm.difference.interval is not None:
             low, high = map(x, arm.difference.interval)
-            picture.append(tag("line", x1=low, x2=high, y1=y, y2=y, class_=f"mean {colour(index)}"))
+            picture.append(tag("line", x1=low, x2=high, y1=y, y2=y, class_=f"mean {colour_class(index)}"))
         for value in values:
-            picture.append(tag("circle", cx=x(value), cy=y, r=2.5, class_=f"seed {colour(index)}"))
-        picture.append(tag("circle", cx=x(arm.difference.mean), cy=y, r=5.0, class_=f"point {colour(index)}"))
+            picture.append(tag("circle", cx=x(value), cy=y, r=2.5, class_=f"seed {colour_class(index)}"))
+        picture.append(tag("circle", cx=x(arm.difference.mean), cy=y, r=5.0, class_=f"point {colour_class(index)}"))
     return picture
 
 
@@ -266,19 +268,21 @@ def scaling(laws: Sequence[Scaling]) -> Element:
     """Draw the loss of each seed over the size, on a log scale, and the law of each variant as a line."""
     sizes = sorted({size for variant in laws for size in variant.sizes})
     all_losses = [loss for variant in laws for row in variant.losses for loss in row]
-    x = ChartAxis(math.log(sizes[0]), math.log(sizes[-1]), LEFT + 20, WIDTH - RIGHT - 30)
-    y = ChartAxis(min(all_losses), max(all_losses), HEIGHT - BOTTOM, 8.0)
-    picture = canvas(HEIGHT, "scaling laws")
-    levels(picture, y)
+    x = ChartAxis(math.log(sizes[0]), math.log(sizes[-1]), MARGIN_LEFT + 20, CHART_WIDTH - MARGIN_RIGHT - 30)
+    y = ChartAxis(min(all_losses), max(all_losses), CHART_HEIGHT - MARGIN_BOTTOM, 8.0)
+    picture = canvas(CHART_HEIGHT, "scaling laws")
+    add_grid(picture, y)
     for size in laws[0].sizes:
-        picture.append(tag("text", short(round(size)), x=x(math.log(size)), y=HEIGHT - 6, class_="middle"))
+        picture.append(tag("text", count_text(round(size)), x=x(math.log(size)), y=CHART_HEIGHT - 6, class_="middle"))
     for index, variant in enumerate(laws):
         steps = [x.low + (x.high - x.low) * step / 100 for step in range(101)]
         line = " ".join(f"{x(step):.1f},{y(variant.law.at(math.exp(step))):.1f}" for step in steps)
-        picture.append(tag("polyline", points=line, class_=f"mean {colour(index)}"))
+        picture.append(tag("polyline", points=line, class_=f"mean {colour_class(index)}"))
         for size, losses in zip(variant.sizes, variant.losses, strict=True):
             for loss in losses:
-                picture.append(tag("circle", cx=x(math.log(size)), cy=y(loss), r=3.0, class_=f"seed {colour(index)}"))
+                picture.append(
+                    tag("circle", cx=x(math.log(size)), cy=y(loss), r=3.0, class_=f"seed {colour_class(index)}")
+                )
     return picture
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from tfkit.console.output import show, table
+from tfkit.commands import bytes_text, count_text, flops_text, print_tables, table
 from tfkit.run.training.loop import DIVERGED
-from tfkit.tools.common.units import bytes_text, flops_text, short
 from tfkit.tools.sweep.result import ArmResult, Results, Scaling, TrialResult
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS, Interval
 
@@ -100,7 +99,7 @@ def _cost(arm: ArmResult) -> list[str]:
             reached += f" ({arm.reached.seeds}/{len(arm.curves)})"
     correlation = NONE if difference is None or difference.correlation is None else f"{difference.correlation:.2f}"
     memory = NONE if arm.memory is None else bytes_text(arm.memory)
-    return [arm.name, short(arm.parameters), flops_text(arm.flops), speed, memory, reached, correlation]
+    return [arm.name, count_text(arm.parameters), flops_text(arm.flops), speed, memory, reached, correlation]
 
 
 def _law(scaling: Scaling) -> Rows:
@@ -150,9 +149,9 @@ def show_results(results: Results, form: str | None) -> None:
         return
     for head, rows in tables(results):
         lines = [_in_lines(column) for column in head]
-        show(table(lines, rows, right=lines[1:]), "")
+        print_tables(table(lines, rows, right=lines[1:]), "")
     if results.notes:
-        show(*results.notes)
+        print_tables(*results.notes)
 
 
 def _in_lines(name: str) -> str:

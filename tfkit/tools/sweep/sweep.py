@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from tfkit.commands import write_file, writing
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.read_sweep import read_sweep
 from tfkit.run.sweep_spec import CompareConfig
-from tfkit.tools.common.atomic_files import write_file, writing
 from tfkit.tools.sweep.arms import NOTHING, Arms, Choice, SweepRun, check_margin, check_number, collected
 from tfkit.tools.sweep.comparison import plan_remarks, results
 from tfkit.tools.sweep.equal import check_equal, sizes

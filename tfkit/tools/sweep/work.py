@@ -22,6 +22,7 @@ from typing import IO
 
 import torch
 
+from tfkit.commands import check_inside, create_folder, write_file, writing
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.run_code import check_code
@@ -29,7 +30,7 @@ from tfkit.run.run_facts import Facts, facts_of
 from tfkit.run.run_spec import render_run
 from tfkit.spec.folder import RUN
 from tfkit.spec.header import open_regular
-from tfkit.tools.common.atomic_files import check_inside, create_folder, held, write_file, writing
+from tfkit.tools.common.atomic_files import held
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.sweep.arms import SweepRun
 

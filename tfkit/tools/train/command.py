@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.commands import Reader, command, warn
+from tfkit.commands import Reader, command, json_option, print_warnings
 from tfkit.console.completion import complete_document
-from tfkit.console.options import json_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,13 +128,13 @@ def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
 
     loaded = load_run(run, reader.plugins, sets=reader.sets, count=flops_of_step)
     if not quiet:
-        warn(loaded.file.notes)
-        warn(warnings_of(loaded.graph, reader.plugins))
+        print_warnings(loaded.file.notes)
+        print_warnings(warnings_of(loaded.graph, reader.plugins))
     return loaded
 
 
 def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
-    from tfkit.console.output import print_json
+    from tfkit.commands import print_json
     from tfkit.tools.train.plan import floors, plan
 
     planned, least = plan(run), floors(run, plugins)
@@ -146,8 +145,7 @@ def _plan_processes(
     reader: Reader, run: Run, count: int, name: str | None, network: float | None, *, json: bool
 ) -> None:
     """Print the memory of each process, the minimum time of a step, and changes with which a process fits a device."""
-    from tfkit.console.output import print_json, show, table
-    from tfkit.tools.common.units import bytes_text, time_text
+    from tfkit.commands import bytes_text, print_json, print_tables, table, time_text
     from tfkit.tools.cost.command import limits_of
     from tfkit.tools.train.per_process import fitting, least_time, per_process
     from tfkit.tools.train.plan import states_of
@@ -174,7 +172,7 @@ def _plan_processes(
     rows += [("sent in a step", bytes_text(needs.sent))] if needs.sent else []
     rows += [(f"least time, {part}", time_text(seconds)) for part, seconds in vars(time).items()] if time else []
     title = f"each of {count:,} processes" if count > 1 else "a single process"
-    show(table([title, "predicted"], rows, right=["predicted"]))
+    print_tables(table([title, "predicted"], rows, right=["predicted"]))
     if time is not None:
         click.echo(f"a step takes at least {time_text(time.seconds)} on {name}, bound by {time.bound}")
     if device is not None and fits:
@@ -228,7 +226,7 @@ def _train(
 
 def _show(trained: Trained, run: Run, *, json: bool) -> None:
     """Print the result as a table, or as JSON."""
-    from tfkit.console.output import print_json, show, table
+    from tfkit.commands import print_json, print_tables, table
     from tfkit.tools.train.components import without_components
     from tfkit.tools.train.plan import known_device, padding_of, utilisation
 
@@ -247,25 +245,24 @@ def _show(trained: Trained, run: Run, *, json: bool) -> None:
     rows += [("tokens/s", f"{speed:,.0f}")] if speed else []
     rows += [("padding/s, in addition", f"{speed * padding:,.0f}")] if speed and (padding := padding_of(run)) else []
     rows += [("MFU, causal", f"{mfu.causal:.1%}"), ("MFU, full", f"{mfu.full:.1%}")] if mfu else []
-    show(table([str(trained.folder), ""], rows, right=[""]))
+    print_tables(table([str(trained.folder), ""], rows, right=[""]))
     _show_components(trained.history)
 
 
 def _show_components(history: History) -> None:
     """Print the last numbers of the components, and conspicuous values, if the run measures its components."""
-    from tfkit.console.output import show, table
+    from tfkit.commands import print_tables, table
     from tfkit.tools.train.components import component_table, findings, heat_maps
 
     columns, rows = component_table(history)
     if rows:
-        show("", table(columns, rows, right=columns[1:]))
+        print_tables("", table(columns, rows, right=columns[1:]))
         for text in findings(heat_maps(history)):
             click.echo(text)
 
 
 def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
-    from tfkit.console.output import show, table
-    from tfkit.tools.common.units import bytes_text, flops_text
+    from tfkit.commands import bytes_text, flops_text, print_tables, table
 
     rows = [
         ("parameters", f"{plan.parameters:,}"),
@@ -281,4 +278,4 @@ def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
         *((f"rate at step {step:,}", f"{rate:.3g}") for step, rate in plan.rates),
         *((name, f"{score:.4f}") for name, score in floors.items()),
     ]
-    show(table([plan.name, plan.digest[:8]], rows, right=[plan.digest[:8]]))
+    print_tables(table([plan.name, plan.digest[:8]], rows, right=[plan.digest[:8]]))

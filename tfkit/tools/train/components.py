@@ -14,11 +14,10 @@ from statistics import fmean, median
 from typing import TypeAlias
 from xml.etree.ElementTree import Element
 
-from tfkit.tools.common import pages
+from tfkit.commands import CHART_WIDTH, PageContent, bullets, canvas, legend, remark, tag
 from tfkit.tools.common.heat_map import LEVELS, draw_cells
 from tfkit.tools.common.heat_map import STYLE as MAP_STYLE
 from tfkit.tools.common.history import History
-from tfkit.tools.common.pages import Child, bullets, canvas, legend, remark, tag
 
 SEPARATOR = "/"
 """Separator between quantity and component in the name of a number. Names of metrics do not contain it."""
@@ -145,7 +144,7 @@ def findings(maps: Sequence[HeatMap]) -> Iterator[str]:
                 yield f"{name}: {words}: RMS {value:.3g} at step {step:,}; {middle}"
 
 
-def components(history: History) -> Iterator[Child]:
+def components(history: History) -> Iterator[PageContent]:
     """Yield the picture of a run's components, its legend, and the findings; nothing if the run did not log them."""
     maps = heat_maps(history)
     if not maps:
@@ -173,7 +172,7 @@ def _picture(maps: Sequence[HeatMap]) -> Element:
             lines.append((top + TOP, height, line))
             top += TOP + height + GAP
     chart = canvas(top, "heat maps of all components over layers and steps")
-    width = pages.WIDTH / COLUMNS
+    width = CHART_WIDTH / COLUMNS
     for y, height, line in lines:
         for column, heat_map in enumerate(line):
             _draw(chart, heat_map, column * width, y, width - 16, height)

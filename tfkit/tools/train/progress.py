@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.output import WIDTH
+from tfkit.console.output import TABLE_WIDTH
 from tfkit.run.contract import Callback, Training
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _lines(head: str, parts: Iterable[str]) -> Iterator[str]:
     """Break the parts after the head into lines. Parts that exceed the width are indented below the first part."""
     line = head
     for part in parts:
-        if len(line) + 2 + len(part) > WIDTH and len(line) > len(head):
+        if len(line) + 2 + len(part) > TABLE_WIDTH and len(line) > len(head):
             yield line
             line = " " * len(head)
         line += f"  {part}"

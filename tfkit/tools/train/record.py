@@ -30,6 +30,7 @@ from torch import fx
 
 from tfkit.building.builder import graph_of
 from tfkit.checkpoint.folder_format import write_model
+from tfkit.commands import check_inside, write_file, writing, written_folder
 from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, quoted
 from tfkit.plugin.discover import BUILT_IN, own_version
 from tfkit.plugin.manager import Plugins
@@ -41,17 +42,7 @@ from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
-from tfkit.tools.common.atomic_files import (
-    NEW,
-    check_entries,
-    check_inside,
-    held,
-    sweep,
-    workshop,
-    write_file,
-    writing,
-    written_folder,
-)
+from tfkit.tools.common.atomic_files import NEW, check_entries, held, sweep, workshop
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, run_companions, unusable, write_checkpoint
 

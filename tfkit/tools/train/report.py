@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
+from tfkit.commands import (
+    CHART_HEIGHT,
+    ChartLine,
+    PageContent,
+    PageSection,
+    bullets,
+    curves,
+    line_legend,
+    remark,
+    report_page,
+    tag,
+    terms,
+)
 from tfkit.run.checked_run import Run
 from tfkit.run.run_facts import Facts, rates_of
 from tfkit.run.run_spec import render_run
-from tfkit.tools.common import pages
 from tfkit.tools.common.history import History, Points
-from tfkit.tools.common.pages import Child, Line, Section, bullets, curves, remark, report_page, tag, terms
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline
 from tfkit.tools.train.components import STYLE as COMPONENTS_STYLE
@@ -28,7 +39,7 @@ pre.text { white-space: pre-wrap; border-left: 3px solid var(--line); padding-le
 def report(run: Run, facts: Facts, numbers: History) -> str:
     """Render a self-contained page, which loads no files and supports light and dark mode."""
     config, last = run.config, facts.sessions[-1]
-    sections: list[Section] = [
+    sections: list[PageSection] = [
         ("numbers", "Numbers", list(_numbers(numbers, rates_of(run.tokens_of_step, facts.seconds_of_step)))),
         ("components", "Components", list(components(numbers))),
         ("texts", "Texts", list(_texts(numbers))),
@@ -45,18 +56,18 @@ def _latest(numbers: History) -> str:
     return ", ".join(f"{name} {numbers.latest[name]:.4g}" for name in names)
 
 
-def _numbers(recorded: History, rates: Mapping[str, float]) -> Iterator[Child]:
+def _numbers(recorded: History, rates: Mapping[str, float]) -> Iterator[PageContent]:
     """Yield a chart for each kind of number, with a line for each split."""
     shown = without_components(recorded.curves)
     order = ["loss", *sorted({_kind(name) for name in shown} - {"loss", RATE, NORM}), RATE, NORM]
     by_kind = {kind: list(names) for kind, names in groupby(sorted(shown, key=_kind), _kind)}
     for kind in order:
         names = by_kind.get(kind, [])
-        lines = [Line(index, _binned(recorded.curves[name]), name, rates) for index, name in enumerate(names)]
+        lines = [ChartLine(index, _binned(recorded.curves[name]), name, rates) for index, name in enumerate(names)]
         if any(len(line.points) > 1 for line in lines):
             yield tag("h3", kind)
-            yield curves(lines, words=f"{kind} over the steps", height=pages.HEIGHT if kind == "loss" else 180.0)
-            yield pages.line_legend(names) if len(names) > 1 else None
+            yield curves(lines, words=f"{kind} over the steps", height=CHART_HEIGHT if kind == "loss" else 180.0)
+            yield line_legend(names) if len(names) > 1 else None
     if any(len(points) > MOST_POINTS for points in recorded.curves.values()):
         yield remark("Lines are means of neighbouring steps, in a band from the least to the largest of them.")
 
@@ -73,14 +84,14 @@ def _binned(points: Points) -> list[tuple[int, list[float]]]:
     return [(group[-1][0], [value for _, value in group]) for group in groups]
 
 
-def _texts(recorded: History) -> Iterator[Child]:
+def _texts(recorded: History) -> Iterator[PageContent]:
     """Yield the last texts: samples, spikes, skipped steps."""
     for step, name, text in recorded.texts[-LAST_TEXTS:]:
         yield tag("h3", f"{name}, step {step:,}")
         yield tag("pre", text, class_="text")
 
 
-def _origin(run: Run, facts: Facts) -> Iterator[Child]:
+def _origin(run: Run, facts: Facts) -> Iterator[PageContent]:
     """Yield the environment, and each process that trained."""
     yield terms({"run": run.file.file, "meaning": facts.digest, **facts.environment, **facts.bits})
     yield bullets(map(_session, facts.sessions))

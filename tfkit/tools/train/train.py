@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from tfkit.arguments import AnyPath, Positive, Sets, checked
+from tfkit.commands import write_file
 from tfkit.console.signals import asked_to_end
 from tfkit.errors import Diagnostic, SpecError, SpecWarning, quoted
 from tfkit.plugin.manager import Plugins, load_plugins
@@ -23,7 +24,6 @@ from tfkit.run.training.loop import DIVERGED, DivergedError, Trainer
 from tfkit.run.training.processes import Processes
 from tfkit.spec.folder import RUN
 from tfkit.spec.merge import as_changes
-from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.common.history import History, history
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.progress import TrainingProgress
