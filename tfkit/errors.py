@@ -20,9 +20,9 @@ from typing import Any
 MAX_COLUMNS = 100
 TAB = "    "
 _CODE = re.compile(r"`[^`]*`")
-NEAR = 0.66  # minimum similarity of a name that is suggested
-LONGEST_NAME = 100
-MOST_NAMES = 1000
+MIN_SIMILARITY = 0.66  # minimum similarity of a name that is suggested
+MAX_NAME = 100
+MAX_NAMES = 1000
 
 MAX_ERRORS = 50
 """Maximum number of errors that are listed for a spec."""
@@ -198,12 +198,12 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
 
     Case, `-` and `_` are ignored. A name that contains the other is similar (`heads`, `n_heads`).
     """
-    names = [name for name in candidates if len(name) <= LONGEST_NAME]
-    if len(word) > LONGEST_NAME or len(names) > MOST_NAMES:
+    names = [name for name in candidates if len(name) <= MAX_NAME]
+    if len(word) > MAX_NAME or len(names) > MAX_NAMES:
         return None
     likeness = {name: _likeness(_folded(word), _folded(name)) for name in names}
     best = max(likeness, key=lambda name: likeness[name], default=None)
-    return best if best is not None and likeness[best] >= NEAR else None
+    return best if best is not None and likeness[best] >= MIN_SIMILARITY else None
 
 
 def similar(what: str, word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
@@ -239,7 +239,7 @@ def _folded(name: str) -> str:
 def _likeness(word: str, name: str) -> float:
     shorter, longer = sorted((word, name), key=len)
     contained = len(shorter) >= 3 and shorter in longer
-    if not contained and 2 * len(shorter) < NEAR * (len(shorter) + len(longer)):
+    if not contained and 2 * len(shorter) < MIN_SIMILARITY * (len(shorter) + len(longer)):
         return 0.0
     return max(difflib.SequenceMatcher(None, word, name).ratio(), 0.8 if contained else 0.0)
 

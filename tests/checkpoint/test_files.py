@@ -111,7 +111,7 @@ def test_only_what_is_held_stays_mapped(monkeypatch: pytest.MonkeyPatch) -> None
 
     safe_open = files.safe_open
     monkeypatch.setattr(files, "safe_open", counted)
-    monkeypatch.setattr(files, "MAPPED", 20_000)
+    monkeypatch.setattr(files, "REMAP_BYTES", 20_000)
     with TensorFiles.open(".") as checkpoint:
         stored = {name: checkpoint.read(name) for name in tensors}
     assert len(opened) == 1 + 3

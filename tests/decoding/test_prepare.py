@@ -13,7 +13,7 @@ from tfkit import CachedModel
 from tfkit.decoding import prepare
 from tfkit.decoding.prepare import Layout, prepare_decoding
 from tfkit.nn import kernels
-from tfkit.nn.kernels import LARGE, large_weights
+from tfkit.nn.kernels import MIN_ELEMENTS, large_weights
 
 from .small import build, spec_of, tokens
 
@@ -25,7 +25,7 @@ def _nobody_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model() -> fx.GraphModule:
-    spec = spec_of({"n_layers": 2, "attention": {"n_heads": 4}, "ffn": {"kind": "gelu", "d_ff": LARGE // 128}})
+    spec = spec_of({"n_layers": 2, "attention": {"n_heads": 4}, "ffn": {"kind": "gelu", "d_ff": MIN_ELEMENTS // 128}})
     return build(spec.replace("d_model: 16", "d_model: 128"))
 
 
@@ -48,8 +48,8 @@ def test_both_layouts_compute_the_same(model: fx.GraphModule, monkeypatch: pytes
     faster(monkeypatch, "columns")
     actual = prepare_decoding(model, 2)
     assert [(tensor.shape, tensor.count, tensor.layout) for tensor in actual] == [
-        ((LARGE // 128, 128), 2, "columns"),
-        ((128, LARGE // 128), 2, "columns"),
+        ((MIN_ELEMENTS // 128, 128), 2, "columns"),
+        ((128, MIN_ELEMENTS // 128), 2, "columns"),
     ]
     assert not any(weight.is_contiguous() for group in large_weights(model) for weight in group)
     torch.testing.assert_close(decoded(model, 2), want, rtol=1e-4, atol=1e-4)

@@ -18,7 +18,7 @@ from typing import Any
 import transformers
 
 import tfkit
-from tfkit.checkpoint.config_json import SILENT, USUAL, FieldWriting
+from tfkit.checkpoint.config_json import INERT_VALUES, SILENT, FieldWriting
 from tfkit.component import ABSENT, FieldConfig
 from tfkit.components.fields.layer_variants import CountConfig
 from tfkit.components.fields.value import OnlyConfig, UnusedConfig
@@ -211,7 +211,7 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
     if change.place[0] == "rope_scaling" and _is_off("rope_parameters", after, family):  # two names of one field
         return True
     if not names:
-        return leaf in SILENT or change.value in (None, [], {}, ABSENT) or change.value == USUAL.get(leaf)
+        return leaf in SILENT or change.value in (None, [], {}, ABSENT) or change.value == INERT_VALUES.get(leaf)
     return (
         any(_is_unread(rule, after, graph, family) for rule in names.values())
         or any(_is_off(field, after, family) for field in names)

@@ -12,7 +12,7 @@ import torch
 
 import tfkit
 from tfkit.cli import main
-from tfkit.graph.node_names import RESERVED, WRITTEN
+from tfkit.graph.node_names import CODE_NAMES, RESERVED_NAMES
 from tfkit.tools.eject.proof import check
 from tfkit.tools.eject.write import eject
 
@@ -48,7 +48,7 @@ def refuse(what: str, text: str) -> None:
 
 
 def test_names_that_would_break_what_is_written_are_refused() -> None:
-    for name in [*LETTERS, *WRITTEN, *RESERVED, *keyword.kwlist, "a_mask", "register_x"]:
+    for name in [*LETTERS, *CODE_NAMES, *RESERVED_NAMES, *keyword.kwlist, "a_mask", "register_x"]:
         refuse("a node", spec(node=name))
         refuse("an input", spec(tokens=name))
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
 from tests.sampling import slow
-from tfkit.learning.chunked_loss import LEAST_LOGITS, MOST_ROWS, PIECES, count_pieces
+from tfkit.learning.chunked_loss import MAX_ROWS, MIN_LOGITS, PIECES, count_pieces
 from tfkit.learning.loss import Loss, loss
 
 from ..sampling import some
@@ -197,8 +197,8 @@ def test_the_number_of_pieces() -> None:
     assert count_pieces(2048, 65) == 1
     assert count_pieces(8192, 50257) == PIECES
     assert count_pieces(2048, 128_256) == PIECES
-    assert count_pieces(16 * MOST_ROWS, 128_256) == 16
-    assert count_pieces(3, 2 * LEAST_LOGITS) == 3
+    assert count_pieces(16 * MAX_ROWS, 128_256) == 16
+    assert count_pieces(3, 2 * MIN_LOGITS) == 3
     assert count_pieces(0, 65) == 1
 
 

@@ -21,7 +21,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registry
 from tfkit.run.checked_run import load_run
 from tfkit.run.contract import (
-    IGNORED,
+    IGNORE_INDEX,
     Batch,
     Callback,
     CallbackConfig,
@@ -256,7 +256,7 @@ class OddRows:
     def batch(self, indices: Any) -> Any:
         ids = np.zeros((len(indices), 4), np.int64)
         inputs = {"above": ids + 11, "below": ids - 1, "floats": ids * 0.5, "flat": ids[0], "list": ids.tolist()}
-        targets = {"target": ids + 11, "ignored": np.full_like(ids, IGNORED)}
+        targets = {"target": ids + 11, "ignored": np.full_like(ids, IGNORE_INDEX)}
         batch = Batch({"tokens": inputs.get(self.where, ids)}, targets.get(self.where, ids))
         return self._at("batch", "rows" if self.where == "text" else batch)
 

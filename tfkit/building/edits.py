@@ -42,11 +42,11 @@ AnyModel: TypeAlias = Annotated[
     "a spec: its name, its path, a mapping, or what `tfkit.load` returned; or a model that `tfkit.build` returned",
 ]
 """A spec, or a built model, as users pass them; or a `MeasuredModel`, as tools pass it on."""
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, set, frozenset, Enum)
+SCALAR_TYPES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, set, frozenset, Enum)
 FUNCTIONS = FunctionType | BuiltinFunctionType | MethodType | type
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes of every module: its tensors, children, hooks and mode, which are compared apart from the others."""
-SHOWN = 6
+MAX_DIFFERENCES = 6
 """The maximum number of differences in an error."""
 
 
@@ -113,8 +113,8 @@ def check_unedited(model: fx.GraphModule, *, allow_change: bool = False, writer:
 
 
 def _notes(texts: Sequence[str]) -> tuple[str, ...]:
-    more = [f"{len(texts) - SHOWN} more differences"] if len(texts) > SHOWN else []
-    return (*texts[:SHOWN], *more)
+    more = [f"{len(texts) - MAX_DIFFERENCES} more differences"] if len(texts) > MAX_DIFFERENCES else []
+    return (*texts[:MAX_DIFFERENCES], *more)
 
 
 def edits(model: fx.GraphModule, *, hooks: bool = True) -> list[tuple[str, bool]]:
@@ -231,8 +231,8 @@ def _different_module(module: nn.Module, expected: nn.Module, *, root: bool, hoo
 
 def _equal(actual: Any, expected: Any) -> bool:
     """Return whether two attributes are equal. Objects that are no plain values, such as contexts, are not compared."""
-    if isinstance(expected, PLAIN):
-        return isinstance(actual, PLAIN) and (actual == expected or (actual != actual and expected != expected))
+    if isinstance(expected, SCALAR_TYPES):
+        return isinstance(actual, SCALAR_TYPES) and (actual == expected or (actual != actual and expected != expected))
     if isinstance(expected, Mapping):
         return (
             isinstance(actual, Mapping)

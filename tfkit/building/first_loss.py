@@ -24,7 +24,7 @@ from tfkit.nn import Linear, StackedLinear
 from tfkit.nn.spread import rows_of
 
 DEFAULT = "fan_in"
-FAR = 1.0
+WARNING_DIFFERENCE = 1.0
 """Difference between the first loss and ln V above which a warning is issued."""
 SAMPLE = 4096
 """Number of values of a weight from which its standard deviation is estimated."""
@@ -69,7 +69,7 @@ def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
     kind = graph.spec.model.init.kind_name()
     look = "`scale`" if kind == DEFAULT else f"`init: {kind}`: the default, {DEFAULT}, keeps rows and logits small"
     for first in first_losses(model, graph):
-        if first.loss > first.even + FAR:
+        if first.loss > first.even + WARNING_DIFFERENCE:
             why = (
                 "the head shares the embedding's table, and its logits repeat the token just read"
                 if first.own_token

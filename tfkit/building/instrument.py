@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 from torch import fx
 
 from tfkit.building import builder
-from tfkit.building.edits import SHOWN, edits
+from tfkit.building.edits import MAX_DIFFERENCES, edits
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin.manager import unchanged_torch
 from tfkit.torch_private.hooks import observing
@@ -49,7 +49,7 @@ def _observing(model: fx.GraphModule, in_run: bool, plugin: str) -> Iterator[Non
     if in_run and (changes := sorted(_changes(model) - before)):
         help = "write the change in the spec, or freeze parameters with `freeze` of the run"
         raise SpecError(
-            Diagnostic("a plugin cannot change the model of a run", notes=tuple(changes[:SHOWN]), help=help)
+            Diagnostic("a plugin cannot change the model of a run", notes=tuple(changes[:MAX_DIFFERENCES]), help=help)
         )
 
 

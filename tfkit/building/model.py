@@ -174,7 +174,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
 
 T = TypeVar("T")
 
-INSIDE = {
+WRAPPED_ATTRIBUTE = {
     "torch.OptimizedModule": "_orig_mod",  # torch.compile
     "torch.DistributedDataParallel": "module",
     "torch.DataParallel": "module",
@@ -200,7 +200,7 @@ def unwrapped(model: object) -> fx.GraphModule:
             raise ValueError(
                 "the prompts that PEFT has learned are not in the model: call the result of `get_peft_model`"
             )
-        attribute = next((INSIDE[name] for name in _names(module) if name in INSIDE), None)
+        attribute = next((WRAPPED_ATTRIBUTE[name] for name in _names(module) if name in WRAPPED_ATTRIBUTE), None)
         if attribute is None:
             raise ValueError(_unknown(module))
         module = getattr(module, attribute)

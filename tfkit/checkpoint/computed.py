@@ -21,9 +21,9 @@ from tfkit.errors import Invalid, listing, quoted
 
 Expected = Callable[[str, Tensor], Tensor]
 """Computes the expected values of a tensor from its name and the stored tensor."""
-NEAR = 1e-3
+ANGLE_TOLERANCE = 1e-3
 """Tolerance for sines and cosines of large angles that the publisher computed in a different precision."""
-MASKED = -1e4
+MASK_THRESHOLD = -1e4
 """Maximum score that represents a masked position in published files."""
 _CALL = re.compile(r"(\w+)\(([\w.]*)(?:, ([\w.]+))?\)")
 
@@ -56,7 +56,7 @@ def agrees(stored: Tensor, expected: Tensor) -> bool:
     """Return True if a tensor of a file equals the computed tensor within the precision of its dtype."""
     if stored.shape != expected.shape:
         return False
-    near = max(NEAR, 4 * torch.finfo(stored.dtype).eps) if stored.is_floating_point() else 0.0
+    near = max(ANGLE_TOLERANCE, 4 * torch.finfo(stored.dtype).eps) if stored.is_floating_point() else 0.0
     return torch.allclose(stored.double(), expected.double(), rtol=near, atol=near)
 
 
@@ -78,8 +78,8 @@ def _causal_mask(model: fx.GraphModule, path: str, name: str, stored: Tensor) ->
 
 
 def _masked_score(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:
-    """Clamp the stored scores to `MASKED`, because a softmax maps all scores below it to 0."""
-    return stored.clamp(max=MASKED)
+    """Clamp the stored scores to `MASK_THRESHOLD`, because a softmax maps all scores below it to 0."""
+    return stored.clamp(max=MASK_THRESHOLD)
 
 
 def _sinusoids(model: fx.GraphModule, path: str, name: str, stored: Tensor) -> Tensor:

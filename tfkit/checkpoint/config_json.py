@@ -31,9 +31,14 @@ SILENT = frozenset(
     """.split()  # noqa: SIM905
 )
 """Fields without effect on the model, in every family."""
-WRITTEN = frozenset({"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "_commit_hash"})
+FILE_FIELDS = frozenset({"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "_commit_hash"})
 """Fields without effect on the model that describe a certain file, and are written anew or omitted."""
-USUAL = {"position_embedding_type": "absolute", "is_decoder": False, "tie_encoder_decoder": False, "pruned_heads": {}}
+INERT_VALUES = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "tie_encoder_decoder": False,
+    "pruned_heads": {},
+}
 """Values with which these fields, which many families have, are without effect on the model."""
 LABELS = ("id2label", "label2id")
 MAX_LAYERS = 4096
@@ -245,7 +250,7 @@ class FieldReading:
             around, _, leaf = name.rpartition(".")
             if not self._used.isdisjoint((name, around)) or leaf in SILENT or empty:
                 continue
-            if leaf in USUAL and plain(node) == USUAL[leaf]:
+            if leaf in INERT_VALUES and plain(node) == INERT_VALUES[leaf]:
                 continue
             near = closest(name, self._family.fields)
             help = f"a field of the family has a similar name: {quoted(near)}" if near else self._way_out(name)
@@ -276,7 +281,7 @@ def _further(config: MappingABC[str, Any], rules: MappingABC[str, FieldConfig], 
         name = f"{start}{key}"
         if isinstance(value, dict) and any(rule.startswith(f"{name}.") for rule in rules):
             fields |= {key: inner} if (inner := _further(value, rules, f"{name}.")) else {}
-        elif key in LABELS or (key not in WRITTEN and _is_free(key, value, rules.get(name))):
+        elif key in LABELS or (key not in FILE_FIELDS and _is_free(key, value, rules.get(name))):
             fields[key] = value
     return fields
 
@@ -285,7 +290,7 @@ def _is_free(key: str, value: Any, rule: FieldConfig | None) -> bool:
     """Return True for a field that does not determine the model."""
     if rule is not None:
         return not rule.determines
-    return key in SILENT or (key in USUAL and value == USUAL[key])
+    return key in SILENT or (key in INERT_VALUES and value == INERT_VALUES[key])
 
 
 def with_further_fields(config: MappingABC[str, Any], further: MappingABC[str, Any]) -> dict[str, Any]:

@@ -36,14 +36,14 @@ DTYPES = {
     "BOOL": torch.bool,
     "C64": torch.complex64,
 }
-MAPPED = 2**25
+REMAP_BYTES = 2**25
 """Number of read bytes after which a file is remapped, which releases the memory of data no longer in use."""
 FAILURES = (OSError, SafetensorError, RuntimeError, MemoryError)
 """Errors that safetensors and torch raise if a file cannot be mapped."""
 CHUNK = 2**20
 """Number of values that are checked at a time if torch has no kernel that avoids a copy."""
 BROKEN = "values that are infinite or NaN"
-MOST_NAMES = 4
+MAX_NAMES = 4
 """The maximum number of listed names."""
 
 
@@ -116,7 +116,7 @@ class TensorFiles:
             self._compared = True
             self._warn_of_changes()
         self._check_unchanged(info.file)
-        if info.file != self._path or self._read > MAPPED:
+        if info.file != self._path or self._read > REMAP_BYTES:
             self._map(info.file)
         try:
             tensor: Tensor = self._file.get_tensor(name)
@@ -190,7 +190,7 @@ def not_finite(state: Mapping[str, Any]) -> str | None:
     The state of a quantized module may contain objects that are no tensors.
     """
     names = [quoted(name) for name, tensor in state.items() if isinstance(tensor, Tensor) and not is_finite(tensor)]
-    return f"in {listing(names, MOST_NAMES)}" if names else None
+    return f"in {listing(names, MAX_NAMES)}" if names else None
 
 
 def _values(tensor: Tensor) -> Tensor:

@@ -28,11 +28,11 @@ from tfkit.spec.families import FamilyConfig, expanded
 from tfkit.spec.header import AGAIN, Malformed, parse_object, shown
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-MOST = 8
+MAX_NAMES = 8
 """Maximum number of names that are listed for each reason of an omission."""
 MEANING = "tfkit_meaning"
 DIGEST = "tfkit_digest"
-MOST_DIFFERENCES = 20
+MAX_DIFFERENCES = 20
 """Maximum number of differences that an error lists."""
 ALLOW_CHANGE = "load them anyway with --allow-change, in Python `allow_change=True`"
 
@@ -147,7 +147,7 @@ def left_out_lines(reasons: Mapping[str, str]) -> tuple[str, ...]:
     names: dict[str, list[str]] = {}
     for name, reason in collapsed(reasons):
         names.setdefault(reason, []).append(name)
-    return tuple(f"{reason}: {listing(tensors, MOST)}" for reason, tensors in names.items())
+    return tuple(f"{reason}: {listing(tensors, MAX_NAMES)}" for reason, tensors in names.items())
 
 
 def _left_out_note(reasons: Mapping[str, str], file: str) -> Diagnostic:
@@ -208,8 +208,8 @@ def stated_changes(checkpoint: TensorFiles, graph: Graph) -> list[ValueChange]:
 def reject_changes(differences: Sequence[ValueChange], path: Path, *, help: str = ALLOW_CHANGE) -> None:
     """Raise SpecError if there are differences between the semantics of weights and a model's."""
     if differences:
-        more = (f"and {len(differences) - MOST_DIFFERENCES} more",) if len(differences) > MOST_DIFFERENCES else ()
-        notes = (*map(str, differences[:MOST_DIFFERENCES]), *more)
+        more = (f"and {len(differences) - MAX_DIFFERENCES} more",) if len(differences) > MAX_DIFFERENCES else ()
+        notes = (*map(str, differences[:MAX_DIFFERENCES]), *more)
         message = f"the weights in {shown(path)} belong to a different model"
         raise SpecError(Diagnostic(message, notes=notes, help=help))
 

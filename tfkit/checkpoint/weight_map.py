@@ -30,7 +30,7 @@ from tfkit.spec.folder import INDEX, WEIGHTS
 MAX_SHARD = 5 * 10**9
 """Maximum size of a file in bytes, unless a single tensor is larger."""
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-MAPPED = "map it under `tensors`, to a tensor of the graph"
+MAPPING_HELP = "map it under `tensors`, to a tensor of the graph"
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class WeightMap:
 def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) -> None:
     if not torch.equal(tensor, torch.full_like(tensor, value)):
         message = f"tensor {quoted(name)} must have only the value {value:g}, because the model has no such tensor"
-        help = f"add the tensor to the model: --set {place}=true" if place else MAPPED
+        help = f"add the tensor to the model: --set {place}=true" if place else MAPPING_HELP
         raise SpecError(Diagnostic(message, help=help))
 
 

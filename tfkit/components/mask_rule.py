@@ -91,8 +91,8 @@ class ExpressionConfig(MaskRuleConfig):
         program, column = Program(), 0
         try:
             with warnings.catch_warnings(action="ignore"):  # of `4or 2`, which is an error below
-                tree = ast.parse(self.where[:LONGEST], mode="eval").body
-            if len(self.where) <= LONGEST:
+                tree = ast.parse(self.where[:MAX_LENGTH], mode="eval").body
+            if len(self.where) <= MAX_LENGTH:
                 return program, _condition(tree, program, {name: program.input(name) for name in ("q", "k")})
         except SyntaxError as error:
             column = error.offset or len(self.where)
@@ -101,12 +101,12 @@ class ExpressionConfig(MaskRuleConfig):
                 raise
         position = f", with an error in column {column}" if column else ""
         message = (
-            f"a condition must be an expression of at most {LONGEST} characters; got {quoted(self.where)}{position}"
+            f"a condition must be an expression of at most {MAX_LENGTH} characters; got {quoted(self.where)}{position}"
         )
         raise Invalid("where", message, help=GRAMMAR)
 
 
-LONGEST = 200
+MAX_LENGTH = 200
 GRAMMAR = "write a condition such as `(q - k) % 2 == 0 or k < 4`, with q, k, integers, + - * // % and comparisons"
 OPERATIONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},

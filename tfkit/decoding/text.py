@@ -14,7 +14,7 @@ from tfkit.spec.source import contents
 if TYPE_CHECKING:
     import tokenizers
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Replacement character for invalid bytes, such as the first half of a character."""
 CONTEXT = 32
 """Number of earlier tokens on which the text of a new token may depend."""
@@ -67,7 +67,7 @@ class CharacterTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids. Ids outside the vocabulary become the replacement character."""
-        return "".join(self.characters[index] if 0 <= index < self.vocab_size else UNKNOWN for index in ids)
+        return "".join(self.characters[index] if 0 <= index < self.vocab_size else REPLACEMENT for index in ids)
 
     def special(self, text: str) -> int | None:
         """Return None: there are no special tokens."""
@@ -97,7 +97,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids. Ids outside the vocabulary become the replacement character."""
-        return b"".join(bytes([i]) if i < self.vocab_size else UNKNOWN.encode() for i in ids).decode(errors="replace")
+        return b"".join(bytes([i]) if i < self.vocab_size else REPLACEMENT.encode() for i in ids).decode(
+            errors="replace"
+        )
 
     def special(self, text: str) -> int | None:
         """Return None: there are no special tokens."""
@@ -277,7 +279,7 @@ class TextStream:
             return ""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
-        if text.endswith(UNKNOWN):
+        if text.endswith(REPLACEMENT):
             return ""
         new = text[len(self._decoded) :]
         self._decoded = text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 
-RESERVED = frozenset(
+RESERVED_NAMES = frozenset(
     """add_module add_submodule apply bfloat16 buffers cache call_super_init children code compile components cpu cuda
     delete_all_unused_submodules delete_submodule double dump_patches eval extra_repr float forward get_buffer
     get_extra_state get_parameter get_submodule graph half ipu keep load_state_dict meta modules mtia named_buffers
@@ -15,7 +15,7 @@ RESERVED = frozenset(
 )
 """Names that nodes cannot have, in addition to names that start with `register_`: attributes of the built module, and
 arguments of the module for decoding steps."""
-WRITTEN = frozenset(
+CODE_NAMES = frozenset(
     """Config F NamedTuple NoneType OrderedDict Tensor add_caches batch config dataclass device empty_state first_value
     fx_pytree getattr inf keep_value kept_value length like made math min move_on nan nn operator past_of piece pytree
     read result start state step torch""".split()  # noqa: SIM905
@@ -39,9 +39,9 @@ def taken(name: str, *, of_input: bool) -> str | None:
     """Return why a name is not available; None if it is."""
     if name.endswith("_mask"):
         return "it names a padding mask"
-    if name in RESERVED or name.startswith("register_"):
+    if name in RESERVED_NAMES or name.startswith("register_"):
         return "every module has an attribute of this name"
-    if name in WRITTEN:
+    if name in CODE_NAMES:
         return "the code written for a model uses this name for something else"
     if of_input and not name.islower():
         return "torch writes arguments in lower case into an ONNX file"

@@ -30,8 +30,8 @@ Value: TypeAlias = "str | int | float | bool | list[Any] | None"
 Values: TypeAlias = dict[str, Value]
 READS = "reads."
 """Prefix of the paths of wires, whose values are names of nodes and inputs."""
-MOST_LAYERS = 2**16
-MOST_TEXT = 60
+MAX_LAYERS = 2**16
+MAX_TEXT = 60
 _LAYERS = re.compile(r"(?<![^.])\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*(?![^.])")
 
 
@@ -175,7 +175,7 @@ def _is_meant(path: str, old: _ValueTree, usual: Set[str]) -> bool:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 4]} ..."
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 4]} ..."
 
 
 def _values(config: Config, name: str, usual: set[str]) -> Values:
@@ -223,7 +223,7 @@ def _by_layer(path: str) -> list[str]:
     numbers: list[int] = []
     for run in match[0].split(","):
         first, _, last = run.partition("-")
-        if len(first) > 5 or len(last) > 5 or not int(first) <= int(last or first) < MOST_LAYERS:
+        if len(first) > 5 or len(last) > 5 or not int(first) <= int(last or first) < MAX_LAYERS:
             raise ValueError(f"`{path[:80]}` names no layers")
         numbers += range(int(first), int(last or first) + 1)
     return [f"{path[: match.start()]}{number}{path[match.end() :]}" for number in numbers]

@@ -14,7 +14,7 @@ from tfkit.nn import StackedLinear
 
 AnyModule: TypeAlias = Annotated[nn.Module, "a module"]
 Rate: TypeAlias = Annotated[float, Limit(least=0)]
-FUSED = ("cpu", "cuda", "mps", "xpu")
+FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch updates all parameters in one kernel."""
 
 
@@ -70,7 +70,7 @@ def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: An
     for name in options:
         if name not in names:
             raise TypeError(unknown_argument("adamw", name, [*names, "weight_decay"]))
-    fused = all(parameter.device.type in FUSED and parameter.is_floating_point() for parameter in model.parameters())
+    fused = all(parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in model.parameters())
     groups = parameter_groups(model, weight_decay=weight_decay)
     if not any(group["params"] for group in groups):
         raise ValueError("there is nothing to train: the module has no parameters")

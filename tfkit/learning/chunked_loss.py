@@ -18,15 +18,15 @@ from torch.nn import functional as F
 
 PIECES = 8
 """Target number of chunks. More chunks take more time, because each chunk adds to the full gradient of the head."""
-LEAST_LOGITS = 2**25
+MIN_LOGITS = 2**25
 """Minimum number of logits in a chunk: smaller chunks cost time and save little memory."""
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 """Maximum number of rows in a chunk: larger chunks save no time."""
 
 
 def count_pieces(n_rows: int, vocab_size: int) -> int:
     """Return the number of chunks for `n_rows` rows of logits."""
-    rows = min(max(n_rows // PIECES, LEAST_LOGITS // vocab_size), MOST_ROWS)
+    rows = min(max(n_rows // PIECES, MIN_LOGITS // vocab_size), MAX_ROWS)
     return max(1, -(-n_rows // max(rows, 1)))
 
 

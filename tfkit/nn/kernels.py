@@ -28,9 +28,9 @@ Kernel = Literal["torch", "onednn"]
 Case = tuple[int, int, int, bool]
 """d_out and d_in of the weight, rows of x, and true if the rows of the weight are contiguous."""
 
-PLAIN = (Tensor, nn.Parameter)
+PLAIN_TYPES = (Tensor, nn.Parameter)
 """Types of plain tensors; a subclass (quantized, distributed) multiplies in its own way."""
-LARGE = 2**17
+MIN_ELEMENTS = 2**17
 """The fewest elements of a weight for which the kernel takes longer than its call."""
 GUESS_LARGE, GUESS_ROWS = 2**19, 4
 """The smallest weight and number of rows for which oneDNN is assumed to be faster, if nothing was measured."""
@@ -58,7 +58,7 @@ decoding = Decoding()
 
 def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
     """Return True if oneDNN should multiply `weight` [d_out, d_in] with x [..., d_in]."""
-    plain = type(x) in PLAIN and x.is_cpu and x.dtype == torch.float32 and takes(weight)
+    plain = type(x) in PLAIN_TYPES and x.is_cpu and x.dtype == torch.float32 and takes(weight)
     if not plain or torch.is_autocast_enabled("cpu") or is_watched():  # watchers only know `F.linear`
         return False
     rows = x.numel() // weight.size(1)
@@ -70,8 +70,8 @@ def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
 
 def takes(weight: Tensor) -> bool:
     """Return True if there is a choice of kernels for a weight: not for one that a library has wrapped or quantized."""
-    plain = type(weight) in PLAIN and weight.is_cpu and weight.dtype == torch.float32
-    return plain and weight.dim() == 2 and weight.numel() >= LARGE and ONEDNN and has_product()
+    plain = type(weight) in PLAIN_TYPES and weight.is_cpu and weight.dtype == torch.float32
+    return plain and weight.dim() == 2 and weight.numel() >= MIN_ELEMENTS and ONEDNN and has_product()
 
 
 def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

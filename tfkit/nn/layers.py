@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, LARGE, ONEDNN, PLAIN, decoding, onednn_is_faster
+from tfkit.nn.kernels import GUESS_LARGE, GUESS_ROWS, MIN_ELEMENTS, ONEDNN, PLAIN_TYPES, decoding, onednn_is_faster
 from tfkit.nn.settings import named
 from tfkit.torch_private.onednn import linear as by_onednn
 from tfkit.torch_private.onednn import scripted_linear
@@ -115,7 +115,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return _scripted_linear(x, weight, bias)
     else:  # noqa: RET505  TorchScript compiles what follows an `if`, but not an `else` that is never reached
         eager = not torch.compiler.is_compiling()
-        if eager and decoding.active and weight.numel() >= LARGE and onednn_is_faster(x, weight):
+        if eager and decoding.active and weight.numel() >= MIN_ELEMENTS and onednn_is_faster(x, weight):
             return by_onednn(x, weight, bias)
         return F.linear(x, weight, bias)
 
@@ -143,7 +143,7 @@ def is_untouched(layer: nn.Module) -> bool:
 
     LoRA and quantization put another module or another tensor in its place.
     """
-    return type(layer) is Linear and type(layer.weight) in PLAIN
+    return type(layer) is Linear and type(layer.weight) in PLAIN_TYPES
 
 
 class Table(nn.Embedding):

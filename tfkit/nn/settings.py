@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-LONG = 8
+MAX_LIST = 8
 """The longest list that is shown in full."""
 
 
@@ -41,7 +41,7 @@ def _is_plain(value: Any) -> bool:
 def _text(value: Any) -> str:
     """Format a number with six digits; of a long list, only both ends."""
     if isinstance(value, list | tuple):
-        shown = [*value[:2], "...", value[-1]] if len(value) > LONG else value
+        shown = [*value[:2], "...", value[-1]] if len(value) > MAX_LIST else value
         return f"[{', '.join(map(_text, shown))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {_text(item)}' for name, item in value.items())}}}"

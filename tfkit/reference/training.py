@@ -17,7 +17,7 @@ import numpy as np
 
 from tfkit.reference.model import Array, Kinds
 
-IGNORED = -100
+IGNORE_INDEX = -100
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Factors of the powers 1, 3 and 5 in an iteration of Muon."""
 
@@ -122,7 +122,7 @@ def muon(config: Any, weight: Array, gradients: Arrays, rates: Numbers, decay: f
 
 def cross_entropy(config: Any, logits: Array, targets: Array) -> float:
     """Sum the negative log probabilities with label smoothing, and add the weighted squares of log-sum-exps."""
-    counted = targets != IGNORED
+    counted = targets != IGNORE_INDEX
     logits, targets = logits[counted].astype(np.float64), targets[counted]
     totals = np.logaddexp.reduce(logits, axis=1)
     expected = logits[np.arange(len(targets)), targets]

@@ -20,7 +20,7 @@ from tfkit.graph.expand import Graph, announced, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
-from tfkit.run.contract import IGNORED, Array, Batch, Data, MetricConfig
+from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Data, MetricConfig
 from tfkit.run.guarded_data import guarded
 from tfkit.run.read_run import AnyRun, RunFile, read_run
 from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
@@ -390,7 +390,7 @@ def _check_targets(run: Run) -> None:
         wires = [wire if isinstance(wire, list) else [wire] for wire in node.signals.values()]
         types = {signal.type for signals in wires for signal in signals}
         name, width, length = f"`{node.name}` of the model", node.output.width, node.output.length
-        of_positions, largest = "sequence" in types, int(targets.max(initial=IGNORED))
+        of_positions, largest = "sequence" in types, int(targets.max(initial=IGNORE_INDEX))
         if node.output.type != "logits" or not types & {"sequence", "vector"}:  # the loss reports it
             continue
         if of_positions != (targets.ndim == 2):

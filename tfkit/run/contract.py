@@ -29,7 +29,7 @@ Ids: TypeAlias = "NDArray[np.int64]"
 """Token ids, or indices of examples."""
 Array: TypeAlias = "NDArray[Any]"
 """Inputs of examples: token ids, or real numbers."""
-IGNORED = -100
+IGNORE_INDEX = -100
 """The target of a position that does not count."""
 Order = Literal["sampled", "shuffled", "sequential"]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -64,7 +64,7 @@ class Batch:
     """Token ids [b, t]; or real numbers in float32: features [b, t, width], images or vectors. Inputs may differ in
     their number of positions."""
     targets: Ids
-    """[b, t]; or [b] for a model that returns logits once for each example. `IGNORED` where nothing counts."""
+    """[b, t]; or [b] for a model that returns logits once for each example. `IGNORE_INDEX` where nothing counts."""
     documents: Ids | None = None
     """Document number of each position, [b, t], for rows that hold several documents. The model then treats each
     document as if it were alone in its row."""
@@ -80,17 +80,17 @@ class Batch:
     @property
     def count(self) -> int:
         """The number of positions that count."""
-        return int((self.targets != IGNORED).sum())
+        return int((self.targets != IGNORE_INDEX).sum())
 
     def targets_of(self, terms: Mapping[str, OutputConfig]) -> dict[str, Ids]:
         """Return the targets of each term of a loss; without terms, `targets` under an empty name."""
         targets = {name: self.further_targets.get(name, self.targets) for name in terms} or {"": self.targets}
         for name, term in terms.items():
             if distance := term.shift - 1:
-                shifted = np.full_like(targets[name], IGNORED)
+                shifted = np.full_like(targets[name], IGNORE_INDEX)
                 shifted[:, :-distance] = targets[name][:, distance:]
                 if self.documents is not None:
-                    shifted[:, :-distance][self.documents[:, distance:] != self.documents[:, :-distance]] = IGNORED
+                    shifted[:, :-distance][self.documents[:, distance:] != self.documents[:, :-distance]] = IGNORE_INDEX
                 targets[name] = shifted
         return targets
 
@@ -436,9 +436,9 @@ class Metric:
 
         Args:
             values: [b, t], a value for each position.
-            targets: [b, t]; `IGNORED` where nothing counts.
+            targets: [b, t]; `IGNORE_INDEX` where nothing counts.
         """
-        counted = (targets != IGNORED).cpu()
+        counted = (targets != IGNORE_INDEX).cpu()
         return Ratio(float(values.cpu().double()[counted].sum()), int(counted.sum()))
 
     def compute(self, sums: Any) -> float:
@@ -474,7 +474,7 @@ class DecodedMetric(Metric):
         Args:
             model: the model, in eval mode.
             inputs: the inputs of the model, [b, t] each.
-            targets: [b, t]; `IGNORED` where nothing counts.
+            targets: [b, t]; `IGNORE_INDEX` where nothing counts.
             seed: the number of the batch.
             first: the index of the first example within the batch. Random numbers must depend only on the seed and the
                 index of an example, so that results do not depend on `micro_batch`.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from tfkit.errors import Invalid, SpecError
-from tfkit.run.contract import IGNORED, Batch, Data, Examples, Ids, Order, Tokenizer
+from tfkit.run.contract import IGNORE_INDEX, Batch, Data, Examples, Ids, Order, Tokenizer
 
 Fault = Callable[[str, BaseException], SpecError]
 """Builds the error for the name of a failed method and its exception."""
@@ -74,11 +74,11 @@ class GuardedData:
             _check_array("targets", targets := batch.targets, count, "integers", 1 if np.ndim(targets) == 1 else 2)
             classes = self.n_classes if isinstance(self.n_classes, Mapping) else {"": self.n_classes or self.vocab_size}
             if "" in classes:
-                _check_range("targets", targets[targets != IGNORED], classes[""])
+                _check_range("targets", targets[targets != IGNORE_INDEX], classes[""])
             for name, ids in batch.further_targets.items():
                 _check_array(name, ids, count, "integers", 1 if np.ndim(ids) == 1 else 2)
                 if name in classes:
-                    _check_range(name, ids[ids != IGNORED], classes[name])
+                    _check_range(name, ids[ids != IGNORE_INDEX], classes[name])
             _check_masks(batch)
             for alternative in batch.alternatives:
                 self.check(alternative, count)
@@ -128,8 +128,12 @@ def _check_masks(batch: Batch) -> None:
         _check_array(f"masks[{name!r}]", mask, len(batch.targets), "bool", 2)
         if mask.shape != batch.inputs[name].shape[:2] or not mask.any(axis=1).all():
             raise ValueError(f"the mask of `{name}` must have the shape of the input, and a token in each row")
-        if len(batch.inputs) == 1 and mask.shape == batch.targets.shape and (~mask & (batch.targets != IGNORED)).any():
-            raise ValueError(f"targets must be {IGNORED} at padding")
+        if (
+            len(batch.inputs) == 1
+            and mask.shape == batch.targets.shape
+            and (~mask & (batch.targets != IGNORE_INDEX)).any()
+        ):
+            raise ValueError(f"targets must be {IGNORE_INDEX} at padding")
 
 
 def _check_range(name: str, ids: Ids, size: int) -> None:

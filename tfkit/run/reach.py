@@ -44,7 +44,7 @@ COMPUTING = (
 LIBRARIES = ("site-packages", "dist-packages")
 Reference: TypeAlias = tuple[str, str | None]
 """A module and a name in it; None for all its names."""
-_IGNORED = frozenset({"ctx", "kind", "type_comment"})
+_INERT_FIELDS = frozenset({"ctx", "kind", "type_comment"})
 """Fields of a syntax tree that have no effect."""
 _DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _IMPORT = ast.Import | ast.ImportFrom
@@ -199,7 +199,7 @@ class _SyntaxReader:
         add(kind.__name__)
         for name in node._fields:
             value = getattr(node, name, None)
-            if value is None or value == [] or name in _IGNORED:  # a later version of Python has more empty fields
+            if value is None or value == [] or name in _INERT_FIELDS:  # a later version of Python has more empty fields
                 continue
             add(name)
             for part in value if type(value) is list else (value,):

@@ -16,7 +16,7 @@ from tfkit.errors import Diagnostic, Span, SpecError, quoted
 from tfkit.plugin.manager import Plugins
 from tfkit.run.read_run import RunText
 from tfkit.run.run_spec import ENDS, RunSpec
-from tfkit.run.sweep_spec import ONE, Range, SweepSpec
+from tfkit.run.sweep_spec import ONLY_VARIANT, Range, SweepSpec
 from tfkit.spec import source
 from tfkit.spec.document import check_sort
 from tfkit.spec.extending import named_at, shortest
@@ -111,7 +111,7 @@ def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
 def _variants(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict[str, RunText]:
     variants = root.items.get("variants")
     if not isinstance(variants, Tree):
-        return {ONE: base}
+        return {ONLY_VARIANT: base}
     runs, errors = {}, []
     for name, changes in variants.items.items():
         assert isinstance(changes, Tree)

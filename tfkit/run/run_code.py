@@ -34,8 +34,8 @@ LOOP, EXAMPLES = "training loop", "examples"
 """Keys for the code of the training loop, and for the examples of the splits."""
 SAMPLE = 4
 """Number of examples of each split that are compared."""
-MOST_KINDS = 4
-CHANGED = "the code of the run in {} has changed since it began"
+MAX_KINDS = 4
+CHANGE_MESSAGE = "the code of the run in {} has changed since it began"
 
 
 def code_of(run: Run) -> Code:
@@ -82,7 +82,7 @@ def check_code(runs: Iterable[tuple[Path, Facts, Code]], *, help: str) -> None:
         return
     notes = list(dict.fromkeys(note for notes in changed.values() for note in notes))
     if len(changed) == 1:
-        message = CHANGED.format(quoted(str(*changed)))
+        message = CHANGE_MESSAGE.format(quoted(str(*changed)))
     else:
         message = f"the code of {len(changed)} runs has changed since they began"
         notes.append(f"runs: {listing(map(str, changed))}")
@@ -100,7 +100,7 @@ def warnings_about(weights: Path, *roots: object) -> list[Diagnostic]:
     except SpecError as error:  # the weights do not depend on the file
         message = f"changes of code since the training are unknown: {error.diagnostics[0].message}"
         return [Diagnostic(message)]
-    return [Diagnostic(CHANGED.format(shown(folder)), notes=tuple(notes))] if notes else []
+    return [Diagnostic(CHANGE_MESSAGE.format(shown(folder)), notes=tuple(notes))] if notes else []
 
 
 def changes(facts: Facts, folder: Path, code: Code) -> list[str]:
@@ -120,7 +120,7 @@ def changes(facts: Facts, folder: Path, code: Code) -> list[str]:
 def _note(module: str, kinds: Sequence[str]) -> str:
     if list(kinds) == [EXAMPLES]:
         return f"examples of split `{module}`"
-    return f"module `{module}`, used by {listing(map(shown_kind, kinds), MOST_KINDS)}"
+    return f"module `{module}`, used by {listing(map(shown_kind, kinds), MAX_KINDS)}"
 
 
 def shown_kind(name: str) -> str:

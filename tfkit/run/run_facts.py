@@ -18,7 +18,7 @@ from tfkit.spec.folder import latest_checkpoint
 from tfkit.spec.header import read_object, shown
 
 FACTS = "run.json"
-MOST_DIFFERENCES = 12
+MAX_DIFFERENCES = 12
 T = TypeVar("T")
 
 
@@ -162,8 +162,8 @@ def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Map
     if CONTENT in names:
         names.remove(CONTENT)
         message = f"the data of the run in {quoted(str(folder))} has changed since it began"
-    notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MOST_DIFFERENCES]]
-    notes += [f"... ({len(names)} in total)"] if len(names) > MOST_DIFFERENCES else []
+    notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MAX_DIFFERENCES]]
+    notes += [f"... ({len(names)} in total)"] if len(names) > MAX_DIFFERENCES else []
     return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
 
 

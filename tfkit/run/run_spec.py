@@ -26,7 +26,7 @@ from tfkit.run.contract import (
 )
 from tfkit.spec.document import MODEL, NAME, Document
 from tfkit.spec.folder import RUN, latest_checkpoint, step_of
-from tfkit.spec.merge import ANY, MergeKeys
+from tfkit.spec.merge import WILDCARD, MergeKeys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import Data, data_of, document, lines_of
 
@@ -196,7 +196,7 @@ class RunSpec(Document):
     further_keys, exclusive_keys, listed_keys = (MODEL,), ENDS, LISTS
     arithmetic_names = ("data",)  # of `data.vocab_size`
     merge_keys = MergeKeys(
-        {("weights",): "path", ("branch",): "run", ("eval", "splits", ANY): "batches"},
+        {("weights",): "path", ("branch",): "run", ("eval", "splits", WILDCARD): "batches"},
         values=frozenset({"path", "run", "batches"}),
     )
 

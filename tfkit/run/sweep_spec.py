@@ -14,15 +14,15 @@ from tfkit.run.contract import PositiveCount
 from tfkit.spec.document import Document
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-LOWER = frozenset({"loss", "bits_per_byte"})
+LOWER_IS_BETTER = frozenset({"loss", "bits_per_byte"})
 """Metrics that are better if they are lower."""
 BUDGETS = ("params", "flops", "tokens", "time")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kMB]?)")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
-MOST = 2**50
+MAX_PARAMETERS = 2**50
 """Maximum number of parameters of a model."""
-ONE = "base"
+ONLY_VARIANT = "base"
 """Name of the only variant in a sweep without `variants`."""
 PREVIOUS = "previous"
 """The value of `compare.to` that compares each variant to the variant before it."""
@@ -158,7 +158,7 @@ class CompareConfig(Config):
     def check(self) -> None:
         """Reject a metric without a known direction."""
         super().check()
-        if self.better is None and self.on.rpartition(".")[2] not in LOWER:
+        if self.better is None and self.on.rpartition(".")[2] not in LOWER_IS_BETTER:
             message = f"`{self.on}` has no known direction"
             raise Invalid("on", message, help="add `better: lower` or `better: higher` to `compare`")
 
@@ -188,7 +188,7 @@ class SweepSpec(Document):
     """The paper or page that the sweep is from."""
     base: str
     """The run that variants change: its path, or the name of a shipped run."""
-    variants: dict[str, dict[str, Any]] = Field(default={ONE: {}})
+    variants: dict[str, dict[str, Any]] = Field(default={ONLY_VARIANT: {}})
     """The changes of each variant, by its name: paths as `--set` takes them, or mappings as in a run that extends
     another run. By default, the base is the only variant."""
     sizes: SizesConfig | None = None
@@ -247,7 +247,7 @@ class SweepSpec(Document):
             raise Invalid("compare.to", message, help="rename that variant")
         if self.compare.margin is not None and len(self.variants) == 1:
             raise Invalid("compare.margin", "`margin` has no effect: there is one variant", help="remove it")
-        if self.fit is not None and self.fitted.rpartition(".")[2] not in LOWER:
+        if self.fit is not None and self.fitted.rpartition(".")[2] not in LOWER_IS_BETTER:
             message = f"a scaling law must be fitted to a loss; got `{self.fitted}`"
             raise Invalid("fit", message, help="add `loss: val.loss`")
         if self.tune is not None:
@@ -283,7 +283,7 @@ def _count(value: object) -> int:
     """Parse a number of parameters, such as `0.25M`."""
     match = _COUNT.fullmatch(str(value))
     count = 0.0 if match is None or isinstance(value, bool) else float(match[1]) * _UNITS[match[2]]
-    if not 1 <= count <= MOST:
+    if not 1 <= count <= MAX_PARAMETERS:
         raise Invalid("params", f"`{value}` is not a number of parameters", help="write `250000`, `250k` or `0.25M`")
     return round(count)
 

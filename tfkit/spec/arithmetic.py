@@ -20,7 +20,7 @@ MAX_VALUE = 1e30
 MAX_EXPONENT = 64
 GRAMMAR = "arithmetic has numbers, names of the spec's fields, + - * / // % ** and parentheses"
 
-UNKNOWN = "_"
+VARIABLE = "_"
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 Number = int | float
@@ -147,8 +147,8 @@ class Expression:
     def forward(self, value: Number, number: Lookup) -> Number:
         """Return the field's value for a value of the spec."""
         assert self.steps is not None
-        text = re.sub(rf"(?<![\w.]){re.escape(self.path)}(?![\w.])", UNKNOWN, ast.unparse(self.steps))
-        return evaluate(text, lambda name: value if name == UNKNOWN else number(name))
+        text = re.sub(rf"(?<![\w.]){re.escape(self.path)}(?![\w.])", VARIABLE, ast.unparse(self.steps))
+        return evaluate(text, lambda name: value if name == VARIABLE else number(name))
 
     def inverse(self, value: Number, number: Lookup) -> Number:
         """Return the spec's value for the field's value; raise `ExpressionError` if it is undefined."""

@@ -278,7 +278,7 @@ def _counts(value: Any) -> bool:
 
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-PUBLISHED = "pytorch_model"
+PICKLE_PREFIX = "pytorch_model"
 """The beginning of the names of pickles with the weights of a published model."""
 _PICKLE = ("is a pickle, which can run any code when it is read", None)
 _GGUF = (
@@ -334,8 +334,8 @@ def how_to_convert(pickle: Path) -> str:
     The parts of a published model become a single file.
     """
     pattern, target = glob.escape(str(pickle)), pickle.with_name(f"{pickle.stem}-tensors.safetensors")
-    if pickle.name.startswith(PUBLISHED):
-        pattern = os.path.join(glob.escape(str(pickle.parent)), f"{PUBLISHED}*.bin")
+    if pickle.name.startswith(PICKLE_PREFIX):
+        pattern = os.path.join(glob.escape(str(pickle.parent)), f"{PICKLE_PREFIX}*.bin")
         target = pickle.with_name("model.safetensors")
     if os.path.lexists(target):
         return f"name the safetensors file next to it: {shown(target)}"

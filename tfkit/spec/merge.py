@@ -19,7 +19,7 @@ from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-ANY = "*"
+WILDCARD = "*"
 """Wildcard for a key in the paths of `MergeKeys`."""
 
 
@@ -39,11 +39,11 @@ class MergeKeys:
 
     def word_key(self, path: tuple[str, ...]) -> str:
         """Return the key that a word in place of a mapping stands for at a path."""
-        return self.words.get(path) or self.words.get((*path[:-1], ANY), "kind")
+        return self.words.get(path) or self.words.get((*path[:-1], WILDCARD), "kind")
 
 
 MODEL_KEYS = MergeKeys(
-    words={("graph", ANY): "block", ("inputs", ANY): "type", ("checkpoint",): "extends"},
+    words={("graph", WILDCARD): "block", ("inputs", WILDCARD): "type", ("checkpoint",): "extends"},
     named=frozenset({("graph",), ("inputs",)}),
 )
 """The exceptions of a model."""

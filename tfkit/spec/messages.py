@@ -27,8 +27,8 @@ NOT_ALLOWED = frozenset(
     less_than_equal literal_error""".split()  # noqa: SIM905
 )
 """Pydantic's error types that are reported as `must be ...; got ...`."""
-MOST = 50  # errors of one config
-SPECIAL = {
+MAX_ERRORS = 50  # errors of one config
+TYPE_TEXTS = {
     "string_pattern_mismatch": "text of letters, digits, `_`, `-` and `.`",
     "string_too_long": "text of at most {max_length} characters",
 }
@@ -166,7 +166,7 @@ def from_pydantic(
     for detail in error.errors(include_url=False):
         if detail["type"] != "missing" or len(detail["loc"]) > 1:
             by_field.setdefault(_place(detail, provenance, path), []).append(detail)
-    for place, details in list(by_field.items())[:MOST]:
+    for place, details in list(by_field.items())[:MAX_ERRORS]:
         kind = details[0]["type"]
         reason: Any = details[0].get("ctx", {}).get("error")
         if kind in ("value_error", "assertion_error") and place == path:
@@ -188,7 +188,7 @@ def from_pydantic(
         elif kind == "assertion_error":
             yield crashed(cls, "the check of its config", reason, place, provenance)
         else:
-            takes = SPECIAL.get(kind, "").format(**details[0].get("ctx", {}))
+            takes = TYPE_TEXTS.get(kind, "").format(**details[0].get("ctx", {}))
             what = f"must be {takes}; got {found(details[0]['input'])}" if takes else details[0]["msg"]
             yield Diagnostic(f"{label(here)} {what}", provenance.span(place), ".".join(here))
 

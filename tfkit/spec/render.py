@@ -29,7 +29,7 @@ TOKENS = InputConfig(type="tokens")
 Data: TypeAlias = "dict[str, Data] | list[Data] | str | int | float | bool | None"
 
 _BLOCK_PLAIN = re.compile(r"[\w/.](?:[\w./ ()=+*%{}\[\]-]|:(?=[^\s:]))*(?<! )")
-_PLAIN = re.compile(r"[\w/(](?:[\w./ ()=+*%-]|:(?=[^\s:]))*(?<! )")
+_PLAIN_SCALAR = re.compile(r"[\w/(](?:[\w./ ()=+*%-]|:(?=[^\s:]))*(?<! )")
 
 
 class Quoted(str):
@@ -225,7 +225,7 @@ def _scalar(value: str | int | float | bool | None, *, flow: bool) -> str:
 
 def _text(text: str, *, flow: bool = True) -> str:
     """Quote a string unless YAML reads it as a string without quotes."""
-    plain = _PLAIN.fullmatch(text) if flow else _BLOCK_PLAIN.fullmatch(text.replace(", ", "  "))
+    plain = _PLAIN_SCALAR.fullmatch(text) if flow else _BLOCK_PLAIN.fullmatch(text.replace(", ", "  "))
     if plain and not isinstance(text, Quoted) and _reads_as_text(text):
         return text
     return '"' + "".join(map(_escaped, text)) + '"'

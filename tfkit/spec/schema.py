@@ -31,9 +31,9 @@ Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 CHANGES = "changes."
 NAME = r"^(?!.*_mask$)[A-Za-z][A-Za-z0-9_]*$"  # as the graph checks it: an identifier
-NOTHING = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
-SHARED = "Inherited from the enclosing mappings of the spec if it is not given."
-LEAST_SHARED = 60  # length in characters below which a reference would not be shorter than the field
+EMPTY_SLOT = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
+SHARED_DESCRIPTION = "Inherited from the enclosing mappings of the spec if it is not given."
+MIN_SHARED = 60  # length in characters below which a reference would not be shorter than the field
 ARITHMETIC = {"$ref": "#/$defs/arithmetic"}  # as `ref` writes it
 LIKE_NODE = {LIKE: {"type": ["string", "null"], "description": "The node whose keys are defaults, except its wires."}}
 TEXTS = ("title", "description", "markdownDescription")
@@ -162,7 +162,9 @@ class SchemaWriter:
         }
 
     def _field(self, config: type[Config], name: str, info: FieldInfo, *, partial: bool) -> Schema:
-        text = " ".join(filter(None, [field_docs(config).get(name), SHARED if marker(info, SharedMarker) else None]))
+        text = " ".join(
+            filter(None, [field_docs(config).get(name), SHARED_DESCRIPTION if marker(info, SharedMarker) else None])
+        )
         shape = shape_of(info.annotation)
         if name == config.word_key and issubclass(config, Component):
             return {**_documented(text), "const": config.kind_name()}
@@ -187,7 +189,7 @@ class SchemaWriter:
         elif shape.container == "dict":
             options = [{"type": "object", "additionalProperties": any_of(options)}]
         options += [{"type": "boolean"}] if shape.boolean else []
-        options += [NOTHING] if shape.null and shape.container == "one" else []
+        options += [EMPTY_SLOT] if shape.null and shape.container == "one" else []
         options += [{"type": "null"}] if shape.null and shape.container != "one" else []
         return any_of(options)
 
@@ -372,7 +374,7 @@ def with_fields_once(defs: Mapping[str, Schema]) -> dict[str, Schema]:
     names: dict[str, str] = {}
     taken: Counter[str] = Counter()
     for (name, text), count in Counter(fields).items():
-        if count > 1 and len(text) >= LEAST_SHARED and text not in names:
+        if count > 1 and len(text) >= MIN_SHARED and text not in names:
             taken[name] += 1
             names[text] = f"field.{name}" if taken[name] == 1 else f"field.{name}.{taken[name]}"
     shared = {name: json.loads(text) for text, name in names.items()}

@@ -17,16 +17,16 @@ from tfkit.errors import Diagnostic, Source, Span, quoted
 TAGS = "tags are not allowed in a spec: a spec is data"
 TAGS_HELP = 'remove the tag; text that starts with `!` needs quotes: "!text"'
 DIRECTIVES = "a spec has no lines that start with `%`"
-GLUED = "no space after the colon"
+GLUED_MESSAGE = "no space after the colon"
 INDENT = "indent all keys of a mapping by the same number of spaces"
 LIST = "write `key: [a, b]`, or put each `- item` on a separate line below its key"
 
-_GLUED = re.compile(r"[ \t-]*([A-Za-z_][\w.-]*):(?!//)(\S[^\r\n]*)")
+_GLUED_KEY = re.compile(r"[ \t-]*([A-Za-z_][\w.-]*):(?!//)(\S[^\r\n]*)")
 
 
 def missing_space(text: str) -> str | None:
     """Return the help for `key:value`, which YAML reads as one word; None for any other text."""
-    match = _GLUED.match(text)
+    match = _GLUED_KEY.match(text)
     return f"write a space after the colon: {quoted(f'{match[1]}: {match[2]}')}" if match else None
 
 
@@ -107,7 +107,7 @@ def _no_colon(place: _Place) -> Diagnostic:
 
 def _glued(source: Source, number: int) -> Diagnostic:
     line = source.line(number)
-    return Diagnostic(GLUED, Span(source, number, line.index(":") + 1), help=missing_space(line))
+    return Diagnostic(GLUED_MESSAGE, Span(source, number, line.index(":") + 1), help=missing_space(line))
 
 
 def _unclosed(place: _Place) -> Diagnostic:

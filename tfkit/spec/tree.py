@@ -172,7 +172,7 @@ class _Composer:
             name, span = key
             glued = event.start_mark.index == event.end_mark.index and syntax.missing_space(name)
             if glued:
-                self._error(syntax.GLUED, span, help=glued)
+                self._error(syntax.GLUED_MESSAGE, span, help=glued)
             if name in entries:
                 help = "merge several mappings in one line: `<<: [*a, *b]`" if name == MERGE else None
                 note = f"it is already on line {entries[name][0].line}"

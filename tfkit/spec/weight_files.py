@@ -13,8 +13,8 @@ from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
 from tfkit.spec.folder import INDEX, RUN, STATE, STEP, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
+    PICKLE_PREFIX,
     PICKLES,
-    PUBLISHED,
     Entry,
     FileHeader,
     Malformed,
@@ -143,7 +143,7 @@ def _in_folder(folder: Path) -> Path:
     pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
     if pickles and not weights:
         message = f"{shown(folder)} has only pickles, which can run any code when they are loaded"
-        published = [folder / name for name in pickles if name.startswith(PUBLISHED)]
+        published = [folder / name for name in pickles if name.startswith(PICKLE_PREFIX)]
         help = how_to_convert(published[0]) if published else "fetch the safetensors files of the same model"
         raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=help))
     raise SpecError(

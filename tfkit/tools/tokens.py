@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2**18
 """Characters that a process tokenizes at once."""
-LONGEST = 64 * CHUNK
+MAX_TEXT = 64 * CHUNK
 """Characters after which a text without a line end is cut anywhere."""
 HEADER = 128
 """Bytes of the header of the output."""
@@ -302,7 +302,7 @@ def _text_chunks(path: Path) -> Iterator[TextChunk]:
     with open_data(path) as data, TextIOWrapper(data, encoding="utf-8", newline="") as file:
         while block := file.read(CHUNK):
             text += block
-            end = _line_end(text) or (len(text) if len(text) >= LONGEST else 0)
+            end = _line_end(text) or (len(text) if len(text) >= MAX_TEXT else 0)
             if end:
                 yield TextChunk(path, (text[:end],), complete=False)
                 text = text[end:]

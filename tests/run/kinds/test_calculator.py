@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfkit.run.contract import IGNORED
+from tfkit.run.contract import IGNORE_INDEX
 from tfkit.run.kinds.calculator import CalculatorConfig, Problems
 
 from .small import refused, small_run
@@ -97,10 +97,10 @@ def test_rows_are_one_problem_each_and_may_count_the_answer_alone(tmp_path: Path
     for split, first in (("train", drawn.text(0)), ("val", drawn.text(27)), ("test", Problems(1, 5).text(0))):
         batch = data.examples(split, "sequential").batch(np.array([0]))
         assert data.tokenizer.decode(batch.inputs["tokens"][0]) == first[:-1]
-        assert (batch.targets[0, :-11] == IGNORED).all()
+        assert (batch.targets[0, :-11] == IGNORE_INDEX).all()
         assert data.tokenizer.decode(batch.targets[0, -11:]) == first[-11:]
     whole = CalculatorConfig(problems=30, layout="rows").build(None).examples("train", "sequential")
-    assert (whole.batch(np.array([0])).targets != IGNORED).all()
+    assert (whole.batch(np.array([0])).targets != IGNORE_INDEX).all()
 
 
 def test_answers_in_their_usual_order(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.tools.train.test_folder import contents
 from tfkit.cli import main
 from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
-from tfkit.run.contract import IGNORED, Batch, Ratio
+from tfkit.run.contract import IGNORE_INDEX, Batch, Ratio
 from tfkit.run.kinds.metrics import ChoiceAccuracy
 from tfkit.run.kinds.mixture import _joined
 from tfkit.run.run_spec import SplitConfig
@@ -292,7 +292,7 @@ def test_numbered_classes_of_features(tmp_path: Path) -> None:
     run = columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, divide: stored, features: x}")
     batch = run.data.examples("train", "sequential").batch(np.array([1, 2]))
     assert batch.inputs["features"].tolist() == [[[1, 1], [1, 1], [0, 0]], [[1, 2], [1, 2], [1, 2]]]
-    assert batch.targets.tolist() == [[1, 1, IGNORED], [2, 2, 2]]
+    assert batch.targets.tolist() == [[1, 1, IGNORE_INDEX], [2, 2, 2]]
     assert len(trained(run)[0].losses) == 6
     with pytest.raises(SpecError, match=r"features of width 2, but `x` of the model takes .*3"):
         columns_run(tmp_path, "features", "{kind: labelled, files: rows.jsonl, features: x}", "model.inputs.x.width=3")
@@ -504,7 +504,7 @@ def test_a_mixture_has_its_weights_and_every_example(tmp_path: Path) -> None:
     assert run.data.splits == ["train", "lines_val", "pairs_val"]
     examples = run.data.examples("train", "shuffled")
     batch = examples.batch(np.arange(len(examples)))
-    windows = batch.targets[:, 0] != IGNORED  # a prompt does not count
+    windows = batch.targets[:, 0] != IGNORE_INDEX  # a prompt does not count
     assert windows.sum() == 3 * (~windows).sum()
     assert run.tokens_of_step == pytest.approx(5 * batch.masks["tokens"].sum() / len(examples), rel=0.01)
     packed = mixture(lines=PARTS["lines"].replace("data: {", "data: {kind: packed, separator: 256, of: {") + "}")

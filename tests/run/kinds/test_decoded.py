@@ -11,7 +11,7 @@ import torch
 
 import tfkit
 from tfkit.errors import SpecError
-from tfkit.run.contract import IGNORED, Ratio
+from tfkit.run.contract import IGNORE_INDEX, Ratio
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.kinds.calculator import SYMBOLS
 from tfkit.run.kinds.metrics import exact_matches
@@ -108,13 +108,13 @@ def test_constants_are_counted(tmp_path: Path) -> None:
     batch = small_run(tmp_path, ROWS).data.examples("test", "sequential").batch(np.arange(40))
     answers = [tuple(row) for row in batch.targets[:, -11:].tolist()]
     places = [Counter(column).most_common(1)[0][1] for column in zip(*answers, strict=True)]
-    assert (batch.targets[:, :-11] == IGNORED).all()
+    assert (batch.targets[:, :-11] == IGNORE_INDEX).all()
     assert actual["test.constant_accuracy"] == pytest.approx(sum(places) / (11 * 40))
     assert actual["test.constant_exact_match"] == Counter(answers).most_common(1)[0][1] / 40
 
 
 def test_an_example_without_an_answer_does_not_count() -> None:
-    targets = torch.tensor([[IGNORED, 3, 4], [IGNORED, IGNORED, IGNORED], [5, IGNORED, 6]])
+    targets = torch.tensor([[IGNORE_INDEX, 3, 4], [IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX], [5, IGNORE_INDEX, 6]])
     correct = torch.tensor([[False, True, True], [True, True, True], [True, True, False]])
     assert exact_matches(correct, targets) == Ratio(1, 2)
 

@@ -33,7 +33,7 @@ def model(width: int = 16, layers: int = 1, head: str = "{block: lm_head, tie: e
 
 
 def test_ten_steps_equal_a_loop_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfkit.run.kinds.distillation.MOST_LOGITS", 50)  # several chunks
+    monkeypatch.setattr("tfkit.run.kinds.distillation.MAX_LOGITS", 50)  # several chunks
     student, teacher = model().eval(), model(width=24, layers=2, head="lm_head")
     copy = model().eval()
     copy.load_state_dict(student.state_dict())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tfkit.building.builder import build
 from tfkit.errors import SpecError
-from tfkit.run.contract import IGNORED
+from tfkit.run.contract import IGNORE_INDEX
 from tfkit.run.training.evaluate import evaluate
 
 from .small import refused, small_run
@@ -33,7 +33,7 @@ def read(folder: Path, split: str = "train") -> tuple[NDArray[np.int64], NDArray
 
 def test_shares_are_those_of_bert(tmp_path: Path) -> None:
     tokens, records, targets = read(tmp_path)
-    selected = targets != IGNORED
+    selected = targets != IGNORE_INDEX
     assert abs(selected[:, 1:].mean() - 0.15) < 0.006
     assert (targets[selected] == tokens[selected]).all()
     assert (records[~selected] == tokens[~selected]).all()
@@ -51,8 +51,8 @@ def test_the_choice_depends_on_the_number_alone(tmp_path: Path) -> None:
     first, again = examples.batch(np.array([3, 8])), examples.batch(np.array([8]))
     assert (first.rows(1, 2).inputs["tokens"] == again.inputs["tokens"]).all()
     second = examples.batch(np.array([8 + count]))  # the same text, another choice
-    assert ((again.targets == IGNORED) != (second.targets == IGNORED)).any()
-    common = (again.targets != IGNORED) & (second.targets != IGNORED)
+    assert ((again.targets == IGNORE_INDEX) != (second.targets == IGNORE_INDEX)).any()
+    common = (again.targets != IGNORE_INDEX) & (second.targets != IGNORE_INDEX)
     assert (again.targets[common] == second.targets[common]).all()
     assert len(data.examples("val", "sequential")) == -(-111_539 // 128)
 
@@ -60,14 +60,14 @@ def test_the_choice_depends_on_the_number_alone(tmp_path: Path) -> None:
 def test_nothing_is_asked_for_that_the_data_does_not_ask_for(tmp_path: Path) -> None:
     addition = "{kind: masked, share: 0.9, of: {kind: addition}}"
     batch = small_run(tmp_path, addition).data.examples("train", "shuffled").batch(np.arange(500))
-    assert (batch.targets[:, :6] == IGNORED).all()  # `12+34=`
-    assert (batch.targets[:, 6:] != IGNORED).mean() > 0.8
+    assert (batch.targets[:, :6] == IGNORE_INDEX).all()  # `12+34=`
+    assert (batch.targets[:, 6:] != IGNORE_INDEX).mean() > 0.8
     last = small_run(tmp_path, TEXT, "data.share=0.99", length=128).data.examples("val", "sequential")
     end = last.batch(np.array([len(last) - 1]))
     tokens = 111_540 - 128 * (len(last) - 1)
     assert (end.inputs["tokens"][0, tokens:] == MASK).all()
-    assert (end.targets[0, tokens:] == IGNORED).all()
-    assert (end.targets[0, 1:tokens] != IGNORED).mean() > 0.9
+    assert (end.targets[0, tokens:] == IGNORE_INDEX).all()
+    assert (end.targets[0, 1:tokens] != IGNORE_INDEX).mean() > 0.9
 
 
 def test_errors(tmp_path: Path, golden: Callable[[str, str], None]) -> None:

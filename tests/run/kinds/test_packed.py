@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.run.training.runs import Memory
 from tests.run.training.runs import small_run as training_run
 from tfkit.run.checked_run import Run
-from tfkit.run.contract import IGNORED
+from tfkit.run.contract import IGNORE_INDEX
 from tfkit.run.training.evaluate import evaluate, tensors
 from tfkit.run.training.loop import Trainer
 
@@ -44,7 +44,7 @@ def test_documents_are_those_of_a_loop(tmp_path: Path) -> None:
         for token, target in zip(tokens.tolist(), targets.tolist(), strict=True):
             ends = plain.tokenizer.decode([token]) == "\n"
             documents.append(document)
-            expected.append(IGNORED if ends else target)
+            expected.append(IGNORE_INDEX if ends else target)
             document += ends
         assert actual.documents[row].tolist() == documents
         assert actual.targets[row].tolist() == expected
@@ -88,7 +88,7 @@ def test_an_evaluation_reads_documents_apart(tmp_path: Path) -> None:
     inputs, targets = tensors(batch, trainer.model, trainer.device, run.config.loss)
     assert inputs["tokens_mask"].shape == (len(other), 12, 12)
     logits = trainer.model.eval()(**inputs)
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
     assert results["val.loss"] == pytest.approx(expected.item(), abs=1e-5)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfkit.run.contract import IGNORED, Data
+from tfkit.run.contract import IGNORE_INDEX, Data
 
 from .small import refused, small_run
 
@@ -41,7 +41,7 @@ def test_a_decoder_reads_the_sequence_and_writes_its_answer(task: str, tmp_path:
     for tokens, expected in zip(inputs["tokens"], targets, strict=True):
         answer = ANSWERS[task](tokens[:5])
         assert tokens[5:] == [7, *answer[:-1]]
-        assert expected == [IGNORED] * 5 + answer
+        assert expected == [IGNORE_INDEX] * 5 + answer
 
 
 @pytest.mark.parametrize("task", ANSWERS)
@@ -71,7 +71,7 @@ def test_recall_asks_every_key_once_for_its_value(tmp_path: Path) -> None:
         names = dict(zip(tokens[0:12:2], tokens[1:12:2], strict=True))
         assert len(names) == len(set(names.values())) == 6
         assert all(0 < key < 32 <= value < 64 for key, value in names.items())
-        calls = [place for place, target in enumerate(expected) if target != IGNORED]
+        calls = [place for place, target in enumerate(expected) if target != IGNORE_INDEX]
         assert sorted(tokens[place] for place in calls) == sorted(names)
         assert all(names[tokens[place]] == expected[place] for place in calls)
         assert all(place >= 12 and place % 2 == 0 for place in calls)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.run.training.runs import Memory
 from tfkit.errors import SpecError
-from tfkit.run.contract import IGNORED, Callback, Training
+from tfkit.run.contract import IGNORE_INDEX, Callback, Training
 from tfkit.run.training.loop import Trainer
 
 from .small import refused, small_run
@@ -39,7 +39,7 @@ def test_files_are_one_row_of_tokens(order: str, tmp_path: Path) -> None:
         for row, (tokens, targets) in enumerate(zip(batch.inputs["tokens"], batch.targets, strict=True)):
             expected = part[row * stride + 1 : row * stride + 21]
             assert (targets[: len(expected)] == expected).all()
-            assert (targets[len(expected) :] == IGNORED).all()
+            assert (targets[len(expected) :] == IGNORE_INDEX).all()
             assert (tokens[: len(expected)] == part[row * stride : row * stride + len(expected)]).all()
 
 
@@ -52,7 +52,7 @@ def test_no_document_is_in_two_splits(tmp_path: Path) -> None:
     for name in data.splits:
         examples = data.examples(name, "sequential")
         batch = examples.batch(np.arange(len(examples)))
-        row = [int(batch.inputs["tokens"][0, 0]), *batch.targets[batch.targets != IGNORED].tolist()]
+        row = [int(batch.inputs["tokens"][0, 0]), *batch.targets[batch.targets != IGNORE_INDEX].tolist()]
         assert row[-1] == 0
         result += row
     assert result == ids[: len(result)].tolist()

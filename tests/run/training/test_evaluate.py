@@ -19,7 +19,7 @@ import tfkit
 from tfkit.errors import SpecError
 from tfkit.learning import chunked_loss
 from tfkit.run.checked_run import Run, load_run
-from tfkit.run.contract import IGNORED
+from tfkit.run.contract import IGNORE_INDEX
 from tfkit.run.training.evaluate import evaluate, tensors
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.memory import MicroBatch
@@ -53,8 +53,8 @@ def numbers_of(run: Run, **options: Any) -> dict[str, float]:
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 5 rows of logits, as for a large vocabulary."""
-    monkeypatch.setattr(chunked_loss, "LEAST_LOGITS", 1)
-    monkeypatch.setattr(chunked_loss, "MOST_ROWS", 5)
+    monkeypatch.setattr(chunked_loss, "MIN_LOGITS", 1)
+    monkeypatch.setattr(chunked_loss, "MAX_ROWS", 5)
 
 
 @pytest.mark.parametrize(("size", "case"), [(1, "text"), (4, "text"), (4, "answers")])
@@ -81,7 +81,7 @@ def test_metrics_do_not_depend_on_chunks_of_logits(tmp_path: Path, monkeypatch: 
 def test_a_single_position_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = evaluated(tmp_path)
     batch = run.data.examples("val", "sequential").batch(np.arange(1))
-    targets = np.full_like(batch.targets, IGNORED)
+    targets = np.full_like(batch.targets, IGNORE_INDEX)
     targets[0, 0] = batch.targets[0, 0]
     monkeypatch.setattr("tfkit.run.training.evaluate._batches", lambda *_: [replace(batch, targets=targets)])
     assert numbers_of(run)["val.loss"] > 0
@@ -179,7 +179,7 @@ def test_an_evaluation_is_in_the_precision_of_the_run(tmp_path: Path) -> None:
     inputs, targets = tensors(examples.batch(np.arange(len(examples))), model, torch.device("cpu"), run.config.loss)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model.eval()(**inputs).float()
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED).item()
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX).item()
     assert numbers_of(run) == {"val.loss": pytest.approx(expected, abs=1e-6)}
     assert numbers_of(evaluated(tmp_path, *TEXT, metrics="[loss]"))["val.loss"] != pytest.approx(expected, abs=1e-5)
 

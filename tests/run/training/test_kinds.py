@@ -11,7 +11,7 @@ import torch
 
 import tfkit
 from tfkit.decoding.text import load_tokenizer
-from tfkit.run.contract import IGNORED
+from tfkit.run.contract import IGNORE_INDEX
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, mix
 
@@ -56,8 +56,8 @@ def test_additions_are_right_and_apart() -> None:
             left, right, answer = int(text[:2]), int(text[3:5]), int(text[:5:-1])
             assert left + right == answer
             assert text[2] + text[5] == "+="
-        assert (batch.targets[:, :-3] == IGNORED).all()
-        assert (batch.targets[:, -3:] != IGNORED).all()
+        assert (batch.targets[:, :-3] == IGNORE_INDEX).all()
+        assert (batch.targets[:, -3:] != IGNORE_INDEX).all()
         calls[split] = set(texts)
     assert not calls["train"] & calls["val"]
     assert len(calls["train"] | calls["val"]) == 10_000
@@ -67,7 +67,7 @@ def test_windows_cover_a_text_once(tmp_path: Path) -> None:
     data = small_run(tmp_path).data
     windows = data.examples("val", "sequential")
     batch = windows.batch(np.arange(len(windows)))
-    counted = batch.targets[batch.targets != IGNORED]
+    counted = batch.targets[batch.targets != IGNORE_INDEX]
     starts = data.examples("val", "sampled")
     text = [int(starts.batch(np.array([i])).inputs["tokens"][0, 0]) for i in range(len(starts))]
     assert counted[: len(text) - 1].tolist() == text[1:]
@@ -102,7 +102,7 @@ def test_tokenizers_write_the_file_that_generate_reads(kind: str, tmp_path: Path
 def test_metrics_are_sums() -> None:
     logits = torch.randn(3, 4, 5)
     targets = torch.randint(5, (3, 4))
-    targets[0, 1:] = IGNORED
+    targets[0, 1:] = IGNORE_INDEX
     targets[1] = logits[1].argmax(-1)
     values = {}
     for kind in ("loss", "accuracy", "exact_match"):
@@ -112,7 +112,7 @@ def test_metrics_are_sums() -> None:
             positions = [metric.values(logits[row, [t]], targets[row, [t]]) for t in range(4)]
             sums.append(metric.sums(torch.stack(positions, dim=1), targets[row : row + 1]))
         values[kind] = metric.compute(sums[0] + sums[1] + sums[2])
-    counted = targets != IGNORED
+    counted = targets != IGNORE_INDEX
     right = (logits.argmax(-1) == targets) | ~counted
     assert values["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits[counted], targets[counted]).item())
     assert values["accuracy"] == pytest.approx((right & counted).sum().item() / 9)

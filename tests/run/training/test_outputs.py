@@ -18,7 +18,7 @@ import tfkit
 from tfkit.errors import SpecError
 from tfkit.learning import chunked_loss
 from tfkit.run.checked_run import Run, load_run
-from tfkit.run.contract import IGNORED, Batch, OutputConfig
+from tfkit.run.contract import IGNORE_INDEX, Batch, OutputConfig
 from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together
@@ -65,14 +65,14 @@ def model_of(run: Run) -> fx.GraphModule:
     return tfkit.build(run.graph, seed=1)
 
 
-def moved(tokens: torch.Tensor, distance: int, value: int = IGNORED) -> torch.Tensor:
+def moved(tokens: torch.Tensor, distance: int, value: int = IGNORE_INDEX) -> torch.Tensor:
     return F.pad(tokens[:, distance:], (0, distance), value=value)
 
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_loss, "LEAST_LOGITS", 1)
-    monkeypatch.setattr(chunked_loss, "MOST_ROWS", 5)
+    monkeypatch.setattr(chunked_loss, "MIN_LOGITS", 1)
+    monkeypatch.setattr(chunked_loss, "MAX_ROWS", 5)
 
 
 def test_the_loss_is_the_weighted_sum_of_means(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_loss_is_the_weighted_sum_of_means(tmp_path: Path) -> None:
     module = tfkit.Loss(model, outputs={"logits": 1.0, "second": {"weight": 0.3, "shift": 2}})
     loss = module({**inputs, "tokens_mask": mask})
     logits, second = model(**inputs, tokens_mask=mask)
-    targets = tokens.masked_fill(~mask, IGNORED)
+    targets = tokens.masked_fill(~mask, IGNORE_INDEX)
     first_loss, second_loss = (
         F.cross_entropy(values.flatten(0, 1), moved(targets, distance).flatten())
         for distance, values in ((1, logits), (2, second))
@@ -93,7 +93,7 @@ def test_the_loss_is_the_weighted_sum_of_means(tmp_path: Path) -> None:
     ]
     torch.testing.assert_close(*gradients)
     torch.testing.assert_close(
-        module(inputs, {"second": torch.full((3, 9), IGNORED)}), tfkit.Loss(model, outputs={"logits": 1})(inputs)
+        module(inputs, {"second": torch.full((3, 9), IGNORE_INDEX)}), tfkit.Loss(model, outputs={"logits": 1})(inputs)
     )
 
 
@@ -127,11 +127,11 @@ def test_the_metrics_of_an_output_are_of_its_targets(tmp_path: Path) -> None:
 
 
 def test_targets_of_a_later_token_stay_within_a_document() -> None:
-    targets = np.array([[1, 2, IGNORED, 4, 5, 6]])
+    targets = np.array([[1, 2, IGNORE_INDEX, 4, 5, 6]])
     batch = Batch({"tokens": targets}, targets, np.array([[0, 0, 0, 1, 1, 1]]))
     moved_targets = batch.targets_of({"a": OutputConfig(), "b": OutputConfig(shift=2)})
     assert moved_targets["a"].tolist() == targets.tolist()
-    assert moved_targets["b"].tolist() == [[2, IGNORED, IGNORED, 5, 6, IGNORED]]
+    assert moved_targets["b"].tolist() == [[2, IGNORE_INDEX, IGNORE_INDEX, 5, 6, IGNORE_INDEX]]
 
 
 @contextlib.contextmanager

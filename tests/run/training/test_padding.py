@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, check_run
-from tfkit.run.contract import IGNORED, Batch, Ids
+from tfkit.run.contract import IGNORE_INDEX, Batch, Ids
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.read_run import read_run
 from tfkit.run.run_spec import SplitConfig
@@ -67,7 +67,7 @@ class Padded:
         )
         if not self.pairs:
             return self.change(Batch({"tokens": source}, CLASSES[indices], masks={"tokens": masks[0]}))
-        targets = np.where(masks[1], np.roll(target, -1, axis=1), IGNORED)
+        targets = np.where(masks[1], np.roll(target, -1, axis=1), IGNORE_INDEX)
         inputs, by_input = {"source": source, "target": target}, dict(zip(("source", "target"), masks, strict=True))
         return self.change(Batch(inputs, targets, masks=by_input))
 

@@ -14,7 +14,7 @@ import torch
 import tfkit
 import tfkit.testing
 from tfkit.run.checked_run import Run, load_run, positions_of
-from tfkit.run.contract import IGNORED, Batch, Ids, Ratio
+from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, Ratio
 from tfkit.run.guarded_data import _GuardedExamples
 from tfkit.run.kinds.callbacks import Ema, Spikes
 from tfkit.run.kinds.metrics import CrossEntropyConfig, ExactMatch
@@ -100,7 +100,7 @@ def _longer(batch: Batch, indices: Ids) -> Batch:
     if len(indices) == 1:
         return batch
     inputs = {name: np.pad(ids, ((0, 0), (0, 1))) for name, ids in batch.inputs.items()}
-    return replace(batch, inputs=inputs, targets=np.pad(batch.targets, ((0, 0), (0, 1)), constant_values=IGNORED))
+    return replace(batch, inputs=inputs, targets=np.pad(batch.targets, ((0, 0), (0, 1)), constant_values=IGNORE_INDEX))
 
 
 @pytest.mark.slow

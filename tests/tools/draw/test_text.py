@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tfkit.tools.draw.canvas import FIRST, MIDDLE_DOT, UNKNOWN, TextRun, cut, flow, line_width, width_of, wrap
+from tfkit.tools.draw.canvas import (
+    DEFAULT_WIDTH,
+    FIRST_CODE_POINT,
+    MIDDLE_DOT,
+    TextRun,
+    cut,
+    flow,
+    line_width,
+    width_of,
+    wrap,
+)
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -24,10 +34,10 @@ def advance(character: str, *, bold: bool) -> float:
 
 @pytest.mark.parametrize("bold", [False, True])
 def test_widths_are_the_fonts(bold: bool) -> None:
-    for code in range(FIRST, 127):
+    for code in range(FIRST_CODE_POINT, 127):
         assert width_of(chr(code), 1000, bold=bold) == pytest.approx(advance(chr(code), bold=bold), abs=1)
     assert MIDDLE_DOT[bold] == pytest.approx(advance("·", bold=bold), abs=1)
-    assert all(advance(character, bold=bold) <= UNKNOWN for character in "×√→…λäß")
+    assert all(advance(character, bold=bold) <= DEFAULT_WIDTH for character in "×√→…λäß")
 
 
 def test_wrap_breaks_between_words_and_cuts_what_is_too_long() -> None:

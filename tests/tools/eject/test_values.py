@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tfkit.tools.eject.values import (
-    ANY,
+    ANY_VALUE,
     NONE,
-    SOME,
+    SOME_VALUE,
     Items,
     Known,
     Modules,
@@ -35,22 +35,22 @@ class Pair(NamedTuple):
     [
         (Known(3), Known(3), Known(3)),
         (Known(3, literal=True), Known(3), Known(3)),
-        (Known(3), Known(4), SOME),
-        (Known(1), Known(True), SOME),
-        (Known(1), Known(1.0), SOME),
-        (Known(3), NONE, ANY),
+        (Known(3), Known(4), SOME_VALUE),
+        (Known(1), Known(True), SOME_VALUE),
+        (Known(1), Known(1.0), SOME_VALUE),
+        (Known(3), NONE, ANY_VALUE),
         (NONE, NONE, NONE),
-        (SOME, NONE, ANY),
-        (SOME, Known(3), SOME),
-        (ANY, SOME, ANY),
+        (SOME_VALUE, NONE, ANY_VALUE),
+        (SOME_VALUE, Known(3), SOME_VALUE),
+        (ANY_VALUE, SOME_VALUE, ANY_VALUE),
         (Modules((FIRST,)), Modules((SECOND, FIRST)), Modules((FIRST, SECOND))),
-        (Modules((FIRST,)), NONE, ANY),
-        (Record(Pair, (Known(1), SOME)), Record(Pair, (Known(1), NONE)), Record(Pair, (Known(1), ANY))),
-        (Record(Pair, (SOME, SOME)), Record(None, (SOME, SOME)), SOME),
-        (Record(None, (SOME, NONE)), SOME, Items(ANY)),
-        (Items(Known(1)), Items(Known(2)), Items(SOME)),
+        (Modules((FIRST,)), NONE, ANY_VALUE),
+        (Record(Pair, (Known(1), SOME_VALUE)), Record(Pair, (Known(1), NONE)), Record(Pair, (Known(1), ANY_VALUE))),
+        (Record(Pair, (SOME_VALUE, SOME_VALUE)), Record(None, (SOME_VALUE, SOME_VALUE)), SOME_VALUE),
+        (Record(None, (SOME_VALUE, NONE)), SOME_VALUE, Items(ANY_VALUE)),
+        (Items(Known(1)), Items(Known(2)), Items(SOME_VALUE)),
         (Items(None), Items(Known(2)), Items(Known(2))),
-        (Items(SOME), SOME, SOME),
+        (Items(SOME_VALUE), SOME_VALUE, SOME_VALUE),
     ],
 )
 def test_of_two_values_what_both_have_is_known(a: Value, b: Value, actual: Value) -> None:
@@ -76,8 +76,8 @@ def test_data_is_equal_by_value_and_all_else_by_identity() -> None:
         (NONE, False),
         (Known([]), False),
         (Known(torch.ones(2)), None),
-        (SOME, None),
-        (ANY, None),
+        (SOME_VALUE, None),
+        (ANY_VALUE, None),
         (Modules((FIRST,)), None),
     ],
 )
@@ -86,7 +86,9 @@ def test_truth(value: Value, actual: bool | None) -> None:
 
 
 def test_what_may_be_none() -> None:
-    assert [may_be_none(value) for value in (ANY, NONE, SOME, Known(0), Modules((FIRST,)), Items(None))] == [
+    assert [
+        may_be_none(value) for value in (ANY_VALUE, NONE, SOME_VALUE, Known(0), Modules((FIRST,)), Items(None))
+    ] == [
         True,
         True,
         False,

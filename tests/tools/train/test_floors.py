@@ -12,8 +12,8 @@ import pytest
 import tfkit
 from tests.run.kinds.small import small_run
 from tfkit.cli import main
-from tfkit.run.contract import IGNORED
-from tfkit.tools.train.plan import MOST, floors
+from tfkit.run.contract import IGNORE_INDEX
+from tfkit.tools.train.plan import MAX_EXAMPLES, floors
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 
@@ -21,8 +21,8 @@ PLUGINS = tfkit.load_plugins(entry_points=False)
 def test_the_best_constants_of_a_task(tmp_path: Path) -> None:
     run = small_run(tmp_path, "{kind: addition, digits: 2}")
     examples = run.data.examples("val", "sequential")
-    batch = examples.batch(np.arange(min(len(examples), MOST)))
-    answers = [tuple(target for target in row if target != IGNORED) for row in batch.targets.tolist()]
+    batch = examples.batch(np.arange(min(len(examples), MAX_EXAMPLES)))
+    answers = [tuple(target for target in row if target != IGNORE_INDEX) for row in batch.targets.tolist()]
     places = [Counter(answer[place] for answer in answers).most_common(1)[0][1] for place in range(len(answers[0]))]
     assert floors(run, PLUGINS) == {
         "val.constant_accuracy": pytest.approx(sum(places) / (len(answers) * len(places))),

@@ -19,7 +19,7 @@ from tfkit.errors import SpecError
 from tfkit.run.contract import Training
 from tfkit.tools.common.history import history
 from tfkit.tools.train.progress import TrainingProgress
-from tfkit.tools.train.report import MOST_POINTS, _binned
+from tfkit.tools.train.report import MAX_POINTS, _binned
 
 SETS = [
     "eval={every: 4, splits: {val: {batches: 2}, train: {batches: 2}}, metrics: [loss, accuracy]}",
@@ -154,7 +154,7 @@ def test_numbers_that_cannot_be_read_are_one_error(line: str, error: str) -> Non
 def test_a_long_curve_keeps_its_extremes() -> None:
     points = [(step, float(step % 7)) for step in range(1, 10_001)]
     drawn = _binned(points)
-    assert len(drawn) <= MOST_POINTS
+    assert len(drawn) <= MAX_POINTS
     assert drawn[-1][0] == 10_000
     assert [value for _, values in drawn for value in values] == [value for _, value in points]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tfkit.component import FieldConfig, Reading, Writing, case_of, value_of
 from tfkit.errors import Invalid, listing, quoted
 
-BASE, REST = "base", "rest"
+BASE, REMAINDER = "base", "rest"
 
 
 class LayerTypesConfig(FieldConfig):
@@ -30,7 +30,7 @@ class LayerTypesConfig(FieldConfig):
         """Raise `Invalid` for a type with variants for only some of its layers."""
         super().check()
         for type, variant in self.layer_types.items():
-            if not isinstance(variant, str) and REST not in variant:
+            if not isinstance(variant, str) and REMAINDER not in variant:
                 message = "`rest` is missing: the variant of the remaining layers of that type"
                 raise Invalid(f"layer_types.{type}", message)
 
@@ -196,7 +196,7 @@ class PerLayerConfig(FieldConfig):
     @property
     def paths(self) -> dict[str, str]:
         """The path of each variant's number."""
-        return {name: entry if isinstance(entry, str) else entry[REST] for name, entry in self.per_layer.items()}
+        return {name: entry if isinstance(entry, str) else entry[REMAINDER] for name, entry in self.per_layer.items()}
 
     @property
     def zeros(self) -> dict[str, str]:
@@ -207,7 +207,7 @@ class PerLayerConfig(FieldConfig):
         """Raise `Invalid` for a variant without a path."""
         super().check()
         for variant, entry in self.per_layer.items():
-            if not isinstance(entry, str) and entry.keys() != {"0", REST}:
+            if not isinstance(entry, str) and entry.keys() != {"0", REMAINDER}:
                 raise Invalid(f"per_layer.{variant}", "the value must be a path, or `{0: variant, rest: path}`")
 
     def read(self, name: str, file: Reading) -> None:
@@ -251,7 +251,7 @@ def _variant(variant: str | Mapping[str, str], layer: int, before: str) -> str:
     """Return the variant of a layer of a type, which may depend on the variant that an earlier field set."""
     if isinstance(variant, str):
         return variant
-    return next(variant[key] for key in (str(layer), before, REST) if key in variant)
+    return next(variant[key] for key in (str(layer), before, REMAINDER) if key in variant)
 
 
 def spelt_out(value: Any) -> Any:

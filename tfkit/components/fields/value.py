@@ -9,8 +9,8 @@ from tfkit.component import ABSENT, FieldConfig, Reading, Writing, case_of, valu
 from tfkit.components.fields.layer_variants import spelt_out
 from tfkit.errors import Invalid, quoted
 
-REST = "rest"
-EQUAL = "= "
+REMAINDER = "rest"
+EQUALITY_SIGN = "= "
 MORE = "a spec whose family extends this one may give it a meaning, see specs/README.md: --family FILE"
 """Help for a value that a family does not support."""
 
@@ -36,7 +36,7 @@ class ValueConfig(FieldConfig):
 
     def read(self, name: str, file: Reading) -> None:
         value, cases = file.value(name), self.cases or {}
-        word = next((word for word in cases if word != REST and _is(word, value, file)), None)
+        word = next((word for word in cases if word != REMAINDER and _is(word, value, file)), None)
         if word is not None and isinstance(cases[word], Mapping):
             for path, changed in cases[word].items():
                 file.put(path, changed)
@@ -44,7 +44,7 @@ class ValueConfig(FieldConfig):
         if word is not None:
             value = file.compute(cases[word]) if isinstance(cases[word], str) else cases[word]
         if value is not None:  # these changes may create the config that contains the value
-            for path, changed in cases.get(REST, {}).items():
+            for path, changed in cases.get(REMAINDER, {}).items():
                 if file.reaches(path):
                     file.put(path, changed)
         for expression in self.expressions:
@@ -54,7 +54,7 @@ class ValueConfig(FieldConfig):
         values = file.values(self.expressions)
         present = [value for value in values.values() if value is not ABSENT]
         for word, meant in (self.cases or {}).items():
-            if isinstance(meant, Mapping) and word != REST and all(file.says(*change) for change in meant.items()):
+            if isinstance(meant, Mapping) and word != REMAINDER and all(file.says(*change) for change in meant.items()):
                 return file.put(name, file.compute(word) if file.knows(word) else value_of(word))
             if meant is None and (not present or (present[0] is None and not file.omits(name))):
                 return file.put(name, file.compute(word))
@@ -93,7 +93,11 @@ class OnlyConfig(FieldConfig):
     def _other(self) -> tuple[str, dict[str, Any]] | None:
         """The field or arithmetic that determines the value, and its words."""
         text, words = next(iter(self.only.items())) if isinstance(self.only, dict) and self.only else (self.only, {})
-        return (text.removeprefix(EQUAL), words) if isinstance(text, str) and text.startswith(EQUAL) else None
+        return (
+            (text.removeprefix(EQUALITY_SIGN), words)
+            if isinstance(text, str) and text.startswith(EQUALITY_SIGN)
+            else None
+        )
 
     def read(self, name: str, file: Reading) -> None:
         value = file.given(name).get("", None if self._other else file.default(name))

@@ -15,19 +15,19 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "scale": {"true": "sqrt_d_model", "false": None},
 }
 """Tables that many families share."""
-USUAL = 2
+DEFAULT_CLASSES = 2
 """Number of classes if a config.json does not set it."""
-EXACT, TANH = ({"kind": "gelu", "approximate": approximate} for approximate in ("none", "tanh"))
+EXACT_GELU, TANH_GELU = ({"kind": "gelu", "approximate": approximate} for approximate in ("none", "tanh"))
 ACTIVATIONS: Mapping[str, dict[str, Any]] = {
     **{kind: {"kind": kind} for kind in ("silu", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "xielu")},
     "swish": {"kind": "silu"},
-    **dict.fromkeys(("gelu", "gelu_python"), EXACT),
-    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), TANH),
+    **dict.fromkeys(("gelu", "gelu_python"), EXACT_GELU),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), TANH_GELU),
 }
 """The activations of transformers by name. If an activation has several names, the first is written."""
 GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
 """The gated FFNs that have a separate name, by activation."""
-PLAIN = ("relu", "gelu", "silu", "relu2", "quick_gelu")
+UNGATED_KINDS = ("relu", "gelu", "silu", "relu2", "quick_gelu")
 """The FFNs without a gate that have the name of their activation."""
 SLOT, FFN = ".activation", ".ffn"
 
@@ -124,7 +124,7 @@ class LabelsConfig(FieldConfig):
     """The path of the classifier."""
 
     def read(self, name: str, file: Reading) -> None:
-        labels, count = file.given(name).get(""), file.given("num_labels").get("", USUAL)
+        labels, count = file.given(name).get(""), file.given("num_labels").get("", DEFAULT_CLASSES)
         names = _in_order(labels) if labels is not None else _numbered(count)
         file.put(f"{self.labels}.n_classes", len(names))
         if names != _numbered(len(names)):
@@ -226,6 +226,6 @@ def _placed(path: str, kind: str, activation: dict[str, Any]) -> tuple[str, dict
     if kind in (*GATED.values(), "glu"):
         gated = GATED.get(activation["kind"])
         return path, {**activation, "kind": gated} if gated else {"kind": "glu", "activation": activation}
-    if kind in (*PLAIN, "mlp"):
-        return path, activation if activation["kind"] in PLAIN else {"kind": "mlp", "activation": activation}
+    if kind in (*UNGATED_KINDS, "mlp"):
+        return path, activation if activation["kind"] in UNGATED_KINDS else {"kind": "mlp", "activation": activation}
     return f"{path}{SLOT}", activation

@@ -20,7 +20,7 @@ DIGITS = 10
 WIDTH = 3 * DIGITS + 6
 ANSWER = DIGITS + 1
 """Number of characters after `=`."""
-MOST = 1000
+MAX_NUMBER = 1000
 DECIMAL = 0.4
 """Probability that an operand is not an integer."""
 DIVIDED, TEST = 0, 1
@@ -88,7 +88,7 @@ class Problems:
         random = generator(key)
         self._reverse = reverse
         self._operators = random.integers(len(OPERATORS), size=count, dtype=np.int8)
-        self._numbers = random.integers(1, MOST + 1, size=(2, count), dtype=np.int16)
+        self._numbers = random.integers(1, MAX_NUMBER + 1, size=(2, count), dtype=np.int16)
         self._factors = np.where(random.random((2, count)) < DECIMAL, random.random((2, count)), math.nan)
 
     def rows(self, numbers: Ids) -> Ids:

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import tfkit
 from tfkit.component import ContentPath, PositiveFloat
-from tfkit.run.contract import IGNORED, LossConfig
+from tfkit.run.contract import IGNORE_INDEX, LossConfig
 
 TEACHER = "teacher"
-MOST_LOGITS = 2**25
+MAX_LOGITS = 2**25
 """Maximum number of logits that are in memory at the same time."""
 
 
@@ -79,7 +79,7 @@ class DistillationLoss(tfkit.Loss):
         total = (1 - self.config.weight) * super().of(states, targets)
         rows, teacher_rows = read.hidden.flatten(0, -2), teacher_read.hidden.flatten(0, -2)
         heads = self.model.get_submodule(name), self._teacher[0].model.get_submodule(*self._teacher[0].ends)
-        chunks = -(-len(rows) * self.ends[name].vocab_size // MOST_LOGITS)
+        chunks = -(-len(rows) * self.ends[name].vocab_size // MAX_LOGITS)
         divergence = partial(self._divergence, *heads, read.extra, teacher_read.extra)
         for part in zip(*(t.tensor_split(chunks) for t in (rows, teacher_rows, targets.flatten())), strict=True):
             # Computed again in the backward pass, so that the logits of a single chunk exist.
@@ -102,7 +102,7 @@ class DistillationLoss(tfkit.Loss):
             expected = _log_softmax(teacher_head(teacher_rows, **teacher_extra) / temperature)
         predicted = _log_softmax(head(rows, **extra) / temperature)
         divergences = F.kl_div(predicted, expected, reduction="none", log_target=True).sum(-1)
-        return temperature**2 * divergences.masked_fill(targets == IGNORED, 0.0).sum()
+        return temperature**2 * divergences.masked_fill(targets == IGNORE_INDEX, 0.0).sum()
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

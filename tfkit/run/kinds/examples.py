@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from tfkit.errors import Invalid
-from tfkit.run.contract import IGNORED, Batch, DataConfig, Examples, Ids, Order, Tokenizer
+from tfkit.run.contract import IGNORE_INDEX, Batch, DataConfig, Examples, Ids, Order, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
     """
     targets = rows[:, 1:].copy()
     if counted is not None:
-        targets[:, :-counted] = IGNORED
+        targets[:, :-counted] = IGNORE_INDEX
     return Batch({"tokens": rows[:, :-1]}, targets)
 
 
@@ -124,5 +124,5 @@ class Windows:
         places = indices[:, None] * self._stride + self._offsets
         inside = places < len(self._tokens)
         ids = self._tokens[np.where(inside, places, 0)]
-        targets = np.where(inside[:, 1:], ids[:, 1:], IGNORED)
+        targets = np.where(inside[:, 1:], ids[:, 1:], IGNORE_INDEX)
         return Batch({"tokens": ids[:, :-1]}, targets)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfkit.component import optional_slot
 from tfkit.errors import Invalid, listing
-from tfkit.run.contract import IGNORED, Batch, Data, Ids, Tokenizer, TokenizerConfig
+from tfkit.run.contract import IGNORE_INDEX, Batch, Data, Ids, Tokenizer, TokenizerConfig
 from tfkit.run.kinds.columns import ColumnsConfig, Long, Names, Ragged, encoded, fingerprint, fitted, masks_of
 from tfkit.run.kinds.examples import RowsData
 from tfkit.run.kinds.text import tokenizer_for
@@ -253,7 +253,7 @@ class LabelledExamples:
         )
 
     def _targets(self, output: str, indices: Ids) -> Ids:
-        ids = self.labels[output].padded(indices, IGNORED)[0]
+        ids = self.labels[output].padded(indices, IGNORE_INDEX)[0]
         return ids if self.each[output] else ids[:, 0]
 
 

@@ -16,7 +16,7 @@ import tfkit
 from tfkit.component import Probability
 from tfkit.errors import Invalid
 from tfkit.run.contract import (
-    IGNORED,
+    IGNORE_INDEX,
     ChoiceMetric,
     Data,
     DecodedMetric,
@@ -129,13 +129,13 @@ class CrossEntropy(LogitMetric):
         self._sizes = sizes
 
     def values(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
+        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="none")
 
     def sums(self, values: Tensor, targets: Tensor) -> Ratio:
         nats = super().sums(values, targets)
         if self._sizes is None:
             return nats
-        return Ratio(nats.total / math.log(2), int(self._sizes[targets[targets != IGNORED].cpu()].sum()))
+        return Ratio(nats.total / math.log(2), int(self._sizes[targets[targets != IGNORE_INDEX].cpu()].sum()))
 
 
 class Accuracy(LogitMetric):
@@ -154,7 +154,7 @@ class ExactMatch(Accuracy):
 
 def exact_matches(values: Tensor, targets: Tensor) -> Ratio:
     """Return the number of examples, [b, t], that are true at all positions that count, and of all that have any."""
-    counted = targets != IGNORED
+    counted = targets != IGNORE_INDEX
     examples = counted.any(-1)
     matches = (values | ~counted).all(-1) & examples
     return Ratio(int(matches.sum()), int(examples.sum()))
@@ -271,7 +271,7 @@ def _start(targets: Tensor, *, least: int) -> int:
 
     Answers must start at position `least` or later, so that a question precedes them.
     """
-    counted = targets != IGNORED
+    counted = targets != IGNORE_INDEX
     start = int(counted[0].int().argmax())
     if start < least or not bool(counted[:, start:].all()) or bool(counted[:, :start].any()):
         message = "every example must end with an answer, and all answers must start at the same position"
@@ -301,7 +301,7 @@ class ConstantTokens(Metric):
     """Counts of the tokens at each position."""
 
     def sums(self, values: Tensor, targets: Tensor) -> Counter[tuple[int, int]]:
-        counted = targets != IGNORED
+        counted = targets != IGNORE_INDEX
         return Counter(zip(counted.nonzero()[:, 1].tolist(), targets[counted].tolist(), strict=True))
 
     def compute(self, sums: Counter[tuple[int, int]]) -> float:
@@ -315,7 +315,7 @@ class ConstantAnswer(Metric):
     """Counts of complete answers."""
 
     def sums(self, values: Tensor, targets: Tensor) -> Counter[tuple[int, ...]]:
-        answers = (tuple(token for token in row if token != IGNORED) for row in targets.tolist())
+        answers = (tuple(token for token in row if token != IGNORE_INDEX) for row in targets.tolist())
         return Counter(answer for answer in answers if answer)
 
     def compute(self, sums: Counter[tuple[int, ...]]) -> float:

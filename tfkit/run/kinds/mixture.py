@@ -11,7 +11,7 @@ import numpy as np
 
 from tfkit.component import Config
 from tfkit.errors import Invalid
-from tfkit.run.contract import IGNORED, Batch, Data, DataConfig, Examples, Ids, NonNegative, Order, Tokenizer
+from tfkit.run.contract import IGNORE_INDEX, Batch, Data, DataConfig, Examples, Ids, NonNegative, Order, Tokenizer
 from tfkit.run.kinds.columns import masks_of
 from tfkit.run.kinds.examples import positions_of
 
@@ -194,7 +194,7 @@ def _joined(batches: Sequence[Batch], order: Ids) -> Batch:
     documents = None
     if any(batch.documents is not None for batch in batches):
         documents = rows([_documents(batch) for batch in batches], 0)
-    return Batch(inputs, rows([batch.targets for batch in batches], IGNORED), documents, masks_of(masks))
+    return Batch(inputs, rows([batch.targets for batch in batches], IGNORE_INDEX), documents, masks_of(masks))
 
 
 def _mask(batch: Batch, name: str) -> NDArray[np.bool_]:

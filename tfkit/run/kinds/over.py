@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from tfkit.errors import Invalid
-from tfkit.run.contract import IGNORED, Batch, Data, DataConfig, Examples, Ids, Order, PositiveCount, Tokenizer
+from tfkit.run.contract import IGNORE_INDEX, Batch, Data, DataConfig, Examples, Ids, Order, PositiveCount, Tokenizer
 from tfkit.run.kinds.examples import generator
 from tfkit.run.kinds.text import id_of
 
@@ -114,7 +114,7 @@ class OverData:
         return self.changed(split, self.of.examples(split, order))
 
 
-HIDDEN, RANDOM = 0.8, 0.1
+MASK_FRACTION, RANDOM_FRACTION = 0.8, 0.1
 """Fractions of chosen tokens that become the mask token, and a random token; the remaining tokens stay."""
 
 
@@ -159,19 +159,19 @@ class Hidden:
         seen = self._of.batch(indices % len(self._of))
         ((name, tokens),) = seen.inputs.items()
         asked = np.zeros(tokens.shape, dtype=bool)
-        asked[:, 1:] = seen.targets[:, :-1] != IGNORED
+        asked[:, 1:] = seen.targets[:, :-1] != IGNORE_INDEX
         asked &= seen.masks.get(name, True)  # the last target of a padded example may not be an input
         drawn = np.stack([generator(number).random((3, tokens.shape[1])) for number in indices.tolist()], axis=1)
         chosen = asked & (drawn[0] < self._share)
-        hidden, random = chosen & (drawn[1] < HIDDEN), chosen & (drawn[1] >= 1 - RANDOM)
+        hidden, random = chosen & (drawn[1] < MASK_FRACTION), chosen & (drawn[1] >= 1 - RANDOM_FRACTION)
         read = np.where(random, (drawn[2] * self._mask).astype(np.int64), tokens)
         read[hidden | _behind(seen.targets)] = self._mask
-        return replace(seen, inputs={name: read}, targets=np.where(chosen, tokens, IGNORED))
+        return replace(seen, inputs={name: read}, targets=np.where(chosen, tokens, IGNORE_INDEX))
 
 
 def _behind(targets: Ids) -> NDArray[np.bool_]:
     """Mark the padding at the end of each row: positions i without a target at position i - 1 or later."""
-    counted = np.maximum.accumulate((targets != IGNORED)[:, ::-1], axis=1)[:, ::-1]
+    counted = np.maximum.accumulate((targets != IGNORE_INDEX)[:, ::-1], axis=1)[:, ::-1]
     behind = np.zeros(targets.shape, dtype=bool)
     behind[:, 1:] = ~counted[:, :-1]
     return behind
@@ -212,4 +212,4 @@ class Packed:
         ((_, tokens),) = seen.inputs.items()
         ends = tokens == self._separator
         documents = np.cumsum(ends, axis=1) - ends
-        return replace(seen, targets=np.where(ends, IGNORED, seen.targets), documents=documents)
+        return replace(seen, targets=np.where(ends, IGNORE_INDEX, seen.targets), documents=documents)

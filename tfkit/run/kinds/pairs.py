@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from tfkit.component import slot
-from tfkit.run.contract import IGNORED, Batch, Data, Ids, Tokenizer, TokenizerConfig, bare
+from tfkit.run.contract import IGNORE_INDEX, Batch, Data, Ids, Tokenizer, TokenizerConfig, bare
 from tfkit.run.kinds.columns import ColumnsConfig, Ragged, Token, encoded, fingerprint, fitted, masks_of, new_token
 from tfkit.run.kinds.examples import RowsData
 from tfkit.run.kinds.text import id_of, tokenizer_for
@@ -190,16 +190,18 @@ class Pairs:
             choices = number + (answers <= number)
             exists = choices < counts
             alternative = self._rows(first + np.where(exists, choices, answers))
-            alternatives.append(replace(alternative, targets=np.where(exists[:, None], alternative.targets, IGNORED)))
+            alternatives.append(
+                replace(alternative, targets=np.where(exists[:, None], alternative.targets, IGNORE_INDEX))
+            )
         return replace(self._rows(first + answers), alternatives=tuple(alternatives))
 
     def _rows(self, pairs: Ids) -> Batch:
         ids, mask = self.targets.padded(pairs)
         mask = mask[:, 1:]  # the last id of each row is only predicted
-        targets, tokens = np.where(mask, ids[:, 1:], IGNORED), np.where(mask, ids[:, :-1], 0)
+        targets, tokens = np.where(mask, ids[:, 1:], IGNORE_INDEX), np.where(mask, ids[:, :-1], 0)
         sources, visible = self.sources.padded(pairs)
         if self.layout == "pair":
             inputs = {"source": sources, "target": tokens}
             return Batch(inputs, targets, masks=masks_of({"source": visible, "target": mask}))
         asked = np.arange(mask.shape[1]) < visible.sum(1, keepdims=True) - 1
-        return Batch({"tokens": tokens}, np.where(asked, IGNORED, targets), masks=masks_of({"tokens": mask}))
+        return Batch({"tokens": tokens}, np.where(asked, IGNORE_INDEX, targets), masks=masks_of({"tokens": mask}))

@@ -13,7 +13,7 @@ from pydantic import Field
 import tfkit
 from tfkit.component import PositiveFloat
 from tfkit.errors import Invalid
-from tfkit.run.contract import IGNORED, Batch, Data, DataConfig, Ids, PositiveCount
+from tfkit.run.contract import IGNORE_INDEX, Batch, Data, DataConfig, Ids, PositiveCount
 from tfkit.run.kinds.examples import RowsData, divided, generator, next_tokens
 
 SYMBOLS = "0123456789+="
@@ -111,7 +111,7 @@ class Tasks:
         if self._config.layout == "pair":
             return Batch({"source": source, "target": np.concatenate([start, answer[:, :-1]], axis=1)}, answer)
         tokens = np.concatenate([source, start, answer[:, :-1]], axis=1)
-        return Batch({"tokens": tokens}, np.concatenate([np.full_like(source, IGNORED), answer], axis=1))
+        return Batch({"tokens": tokens}, np.concatenate([np.full_like(source, IGNORE_INDEX), answer], axis=1))
 
     def _answer(self, source: Ids) -> Ids:
         match self._config.task:
@@ -183,7 +183,7 @@ class Recall:
         values = half + random.choice(self._config.symbols - half, pairs, replace=False)
         asked = 2 * pairs + 2 * random.choice(len(self._weights), pairs, replace=False, p=self._weights)
         tokens = random.integers(self._config.symbols, size=self._config.positions)
-        targets = np.full_like(tokens, IGNORED)
+        targets = np.full_like(tokens, IGNORE_INDEX)
         tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2] = keys, values
         tokens[asked], targets[asked] = keys, values
         return tokens, targets

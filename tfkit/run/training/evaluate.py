@@ -23,7 +23,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.learning.loss import Loss
 from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
 from tfkit.run.contract import (
-    IGNORED,
+    IGNORE_INDEX,
     Array,
     Batch,
     ChoiceMetric,
@@ -234,7 +234,7 @@ class _Evaluation:
 
 def _by_choice(choices: Sequence[Batch], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the sum of the values of each choice, and the number of its positions that count, [b, choices] each."""
-    counted = [torch.from_numpy(choice.targets != IGNORED) for choice in choices]
+    counted = [torch.from_numpy(choice.targets != IGNORE_INDEX) for choice in choices]
     sums = [torch.where(mask, value.cpu().double(), 0).sum(-1) for mask, value in zip(counted, values, strict=True)]
     return torch.stack(sums, dim=-1), torch.stack([mask.sum(-1) for mask in counted], dim=-1)
 

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfkit.building.edits import SHOWN, edits
+from tfkit.building.edits import MAX_DIFFERENCES, edits
 from tfkit.building.initialize import seed_device
 from tfkit.building.instrument import instrumented
 from tfkit.building.placement import GLOBAL_GENERATORS, threads
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
-from tfkit.run.contract import IGNORED, Batch, Callback, Data
+from tfkit.run.contract import IGNORE_INDEX, Batch, Callback, Data
 from tfkit.run.training.checkpoint import (
     LOSS,
     Checkpoint,
@@ -151,7 +151,9 @@ class Trainer:
         """Raise SpecError if the loss or a callback changed modules of the model: checkpoints contain its spec."""
         if texts := [text for text in self._changes() if text not in self._edits]:
             message = "the model must compute what its spec describes; the loss or a callback changed its modules"
-            raise SpecError(Diagnostic(message, notes=tuple(texts[:SHOWN]), help="change `model` of the run instead"))
+            raise SpecError(
+                Diagnostic(message, notes=tuple(texts[:MAX_DIFFERENCES]), help="change `model` of the run instead")
+            )
 
     def _callback(self, number: int) -> Callback:
         config = self.config.callbacks[number]
@@ -253,7 +255,7 @@ class Trainer:
         The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
         """
         self.optimizer.zero_grad()
-        counts = [int((targets != IGNORED).sum()) for targets in batch.targets_of(self._terms).values()]
+        counts = [int((targets != IGNORE_INDEX).sum()) for targets in batch.targets_of(self._terms).values()]
         totals = self._processes.sum(torch.tensor(counts, device="cpu")).clamp(min=1).tolist()
         total = torch.zeros(len(counts), device=self.device)
         with GLOBAL_GENERATORS:

@@ -26,7 +26,7 @@ from tfkit.checkpoint.files import TensorFiles
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.run.training.checkpoint import Checkpoint, Record
 
-LONGEST = timedelta(hours=4)
+WRITE_TIMEOUT = timedelta(hours=4)
 """The longest time for writing a checkpoint, during which the other processes wait for the first process."""
 
 
@@ -38,7 +38,7 @@ class Saving:
         self._outline = outline
         """A model without values, in the process that writes."""
         # Training has other messages meanwhile, which would mix with those of the checkpoint.
-        self._group = dist.new_group(backend="gloo", timeout=LONGEST)
+        self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT)
         self._last: Future[Any] | None = None
 
     @classmethod

@@ -38,8 +38,8 @@ SLOTS = (
     "rope_scaling",
 )
 """The slots of components that have a small model."""
-SMALL = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
-SMALL |= {"n_experts_per_token": 2, "lr": 1e-2, "every": 2}
+SMALL_VALUES = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
+SMALL_VALUES |= {"n_experts_per_token": 2, "lr": 1e-2, "every": 2}
 """Values of required fields, by name."""
 LISTS: dict[str, dict[str, Any]] = {
     "longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
@@ -94,7 +94,7 @@ def with_component(plugins: Plugins, config: type[Component]) -> Plugins:
 
 
 def required_values(config: type[Config]) -> dict[str, Any]:
-    """Return values of the required fields that are numbers, words of `SMALL`, or configs without a kind.
+    """Return values of the required fields that are numbers, words of `SMALL_VALUES`, or configs without a kind.
 
     An interval `every` is short even if it is not required, so the kind acts within a short run.
     """
@@ -103,8 +103,8 @@ def required_values(config: type[Config]) -> dict[str, Any]:
         if (not info.is_required() and name != "every") or marker(info, SharedMarker) is not None:
             continue
         nested: Any = info.annotation if isinstance(info.annotation, type) else object
-        if name in SMALL or nested is int:
-            required[name] = SMALL.get(name, NUMBER)
+        if name in SMALL_VALUES or nested is int:
+            required[name] = SMALL_VALUES.get(name, NUMBER)
         elif issubclass(nested, Config) and not issubclass(nested, Component):
             required[name] = required_values(nested)
     return required
@@ -230,7 +230,11 @@ def legal_values(name: str, info: FieldInfo) -> list[Any]:
     words = [word for part in get_args(info.annotation) if get_origin(part) is Literal for word in get_args(part)]
     if words or bool in get_args(info.annotation):
         return [None, *(words or [False, True])]
-    legal = (number for number in (SMALL.get(name), 0.5, NUMBER, 2.0, 1) if number is not None and _takes(info, number))
+    legal = (
+        number
+        for number in (SMALL_VALUES.get(name), 0.5, NUMBER, 2.0, 1)
+        if number is not None and _takes(info, number)
+    )
     return [None, *islice(legal, 1)]
 
 

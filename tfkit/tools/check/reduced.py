@@ -42,7 +42,7 @@ from tfkit.spec.render import document
 
 HEAD = 8
 """Width of a head."""
-LEAST = 32
+MIN_WIDTH = 32
 """Minimum width of the residual stream."""
 HEADS, FEWEST = 4, 2
 """Number of query heads in `mha` and `mqa`; number of key-value heads in `gqa`."""
@@ -51,7 +51,7 @@ ODD_HEADS = 6
 BUCKETS, DISTANCE = 8, 10
 """Number of distance buckets, and the distance of the last bucket, which the sequences of a check reach."""
 VOCABULARY = 97
-MAX_LEN, FAR = 24, 300
+MAX_LEN, ROTARY_MAX_LEN = 24, 300
 """Maximum length of a model, and of a model with only rotary positions, whose last positions bfloat16 rounds."""
 FIXED = 12
 """Length of the shortest sequence of fixed length, if the spec's length is larger."""
@@ -123,7 +123,7 @@ class _Shrink:
         self.heads = {(item.n_heads, item.kv_heads): _heads(item.n_heads, item.kv_heads, biased) for item in attentions}
         positions = [position for _, position in parts((), self.spec) if isinstance(position, PositionConfig)]
         rotary = bool(positions) and all(isinstance(position, RotaryConfig) for position in positions)
-        self.max_len = max(FAR if rotary else MAX_LEN, length)
+        self.max_len = max(ROTARY_MAX_LEN if rotary else MAX_LEN, length)
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _extents(self.spec)
@@ -147,8 +147,8 @@ class _Shrink:
         """Return the small width for each width of a residual stream. The first is wide enough for all heads."""
         bound = [self.heads[item.n_heads, item.kv_heads][0] * HEAD for item in attentions if item.d_head is None]
         step = lcm(*bound) if bound else HEAD
-        first, *remaining = _streams(self.spec) or [LEAST]
-        small_widths = {first: step * -(-LEAST // step)}
+        first, *remaining = _streams(self.spec) or [MIN_WIDTH]
+        small_widths = {first: step * -(-MIN_WIDTH // step)}
         for width in remaining:
             small = max(step, round(width * small_widths[first] / first / step) * step)
             while small in small_widths.values():

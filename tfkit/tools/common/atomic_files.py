@@ -64,8 +64,8 @@ def fresh_file(path: Path) -> Iterator[Path]:
     """
     place = _place(path)
     with workshop(place) as folder:
-        yield folder / NEW / place.name
-        _flush(folder / NEW)
+        yield folder / NEW_NAME / place.name
+        _flush(folder / NEW_NAME)
         put_extras(folder, place)
         put(folder, place)
         drop_extras(folder, place)
@@ -80,10 +80,10 @@ def fresh_folder(path: Path) -> Iterator[Path]:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with workshop(place) as folder:
-            new = folder / NEW / place.name
+            new = folder / NEW_NAME / place.name
             new.mkdir()
             yield new
-            _flush(folder / NEW)
+            _flush(folder / NEW_NAME)
             put(folder, place)
             done = True
     finally:
@@ -205,9 +205,9 @@ def _cannot_write(path: Path, error: Exception) -> SpecError:
 # ---- a target and its staging folder ----
 
 
-LOCK, NEW, OLD = "lock", "new", "old"
+LOCK_NAME, NEW_NAME, OLD_NAME = "lock", "new", "old"
 MARK = "[0-9a-f]{8}"
-LONGEST = 56
+MAX_NAME = 56
 """Maximum characters of a target's name in the name of its staging folder, which must fit the system's limit."""
 
 
@@ -220,7 +220,7 @@ def workshop(place: Path) -> Iterator[Path]:
     sweep(place)
     folder, lock = _locked(place)
     try:
-        (folder / NEW).mkdir()
+        (folder / NEW_NAME).mkdir()
         yield folder
     finally:
         _finish(folder, lock)
@@ -228,7 +228,7 @@ def workshop(place: Path) -> Iterator[Path]:
 
 def sweep(place: Path) -> None:
     """Remove the staging folders of dead processes. Contents that they had moved away are first moved back."""
-    for folder in _beside(place, rf"\.{re.escape(place.name[:LONGEST])}\.{MARK}\.new"):
+    for folder in _beside(place, rf"\.{re.escape(place.name[:MAX_NAME])}\.{MARK}\.new"):
         if (lock := _taken(folder)) is not None:
             with suppress(OSError):
                 _finish(folder, lock)
@@ -240,7 +240,7 @@ def put(folder: Path, place: Path) -> None:
     If the system cannot exchange folders in one step, the target is missing for a moment: its old folder is then in the
     staging folder.
     """
-    new = folder / NEW / place.name
+    new = folder / NEW_NAME / place.name
     try:
         new.replace(place)
         return
@@ -248,8 +248,8 @@ def put(folder: Path, place: Path) -> None:
         if not new.is_dir() or not place.is_dir():
             raise
     if not exchange(new, place):
-        (folder / OLD).mkdir()
-        place.rename(folder / OLD / place.name)
+        (folder / OLD_NAME).mkdir()
+        place.rename(folder / OLD_NAME / place.name)
         new.rename(place)
 
 
@@ -263,7 +263,7 @@ def extras_of(new: Path) -> Path:
 
 def put_extras(folder: Path, place: Path) -> None:
     """Move the additional files of a staging folder next to their target, before the file that names them."""
-    for part in (folder / NEW).iterdir():
+    for part in (folder / NEW_NAME).iterdir():
         if part.name != place.name:
             part.rename(place.with_name(part.name))
 
@@ -277,7 +277,7 @@ def drop_extras(folder: Path, place: Path) -> None:
     for part in dead:
         if not _names(place, part.name):
             with suppress(FileNotFoundError):  # another process removes it as well
-                part.rename(folder / NEW / part.name)
+                part.rename(folder / NEW_NAME / part.name)
 
 
 def _lives(part: Path, place: Path) -> bool:
@@ -301,7 +301,7 @@ def _names(place: Path, name: str) -> bool:
 
 
 def _named(place: Path, mark: str) -> Path:
-    return place.with_name(f".{place.name[:LONGEST]}.{mark}.new")
+    return place.with_name(f".{place.name[:MAX_NAME]}.{mark}.new")
 
 
 def _beside(place: Path, pattern: str) -> list[Path]:
@@ -321,7 +321,7 @@ def _locked(place: Path) -> tuple[Path, int]:
         folder = _named(place, secrets.token_hex(4))
         folder.mkdir()
         try:
-            lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
+            lock = os.open(folder / LOCK_NAME, os.O_CREAT | os.O_RDWR)
         except FileNotFoundError:  # another process removed it as the folder of a dead process
             continue
         except BaseException:
@@ -340,7 +340,7 @@ def _taken(folder: Path) -> int | None:
     Return None if the process lives, or if that is unknown.
     """
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
         with suppress(OSError):  # the folder has no contents yet, or no longer has any
             folder.rmdir()
@@ -380,21 +380,21 @@ def _finish(folder: Path, lock: int) -> None:
 
 def _restore(folder: Path) -> None:
     """Move back all contents that were moved away and were not replaced."""
-    if (folder / OLD).is_symlink():  # tfkit creates no such link: the contents of its target stay there
+    if (folder / OLD_NAME).is_symlink():  # tfkit creates no such link: the contents of its target stay there
         return
     with suppress(FileNotFoundError):
-        for old in (folder / OLD).iterdir():
+        for old in (folder / OLD_NAME).iterdir():
             if not os.path.lexists(place := folder.with_name(old.name)):
                 old.rename(place)
 
 
 def _clear(folder: Path) -> None:
     """Remove a staging folder, its lock last: if the process is killed here, the next write can still remove it."""
-    for part in (NEW, OLD):
+    for part in (NEW_NAME, OLD_NAME):
         shutil.rmtree(folder / part, ignore_errors=True)
-    if not any((folder / part).exists() for part in (NEW, OLD)):
+    if not any((folder / part).exists() for part in (NEW_NAME, OLD_NAME)):
         with suppress(OSError):
-            (folder / LOCK).unlink()
+            (folder / LOCK_NAME).unlink()
             folder.rmdir()
 
 

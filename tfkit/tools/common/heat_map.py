@@ -26,7 +26,7 @@ text { font: 10px system-ui, sans-serif; fill: #666c73; } .end { text-anchor: en
 """Colours are written out: not all programs that draw an SVG support variables."""
 CHARACTER, LINE, GAP, TOP = 5.6, 11.0, 16.0, 20.0
 """The width of a character, the height of a line, the space between maps, and the space above a map."""
-LONGEST = 40
+MAX_LABEL = 40
 """Maximum number of characters of a label."""
 
 
@@ -47,8 +47,8 @@ def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool,
     label.
     """
     largest = most or max(abs(value) for heat_map in maps for row in heat_map.values for value in row) or 1.0
-    left = CHARACTER * max(min(len(label), LONGEST) for heat_map in maps for label in heat_map.rows) + 8
-    below = CHARACTER * max(min(len(label), LONGEST) for heat_map in maps for label in heat_map.columns) + 8
+    left = CHARACTER * max(min(len(label), MAX_LABEL) for heat_map in maps for label in heat_map.rows) + 8
+    below = CHARACTER * max(min(len(label), MAX_LABEL) for heat_map in maps for label in heat_map.columns) + 8
     width = (CHART_WIDTH - GAP) / per_line - GAP - left
     elements, top = list[Element](), TOP
     for start in range(0, len(maps), per_line):
@@ -77,12 +77,12 @@ def _labelled(heat_map: HeatMap, box: Mapping[str, float]) -> Iterator[Element]:
     yield tag("text", heat_map.title, x=x, y=y - 6, class_="title")
     step = height / len(heat_map.rows)
     for index in range(0, len(heat_map.rows), _stride(step)):
-        label = heat_map.rows[index][:LONGEST]
+        label = heat_map.rows[index][:MAX_LABEL]
         yield tag("text", label, x=x - 4, y=y + step * (index + 0.5) + 3.5, class_="end")
     step = width / len(heat_map.columns)
     for index in range(0, len(heat_map.columns), _stride(step)):
         place = f"translate({x + step * (index + 0.5) - 3.5:.1f} {y + height + 4:.1f}) rotate(90)"
-        yield tag("text", heat_map.columns[index][:LONGEST], transform=place)
+        yield tag("text", heat_map.columns[index][:MAX_LABEL], transform=place)
 
 
 def _stride(step: float) -> int:

@@ -21,7 +21,7 @@ LABELS = {"cross_attention": "cross-attention", "ffn": "FFN"}
 HEAD = "head"
 ADDED = "not in the spec"
 """The component of modules and parameters that were added to a built model, such as adapters."""
-_INSIDE = ("activation", "rope_scaling")
+_INNER_SLOTS = ("activation", "rope_scaling")
 """Slots whose components count as part of the component around them."""
 _LAYER = re.compile(r"(.*?\blayers\.\d+)(?:\.|$)")
 
@@ -105,7 +105,7 @@ def rank(component: str) -> int:
 
 def _owner(path: str, components: Mapping[str, Component]) -> tuple[str, str]:
     """Return the nearest enclosing component of a module, and its slot."""
-    while path and (path not in components or components[path].slot in _INSIDE):
+    while path and (path not in components or components[path].slot in _INNER_SLOTS):
         path = path.rpartition(".")[0]
     return path, components[path].slot if path else "block"
 

@@ -165,7 +165,7 @@ MARGIN_RIGHT = 10.0
 MARGIN_BOTTOM = 26.0
 """Space for the labels of the horizontal axis."""
 TICKS = 5
-EARLY = 0.1
+EARLY_FRACTION = 0.1
 """Fraction of the steps, at the start, that the range of an axis ignores: a loss falls fastest in these steps."""
 MAX_TIPS = 200
 """Maximum number of steps whose values appear under the pointer."""
@@ -246,7 +246,7 @@ def curves(lines: Sequence[ChartLine], *, words: str = "curves", height: float =
     """
     steps = sorted({step for line in lines for step, _ in line.points})
     x = ChartAxis(0, steps[-1], MARGIN_LEFT, CHART_WIDTH - MARGIN_RIGHT)
-    first = EARLY * x.high if sum(step >= EARLY * x.high for step in steps) > 1 else 0
+    first = EARLY_FRACTION * x.high if sum(step >= EARLY_FRACTION * x.high for step in steps) > 1 else 0
     late = [value for line in lines for step, values in line.points if step >= first for value in values]
     y = ChartAxis(min(late), max(late), height - MARGIN_BOTTOM, 8.0)
     chart = canvas(height, words)

@@ -339,8 +339,8 @@ def _tensor(result: Any) -> Tensor:
 # ---- random inputs that both models accept, under the names of each model ----
 
 
-SAME = "compare models that accept the same inputs"
-SPECIAL = 4
+INPUT_HELP = "compare models that accept the same inputs"
+SPECIAL_IDS = 4
 """Number of ids at the start of a vocabulary that inputs avoid: families use some of them for padding."""
 
 
@@ -364,12 +364,12 @@ def common_inputs(
         if lost:
             message = f"`{graph.name}` requires {_listed(graph, lost)}, but `{other.name}` has no such input"
             note = f"`{other.name}` takes {_listed(other, list(other.inputs))}"
-            raise SpecError(Diagnostic(message, notes=(note,), help=SAME))
+            raise SpecError(Diagnostic(message, notes=(note,), help=INPUT_HELP))
     for name, theirs in names.items():
         widths = a.inputs[name].width, b.inputs[theirs].width
         if widths[0] != widths[1]:
             message = f"`{name}` has vectors of width {widths[0]} in `{a.name}`, but {widths[1]} in `{b.name}`"
-            raise SpecError(Diagnostic(message, help=SAME))
+            raise SpecError(Diagnostic(message, help=INPUT_HELP))
     inputs = random_inputs(a, batch=batch, length=_length(a, b, length), device=device, seed=seed)
     ours: dict[str, Tensor] = {}
     for name in names:
@@ -419,4 +419,4 @@ def _with_end(tokens: Tensor, end: int) -> Tensor:
 
 def _ordinary(tokens: Tensor, name: str) -> Tensor:
     """Replace the first tokens of the vocabulary, which may be special tokens."""
-    return tokens if name == "token_types" or tokens.max() <= SPECIAL else tokens.clamp(min=SPECIAL)
+    return tokens if name == "token_types" or tokens.max() <= SPECIAL_IDS else tokens.clamp(min=SPECIAL_IDS)

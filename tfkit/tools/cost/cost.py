@@ -449,8 +449,8 @@ def add_up(name: str, label: str, parts: Iterable[Amounts]) -> CostRow:
     """Return the sum of components as a row."""
     amounts = list(parts)
     return CostRow(
-        **{field: sum(getattr(part, field) for part in amounts) for field in _SUMMED}, name=name, label=label
+        **{field: sum(getattr(part, field) for part in amounts) for field in _SUMMED_FIELDS}, name=name, label=label
     )
 
 
-_SUMMED = tuple(Amounts.__dataclass_fields__)
+_SUMMED_FIELDS = tuple(Amounts.__dataclass_fields__)

@@ -31,12 +31,16 @@ def _named(*names: str) -> set[Callable[..., Any]]:
     return {getattr(home, name) for home in homes for name in names if name in dir(home)}
 
 
-SHORT = _named("linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "einsum", "prelu") | _named(
+BFLOAT16_FUNCTIONS = _named(
+    "linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "einsum", "prelu"
+) | _named(
     *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "addr"),
     "scaled_dot_product_attention",
 )
 """Functions that run in bfloat16 under autocast."""
-LONG = _named("softmax", "log_softmax", "layer_norm", "group_norm", "softplus", "cross_entropy", "nll_loss") | _named(
+FLOAT32_FUNCTIONS = _named(
+    "softmax", "log_softmax", "layer_norm", "group_norm", "softplus", "cross_entropy", "nll_loss"
+) | _named(
     *("exp", "expm1", "log", "log1p", "log2", "log10", "pow", "__pow__", "__rpow__", "rsqrt", "reciprocal"),
     *("sum", "prod", "cumsum", "cumprod", "norm", "cosine_similarity", "erfinv", "acos", "asin", "cosh", "sinh", "tan"),
 )
@@ -135,8 +139,8 @@ class _Autocast(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in SHORT or func in LONG:
-            convert = self._short if func in SHORT else _long
+        if func in BFLOAT16_FUNCTIONS or func in FLOAT32_FUNCTIONS:
+            convert = self._short if func in BFLOAT16_FUNCTIONS else _long
             args, kwargs = _mapped(convert, args), {name: _mapped(convert, value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 

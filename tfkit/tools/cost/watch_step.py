@@ -22,7 +22,7 @@ from tfkit.torch_private.dispatch import unobserved
 from tfkit.torch_private.tensors import tensors_in
 
 EVERYTHING = MaskConfig()
-MOST = 1024
+MAX_QUERIES = 1024
 """Maximum number of queries whose keys are counted to estimate the fraction of pairs that a rule hides."""
 
 
@@ -111,14 +111,14 @@ def _gathered(watch: Observer, layers: LayerRuns) -> Seen:
 def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int, rule: nn.Module | None = None) -> float:
     """Return the fraction of masked pairs for queries at the last key positions. A prefix is ignored.
 
-    With a `rule` and more than `MOST` queries, it is estimated from `MOST` evenly spaced queries.
+    With a `rule` and more than `MAX_QUERIES` queries, it is estimated from `MOST` evenly spaced queries.
     """
     if mask == EVERYTHING:
         return 0.0
     first = n_keys - n_queries
     if rule is not None:
         with unobserved():
-            count = min(n_queries, MOST)
+            count = min(n_queries, MAX_QUERIES)
             queries = first + torch.linspace(0, n_queries - 1, count, device="cpu").long()
             rows = [_row(mask, rule, query, n_keys) for query in queries]
         return 1 - sum(rows) / (count * n_keys)

@@ -26,7 +26,7 @@ FILLS = {
     "step": ("#eceff2", "#a3abb4", "#31383f", "#757f8a"),
     "block": ("#e3edec", "#82a8a4", "#23403e", "#5f908b"),
 }
-PLAIN = "step"
+DEFAULT_ROLE = "step"
 """Role whose colours apply to roles without colours."""
 CELLS = (("#7b8794", "#8b96a3"), ("#d9964a", "#b9813f"), ("#6ca4d4", "#5590c4"), ("#9683d6", "#8675c4"))
 """The colours of layers that differ, light and dark."""
@@ -48,7 +48,7 @@ INKS = {
 
 def role(slot: str) -> str:
     """Return the class of a box in the colours of a slot."""
-    return f"r-{slot if slot in FILLS else PLAIN}"
+    return f"r-{slot if slot in FILLS else DEFAULT_ROLE}"
 
 
 def css(theme: Theme, used: set[str]) -> str:
@@ -101,11 +101,11 @@ _BOLD = """
 724 725 457 365 457 838 500 500 675 716 593 716 678 435 716 712 343 343 665 343 1042 712 687 716 716 493 595 478 712
 652 924 645 652 582 712 365 712 838
 """
-FIRST = 32
+FIRST_CODE_POINT = 32
 """Code point of the first character in the tables. Widths are in thousandths of the font size."""
 REGULAR_WIDTHS, BOLD_WIDTHS = ([int(width) for width in table.split()] for table in (_REGULAR, _BOLD))
 MIDDLE_DOT = {False: 318, True: 380}
-UNKNOWN = 1050
+DEFAULT_WIDTH = 1050
 """Width of characters outside the tables: at least the width of an ideograph."""
 
 
@@ -130,11 +130,11 @@ def width_of(text: str, size: float, *, bold: bool = False) -> float:
     table = BOLD_WIDTHS if bold else REGULAR_WIDTHS
     total = 0
     for character in text:
-        index = ord(character) - FIRST
+        index = ord(character) - FIRST_CODE_POINT
         if 0 <= index < len(table):
             total += table[index]
         else:
-            total += MIDDLE_DOT[bold] if character == "·" else UNKNOWN
+            total += MIDDLE_DOT[bold] if character == "·" else DEFAULT_WIDTH
     return total * size / 1000
 
 

@@ -26,7 +26,7 @@ from tfkit.tools.draw.canvas import (
 )
 from tfkit.tools.draw.scene import COUNT, MISSING, Added, Box, Chain, Chip, DrawnLayer, Mark, Node, Note, Segment, Tower
 
-TITLE, SMALL, CHIP = 12.5, 11.0, 10.5
+TITLE, NOTE, CHIP = 12.5, 11.0, 10.5
 """Font sizes of titles, of notes and of chips."""
 PAD, ROW, CHIP_ROW = 10.0, 14.5, 13.0
 """Space at the sides of a box, and heights of lines."""
@@ -49,8 +49,8 @@ def runs(notes: Iterable[Note], differing: Differing) -> list[TextRun]:
 
 def natural_width(box: Box) -> float:
     """Return a width that fits the title and the longest word of the notes."""
-    title = width_of(box.title, TITLE, bold=True) + 12 + width_of(count_of(box), SMALL, bold=True)
-    notes = [width_of(note.text, SMALL, bold=True) for note in box.notes]
+    title = width_of(box.title, TITLE, bold=True) + 12 + width_of(count_of(box), NOTE, bold=True)
+    notes = [width_of(note.text, NOTE, bold=True) for note in box.notes]
     return 2 * PAD + max([title, *(width for width in notes if width < 200)])
 
 
@@ -70,7 +70,7 @@ class Content:
         differing = canvas.differing(box.key)
         inside = width - 2 * PAD
         return cls(
-            box, width, flow(runs(box.notes, differing), inside, SMALL), _rows(box.chips, inside, differing), differing
+            box, width, flow(runs(box.notes, differing), inside, NOTE), _rows(box.chips, inside, differing), differing
         )
 
     @property
@@ -104,10 +104,10 @@ def place_box(canvas: Canvas, content: Content, cx: float, bottom: float) -> flo
         count = count_of(box)
         if count:
             look = content.differing.look(COUNT, "tie") or "muted"
-            canvas.text(left + width - PAD, top + 16.5, count, SMALL, look, "end")
+            canvas.text(left + width - PAD, top + 16.5, count, NOTE, look, "end")
         y = top + 27
         for line in content.notes:
-            canvas.front.append(Words(left + PAD, y + 4.5, line, SMALL))
+            canvas.front.append(Words(left + PAD, y + 4.5, line, NOTE))
             y += ROW
         y = _place_chips(canvas, content, left + PAD, y)
         if box.parts:
@@ -187,7 +187,7 @@ GAP, STEP = 10.0, 12.0
 """Space between two boxes of a branch, and around a point where lines meet."""
 TURN = 6.0
 """Distance from the point where a line turns upwards to its end."""
-BETWEEN = 14.0
+BRANCH_GAP = 14.0
 """Space between two branches."""
 RADIUS = 7.0
 """Radius of the circle at an addition."""
@@ -211,7 +211,7 @@ def inner_width(layers: Iterable[DrawnLayer]) -> float:
     for layer in layers:
         for segment in layer.segments:
             each = branch_widths(segment)
-            widths.append(sum(each) + BETWEEN * (len(each) - 1))
+            widths.append(sum(each) + BRANCH_GAP * (len(each) - 1))
     return max(widths)
 
 
@@ -275,7 +275,7 @@ class LayerPlacer:
     def _branches(self, segment: Segment, y: float) -> tuple[float, float]:
         """Draw the branches above y. Return the y where they meet, and the top of the last branch's first box."""
         widths = branch_widths(segment)
-        x = self.cx - (sum(widths) + BETWEEN * (len(widths) - 1)) / 2
+        x = self.cx - (sum(widths) + BRANCH_GAP * (len(widths) - 1)) / 2
         tops, centres, normed = [], [], y
         apart = len(widths) > 1
         start = y - STEP - TURN if apart else y
@@ -288,7 +288,7 @@ class LayerPlacer:
                 normed = top - GAP / 2 if index == 0 else normed
             tops.append(top)
             centres.append(centre)
-            x += width + BETWEEN
+            x += width + BRANCH_GAP
         if not apart:
             return tops[0], normed
         meet = min(tops) - STEP
@@ -325,7 +325,7 @@ def place_above(canvas: Canvas, item: Box | Mark, cx: float, bottom: float, widt
         return place_box(canvas, Content.of(canvas, item, width), cx, edge)
     top = bottom - 18
     canvas.way((cx, bottom), (cx, top))
-    canvas.text(cx + 7, bottom - 5, item.text, SMALL, canvas.differing(item.key).look())
+    canvas.text(cx + 7, bottom - 5, item.text, NOTE, canvas.differing(item.key).look())
     return top
 
 
@@ -341,7 +341,7 @@ class StackHeader:
 
     def place(self, canvas: Canvas, left: float, bottom: float, width: float) -> float:
         """Draw the header above `bottom`. Return its top."""
-        lines = flow(runs(self.notes, self.differing), width - 24, SMALL)
+        lines = flow(runs(self.notes, self.differing), width - 24, NOTE)
         height = 27 + 14.5 * len(lines)
         top = bottom - height
         canvas.front.append(Rect(left, top, width, height, 10, f"band {self.differing.look()}".strip()))
@@ -353,7 +353,7 @@ class StackHeader:
         look = self.differing.look("n_layers") or "bold"
         canvas.text(left + width - 12, top + 18.5, self.times, 14, look, "end")
         for index, line in enumerate(lines):
-            canvas.front.append(Words(left + 12, top + 32 + 14.5 * index, line, SMALL, "muted"))
+            canvas.front.append(Words(left + 12, top + 32 + 14.5 * index, line, NOTE, "muted"))
         return top
 
 
@@ -465,5 +465,5 @@ def beside(box: Box) -> Box:
 
 def beside_width(box: Box) -> float:
     """Return the width of a box at the side of a line."""
-    widths = [width_of(note.text, SMALL, bold=True) for note in beside(box).notes]
+    widths = [width_of(note.text, NOTE, bold=True) for note in beside(box).notes]
     return 20 + max([width_of(box.title, TITLE, bold=True), *widths]) + (0 if count_of(beside(box)) == "" else 60)

@@ -24,7 +24,7 @@ from tfkit.tools.draw.canvas import (
     role,
     wrap,
 )
-from tfkit.tools.draw.layout import SMALL, extent, place_node
+from tfkit.tools.draw.layout import NOTE, extent, place_node
 from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.scene import Note, Scene, Wire, differences
 from tfkit.tools.draw.svg import Picture
@@ -138,11 +138,11 @@ def _tie(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
     canvas.way(ends[0], (x, ends[0][1]), (x, ends[1][1]), ends[1], look="line tie", start=table, end=wire.key)
 
 
-BETWEEN = 26.0
+NODE_GAP = 26.0
 """Space between a node and the node above it."""
 COLUMN_GAP = 24.0
 """Space between two columns without wires."""
-LEAST = 330.0
+MIN_WIDTH = 330.0
 """Minimum width of a picture, for its title."""
 NAME, WORDS = 19.0, 12.0
 """Font sizes of the name of a model, and of the lines below it."""
@@ -152,8 +152,8 @@ def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float
     """Draw a model to the right of x = `left` and above y = 0. Return its right edge and its top."""
     places = Places({name: number for number, column in enumerate(scene.columns) for name in column})
     right = _spread(scene, places, left)
-    if right - left < LEAST:
-        shift, right = (LEAST - right + left) / 2, left + LEAST
+    if right - left < MIN_WIDTH:
+        shift, right = (MIN_WIDTH - right + left) / 2, left + MIN_WIDTH
         places.centres = [centre + shift for centre in places.centres]
         places.gutters = [start + shift for start in places.gutters]
     pens = [0.0] * len(scene.columns)
@@ -193,7 +193,7 @@ def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) 
     column = places.column[name]
     cx, below = places.centres[column], scene.columns[column].index(name) > 0
     reads = [wire.source for wire in scene.wires if wire.target == name and wire.way in ("up", "side")]
-    y = min([pen - BETWEEN if below else 0.0, *(places.tops[source] - BETWEEN for source in reads)])
+    y = min([pen - NODE_GAP if below else 0.0, *(places.tops[source] - NODE_GAP for source in reads)])
     if below:
         canvas.way((cx, pen), (cx, y), arrow=True)
     elif name in scene.inputs:
@@ -214,13 +214,13 @@ def title_of(scene: Scene, width: float, differing: Differing) -> list[Words]:
     """Return the name, description, sizes and source of a model as lines of text, from y = 0 downwards."""
     facts = flow([TextRun(note.text, differing.look(note.key)) for note in scene.facts], width, WORDS)
     described = [(TextRun(line),) for line in wrap(scene.description, width, WORDS)]
-    source = [(TextRun(line),) for line in wrap(scene.source, width, SMALL)]
+    source = [(TextRun(line),) for line in wrap(scene.source, width, NOTE)]
     total = (TextRun(f"{scene.total:,} parameters", differing.look("total") or "bold"),)
     lines = [Words(0, 0, (TextRun(cut(scene.name, width, NAME, bold=True), "bold"),), NAME)]
     lines += [Words(0, 0, line, WORDS, "muted") for line in described]
     lines += [Words(0, 0, total, WORDS)]
     lines += [Words(0, 0, line, WORDS) for line in facts]
-    lines += [Words(0, 0, line, SMALL, "muted") for line in source]
+    lines += [Words(0, 0, line, NOTE, "muted") for line in source]
     y, placed = 0.0, []
     for line in lines:
         y += line.size * (1.0 if line.size == NAME else 1.45)
@@ -283,8 +283,8 @@ def _legend() -> Iterator[Shape]:
     for look, text in LEGEND:
         line = (TextRun(text, look),)
         yield Rect(x, LEGEND_HEIGHT - 14, 18, 12, 3, f"box {role('step')} {look}")
-        yield Words(x + 25, LEGEND_HEIGHT - 4, line, SMALL)
-        x += 25 + line_width(line, SMALL) + 24
+        yield Words(x + 25, LEGEND_HEIGHT - 4, line, NOTE)
+        x += 25 + line_width(line, NOTE) + 24
 
 
 def _in_words(scenes: Sequence[Scene]) -> str:

@@ -34,9 +34,9 @@ from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Box, Chip, DrawnLayer, Mark, Note, Segment, Tower
 from tfkit.tools.show.resolved_values import number, text_of
 
-LONGEST_VALUE = 40
+MAX_VALUE = 40
 """Maximum length of a value in a picture, in characters."""
-USUAL = ("dropout", "eps")
+MINOR_FIELDS = ("dropout", "eps")
 """Fields that do not affect the architecture."""
 Tip = tuple[tuple[str, str], ...]
 
@@ -94,11 +94,11 @@ def _telling(config: Config) -> Iterator[tuple[str, Any]]:
         if isinstance(config, Component) and name == config.word_key:
             continue
         # Values that an entire model shares, or that come from another node, are shown elsewhere.
-        if any(marker(info, kind) for kind in (SharedMarker, WireMarker, PatchMarker)) or name in USUAL:
+        if any(marker(info, kind) for kind in (SharedMarker, WireMarker, PatchMarker)) or name in MINOR_FIELDS:
             continue
         if value is None or (not info.is_required() and value == info.get_default(call_default_factory=True)):
             continue
-        if isinstance(value, Config) or len(text_of(value)) <= LONGEST_VALUE:
+        if isinstance(value, Config) or len(text_of(value)) <= MAX_VALUE:
             yield name, value
 
 
@@ -138,16 +138,16 @@ def _value(name: str, value: Any) -> Iterator[tuple[str, str]]:
         return
     elif value is not None:
         text = text_of(value)
-        yield name, text if len(text) <= 2 * LONGEST_VALUE else f"{text[: 2 * LONGEST_VALUE]}..."
+        yield name, text if len(text) <= 2 * MAX_VALUE else f"{text[: 2 * MAX_VALUE]}..."
 
 
 def _items(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
 
 
-LONGEST_LIST = 44
+MAX_LIST = 44
 """Maximum length of a list of layers or of a pattern, in characters."""
-MOST = 3
+MAX_VALUES = 3
 """Maximum number of values in a note that distinguishes layers with equal pictures."""
 
 
@@ -173,7 +173,7 @@ def _told_apart(layers: list[DrawnLayer], drawers: list[_Layers]) -> Iterator[Dr
         twin = next((other for other, drawn in enumerate(layers[:index]) if _looks(drawn) == _looks(layer)), None)
         values: dict[str, str] = {} if twin is None else drawer.values_unlike(drawers[twin])
         notable = {name: value for name, value in values.items() if value != "false"} or values
-        notes = [Note(name, f"{name} {value}") for name, value in list(notable.items())[:MOST]]
+        notes = [Note(name, f"{name} {value}") for name, value in list(notable.items())[:MAX_VALUES]]
         yield replace(layer, notes=(*layer.notes, *notes))
 
 
@@ -192,7 +192,7 @@ def _notes(node: Node, stack: Layers) -> Iterator[Note]:
         sets = len(stack.layers)
         each = f", each {stack.repetition}" if sets > 1 else ""
         yield Note("layers", f"{sets} set{'s' if sets > 1 else ''} of weights{each}")
-    if len(stack.variants) > 1 and stack.pattern is not None and len(text_of(stack.pattern)) <= LONGEST_LIST:
+    if len(stack.variants) > 1 and stack.pattern is not None and len(text_of(stack.pattern)) <= MAX_LIST:
         yield Note("pattern", f"pattern {text_of(stack.pattern)}")
     if stack.streams is not None:
         yield Note("residual", f"residual {stack.streams.kind_name()}")
@@ -219,7 +219,7 @@ class _Layers:
         segments = tuple(self._segments())
         each = sum(box.parameters for segment in segments for box in segment.boxes())
         where = ranges(self.indices)
-        shown = not alone and len(where) <= LONGEST_LIST
+        shown = not alone and len(where) <= MAX_LIST
         notes = (Note("indices", f"layer{'s' * (len(self.indices) > 1)} {where}"),) if shown else ()
         name = self.node.name if alone else self.layer.name
         return DrawnLayer(self.key, name, len(self.indices) * self.stack.repeats, notes, each, segments)

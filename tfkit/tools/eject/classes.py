@@ -29,7 +29,7 @@ from tfkit.tools.eject.torch_modules import (
     plain,
 )
 
-_RESERVED = frozenset({"Config", "F", "NamedTuple", "OrderedDict", "Tensor", "dataclass", "nn", "torch"})
+_RESERVED_NAMES = frozenset({"Config", "F", "NamedTuple", "OrderedDict", "Tensor", "dataclass", "nn", "torch"})
 """Names that every file uses."""
 _AXES = {"0": "width", "1": "d_out", "2": "d_in"}
 """Names of the axes of a parameter, including the axes of stacked matrices."""
@@ -289,7 +289,7 @@ def _name_apart(classes: Sequence[Class], places: Mapping[Class, list[str]], gra
     A name that a function or an import uses gets a trailing underscore.
     """
     _by_place(classes, places, graph)
-    seen = {*taken, *_RESERVED, *keyword.kwlist}
+    seen = {*taken, *_RESERVED_NAMES, *keyword.kwlist}
     for ejected in classes:
         while ejected.name in seen:
             ejected.name += "_"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 WIDTH = 112
 """Maximum length of a line of merged statements, in characters."""
-SHORT = 88
+MAX_JOINED_LINE = 88
 """Maximum length if the source has two lines."""
 
 
@@ -298,7 +298,7 @@ def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
     if changed or not once or name in assigned(reader) or not isinstance(reader, ast.Assign | ast.Return):
         return False
     new = Replaced({name: value}).visit(copy.deepcopy(reader))
-    if len(ast.unparse(new)) > (WIDTH if path else SHORT):
+    if len(ast.unparse(new)) > (WIDTH if path else MAX_JOINED_LINE):
         return False
     steps[readers[0]] = new
     del steps[index]

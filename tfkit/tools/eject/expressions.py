@@ -22,9 +22,9 @@ from tfkit.tools.eject.patterns import mark
 from tfkit.tools.eject.source import Code, is_library
 from tfkit.tools.eject.torch_modules import STANDS_FOR
 from tfkit.tools.eject.values import (
-    ANY,
+    ANY_VALUE,
     NONE,
-    SOME,
+    SOME_VALUE,
     Items,
     Known,
     Maybe,
@@ -85,7 +85,7 @@ class Expressions:
 
     def _any(self, node: ast.expr) -> Written:
         """Return an expression with evaluated parts and an unknown value that is not None."""
-        return SOME, self.rewritten(node)
+        return SOME_VALUE, self.rewritten(node)
 
     def rewritten(self, node: Node) -> Node:
         """Return an expression or a statement with evaluated parts."""
@@ -149,7 +149,7 @@ class Expressions:
             value = base.items[fields_of(base.type).index(node.attr)]
             return value, written if self.records.alone(base.type) == node.attr else attribute
         if not isinstance(base, Known):
-            return SOME, attribute
+            return SOME_VALUE, attribute
         value = self.replaced(getattr(base.value, node.attr))
         # The file defines the function, so it is called by its name alone: `update_cache`.
         is_defined = isinstance(base.value, ModuleType) and not is_library(value)
@@ -163,23 +163,23 @@ class Expressions:
         base, written = self.eval(node.value)
         base = present(base)
         index, index_written = self.eval(node.slice)
-        value: Value = SOME
+        value: Value = SOME_VALUE
         if isinstance(base, Record) and isinstance(index, Known) and isinstance(index.value, int):
             value = base.items[index.value]
         elif isinstance(base, Items):
-            value = base.item or SOME
+            value = base.item or SOME_VALUE
         elif isinstance(base, Modules):
             value = Items(items_of(base)) if isinstance(node.slice, ast.Slice) else items_of(base)
         elif isinstance(base, Known):
             items = [Known(item) for item in base.value] if isinstance(base.value, list | tuple) else []
             equal = len(items) > 0 and isinstance(items[0].value, int) and items.count(items[0]) == len(items)
-            value = Known(items[0].value, literal=True) if equal else ANY
+            value = Known(items[0].value, literal=True) if equal else ANY_VALUE
         return value, ast.Subscript(written, index_written)
 
     def _tuple(self, node: ast.Tuple) -> Written:
         items = [self.eval(element) for element in node.elts]
         starred = any(isinstance(element, ast.Starred) for element in node.elts)
-        value = SOME if starred else Record(None, tuple(value for value, _ in items))
+        value = SOME_VALUE if starred else Record(None, tuple(value for value, _ in items))
         return value, ast.Tuple([written for _, written in items])
 
     def _list(self, node: ast.List) -> Written:
@@ -208,7 +208,7 @@ class Expressions:
         elif isinstance(target, ast.Tuple):
             value = present(value)
             parts = value.items if isinstance(value, Record) and len(value.items) == len(target.elts) else None
-            item = item_of(value) if isinstance(value, Items) else SOME
+            item = item_of(value) if isinstance(value, Items) else SOME_VALUE
             for index, element in enumerate(target.elts):
                 self.bind(element, parts[index] if parts else item)
 
@@ -216,29 +216,29 @@ class Expressions:
         left, left_written = self.eval(node.left)
         operands = [self.eval(operand) for operand in node.comparators]
         right, *more = [value for value, _ in operands]
-        value: Value = SOME
+        value: Value = SOME_VALUE
         if isinstance(node.ops[0], ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
             if isinstance(left, Known):
                 value = _truth((left.value is None) == isinstance(node.ops[0], ast.Is))
             elif not may_be_none(left):
                 value = _truth(isinstance(node.ops[0], ast.IsNot))
         elif isinstance(left, Known) and isinstance(right, Known) and all(map(_is_number, (left.value, right.value))):
-            value = _truth(_result(ast.Compare(_LEFT, node.ops[:1], [_RIGHT]), left, right))
-        return SOME if more else value, ast.Compare(left_written, node.ops, [written for _, written in operands])
+            value = _truth(_result(ast.Compare(_LEFT_NAME, node.ops[:1], [_RIGHT_NAME]), left, right))
+        return SOME_VALUE if more else value, ast.Compare(left_written, node.ops, [written for _, written in operands])
 
     def _unaryop(self, node: ast.UnaryOp) -> Written:
         value, written = self.eval(node.operand)
         outcome = truth(value) if isinstance(node.op, ast.Not) else None
-        return (SOME if outcome is None else _truth(not outcome)), ast.UnaryOp(node.op, written)
+        return (SOME_VALUE if outcome is None else _truth(not outcome)), ast.UnaryOp(node.op, written)
 
     def _binop(self, node: ast.BinOp) -> Written:
         left, left_written = self.eval(node.left)
         right, right_written = self.eval(node.right)
         if isinstance(node.op, ast.Add | ast.Sub) and right == Known(0, literal=True):
             return left, left_written
-        value: Value = SOME
+        value: Value = SOME_VALUE
         if is_constant(left) and is_constant(right):
-            value = Known(_result(ast.BinOp(_LEFT, node.op, _RIGHT), left, right), literal=True)
+            value = Known(_result(ast.BinOp(_LEFT_NAME, node.op, _RIGHT_NAME), left, right), literal=True)
         return value, ast.BinOp(left_written, node.op, right_written)
 
     def _boolop(self, node: ast.BoolOp) -> Written:
@@ -259,7 +259,7 @@ class Expressions:
             self.narrow(operand, not decides)
         self.env = saved
         if len(left) > 1:
-            return SOME, ast.BoolOp(node.op, [written for _, written in left])
+            return SOME_VALUE, ast.BoolOp(node.op, [written for _, written in left])
         return left[0] if left else (_truth(not decides), ast.Constant(not decides))
 
     def _ifexp(self, node: ast.IfExp) -> Written:
@@ -294,14 +294,14 @@ class Expressions:
 
 def _attribute_of(module: nn.Module, name: str) -> Value:
     if name == "training":
-        return SOME
+        return SOME_VALUE
     if name not in module.__dict__ and isinstance(getattr(type(module), name, None), FunctionType):
         return Method((module,), name)
     value = getattr(module, name)
     if isinstance(value, nn.Module):
         return Modules((value,))
     if isinstance(value, torch.Tensor):
-        return SOME
+        return SOME_VALUE
     # 0 and 1 get no names: they are switches, like True and False.
     switch = isinstance(value, int) and not isinstance(value, Named) and value in (0, 1)
     return Known(value, literal=value is None or isinstance(value, bool) or switch)
@@ -310,7 +310,7 @@ def _attribute_of(module: nn.Module, name: str) -> Value:
 def items_of(container: Modules) -> Value:
     """Return the items of containers: modules, or the tensors of containers of parameters."""
     children = tuple(dict.fromkeys(child for module in container.modules for child in module.children()))
-    return Modules(children) if children else SOME
+    return Modules(children) if children else SOME_VALUE
 
 
 def item_of(value: Value) -> Value:
@@ -319,8 +319,8 @@ def item_of(value: Value) -> Value:
     if isinstance(value, Modules):
         return items_of(value)
     if isinstance(value, Items):
-        return value.item or SOME
-    return join_all(value.items) if isinstance(value, Record) and value.items else SOME
+        return value.item or SOME_VALUE
+    return join_all(value.items) if isinstance(value, Record) and value.items else SOME_VALUE
 
 
 def _truth(value: bool) -> Known:
@@ -331,7 +331,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | str)
 
 
-_LEFT, _RIGHT = ast.Name("left"), ast.Name("right")
+_LEFT_NAME, _RIGHT_NAME = ast.Name("left"), ast.Name("right")
 
 
 def _result(operation: ast.expr, left: Known, right: Known) -> Any:

@@ -25,7 +25,7 @@ from tfkit.tools.eject.source import refuse
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import INDENT, Class, Statement, docs_text, steps_text
 from tfkit.tools.eject.torch_modules import torch_class
-from tfkit.tools.eject.values import NONE, SOME, Known, Value
+from tfkit.tools.eject.values import NONE, SOME_VALUE, Known, Value
 
 METHOD = "_init_weights"
 _BY_ROW = frozenset({"normal_", "uniform_", "trunc_normal_", "zeros_", "ones_", "constant_", "kaiming_uniform_"})
@@ -51,7 +51,7 @@ class InitialWeights:
         self.plan = {path: rule for path, rule in plan.items() if torch_class(modules[path]) not in skipped}
         self._bodies = {rule: self._body(rule) for rule in dict.fromkeys(self.plan.values())}
         biased = any(getattr(modules[path], "bias", None) is not None for path in self.plan)
-        self._bias = self._specialised("bias", bias=SOME, fan_in=SOME) if biased else []
+        self._bias = self._specialised("bias", bias=SOME_VALUE, fan_in=SOME_VALUE) if biased else []
 
     def add_to(self, classes: Classes) -> None:
         """Add the method to the class of the model, and a call at the end of `__init__`."""
@@ -101,10 +101,10 @@ class InitialWeights:
     def _body(self, rule: Rule) -> list[ast.stmt]:
         """Return the statements that fill the matrix `weight` by a rule."""
         if rule.method != "linear":
-            return self._specialised(rule.method, weight=SOME)
+            return self._specialised(rule.method, weight=SOME_VALUE)
         values: dict[str, Value] = {"residual": Known(rule.residual, literal=True)}
         values["n_layers"] = NONE if rule.n_layers is None else Known(rule.n_layers)
-        return self._specialised("linear", weight=SOME, **values)
+        return self._specialised("linear", weight=SOME_VALUE, **values)
 
     def _specialised(self, method: str, **values: Value) -> list[ast.stmt]:
         """Return the statements of a method of the `init`, specialised to these arguments."""

@@ -13,7 +13,7 @@ from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, is_path, reads
 from tfkit.tools.eject.source import Key
 from tfkit.tools.eject.specialise import Function
 
-SHORT = 4
+MAX_STATEMENTS = 4
 """Maximum number of statements of an inlined method."""
 LENGTH = 40
 """Maximum length of an expression that is inlined in several places, in characters."""
@@ -26,7 +26,7 @@ def draw_in(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) 
     """
     for key, guest in list(functions.items()):
         used = guest.module is not None and guest.name in read.get(guest.module, ())
-        if guest.name == "forward" or used or not _straight(guest.body) or len(guest.body) > SHORT:
+        if guest.name == "forward" or used or not _straight(guest.body) or len(guest.body) > MAX_STATEMENTS:
             continue
         near = [function for function in functions.values() if guest.module in (None, function.module)]
         hosts = [

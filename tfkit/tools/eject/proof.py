@@ -19,9 +19,9 @@ from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import as_tensors, whole_cases
 from tfkit.tools.eject import runner
-from tfkit.tools.eject.runner import CODE, GIVEN, Given
+from tfkit.tools.eject.runner import CODE, INPUTS, Given
 
-LARGEST = 2**30
+MAX_PARAMETERS = 2**30
 """Largest number of parameters for which both are run. A larger model would take minutes."""
 
 
@@ -44,7 +44,7 @@ class Alone(Isolated):
     def error_in(self, text: str, facts: Given, folder: Path) -> str | None:
         """Describe an error in a file; None if there is none. `folder` is an empty folder for temporary files."""
         (folder / CODE).write_text(text, encoding="utf-8")
-        torch.save(facts, folder / GIVEN)
+        torch.save(facts, folder / INPUTS)
         error: str | None = self.answer(str(folder))
         return error
 
@@ -70,7 +70,7 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
         model = build(graph, device="meta")
         count = sum(parameter.numel() for parameter in model.parameters())
         free = free_memory(torch.device("cpu"))
-        runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
+        runs = count <= MAX_PARAMETERS and (free is None or 2 * size_of(model) < free)
         facts = _facts_of(graph, runs)
         if error := process.error_in(text, facts, Path(folder)):
             raise _error(error)

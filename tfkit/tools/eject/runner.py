@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FILE = "<ejected>"
-CODE, GIVEN = "model.py", "given.pt"
+CODE, INPUTS = "model.py", "given.pt"
 
 
 class Given(TypedDict):
@@ -106,7 +106,7 @@ def answer(folder: Path) -> str | None:
 
     try:
         runpy.run_path(str(folder / CODE), run_name="__main__")  # as `python model.py` does
-        facts = torch.load(folder / GIVEN, mmap=True, weights_only=True)
+        facts = torch.load(folder / INPUTS, mmap=True, weights_only=True)
         return compared((folder / CODE).read_text(encoding="utf-8"), facts)
     except Exception as cause:
         return f"{type(cause).__name__}: {cause}"

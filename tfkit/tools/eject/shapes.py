@@ -21,7 +21,7 @@ WIDTH = 120
 BATCH, LENGTHS = 10007, (10009, 10037, 10039, 10061)
 """Primes that no width of a model equals, which identify the batch size and lengths in a shape."""
 LETTERS = "tsuv"
-MOST_CALLS = 100_000
+MAX_CALLS = 100_000
 """Maximum number of Python calls within a statement. A recurrence makes more, and would take minutes."""
 
 
@@ -71,7 +71,7 @@ class _Watch:
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Follow a function of the file. Python calls this hook for every function."""
         self.calls += 1
-        if self.calls > MOST_CALLS:
+        if self.calls > MAX_CALLS:
             raise RuntimeError("a recurrence")
         return self.line if frame.f_code.co_filename == FILE else None
 

@@ -29,9 +29,9 @@ from tfkit.tools.eject.expressions import Expressions, Written, item_of, items_o
 from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse
 from tfkit.tools.eject.torch_modules import CONTAINERS, has_torch_class
 from tfkit.tools.eject.values import (
-    ANY,
+    ANY_VALUE,
     NONE,
-    SOME,
+    SOME_VALUE,
     Items,
     Known,
     Method,
@@ -96,7 +96,7 @@ class Specialiser:
         function = self.function((module, "forward"))
         parameters = function.code.parameters
         function.needed |= set(parameters)
-        return {name: SOME if value.default is value.empty else ANY for name, value in parameters.items()}
+        return {name: SOME_VALUE if value.default is value.empty else ANY_VALUE for name, value in parameters.items()}
 
     def _resets(self) -> None:
         """Specialise the methods that fill the parameters of modules."""
@@ -131,7 +131,7 @@ class Specialiser:
             default = parameter.default
             values = [function.arguments[name] for function in functions if name in function.arguments]
             values.append(
-                arguments.get(name, SOME if isinstance(default, torch.Tensor) else Known(default, literal=True))
+                arguments.get(name, SOME_VALUE if isinstance(default, torch.Tensor) else Known(default, literal=True))
             )
             for function in functions:
                 function.arguments[name] = join_all(values)
@@ -183,7 +183,7 @@ class Function(Expressions):
         self.whole = whole
         self.name: str = called.__name__ if module is None else called
         self.arguments: Env = {}
-        self.result: Value = SOME
+        self.result: Value = SOME_VALUE
         self.needed: set[str] = set()
         self.body: list[ast.stmt] = []
         self.attributes: set[str] = set()
@@ -265,7 +265,7 @@ class Function(Expressions):
             target = self._target(step.target)
             assert isinstance(target, ast.Name | ast.Attribute | ast.Subscript)
             assignment = ast.AugAssign(target, step.op, self.written(step.value))
-            self.bind(step.target, SOME)
+            self.bind(step.target, SOME_VALUE)
             return [assignment]
         if isinstance(step, ast.Return):
             value, returned = self.eval(step.value) if step.value else (NONE, None)
@@ -278,7 +278,7 @@ class Function(Expressions):
         if isinstance(step, ast.With):
             items = [ast.withitem(self.written(item.context_expr), item.optional_vars) for item in step.items]
             for item in step.items:
-                self.bind(item.optional_vars or ast.Tuple([]), ANY)
+                self.bind(item.optional_vars or ast.Tuple([]), ANY_VALUE)
             return [ast.With(items, self.block(step.body), lineno=0)]
         if isinstance(step, ast.Assert):
             before, test = self.env, self.written(step.test)
@@ -367,7 +367,7 @@ class Function(Expressions):
             return self._method(function, node, written)
         if isinstance(function, Known):
             return self._known(function.value, node, written)
-        return SOME, self._opaque(node, written)[1]
+        return SOME_VALUE, self._opaque(node, written)[1]
 
     def _modules(self, modules: tuple[nn.Module, ...], node: ast.Call, written: ast.expr) -> Written:
         """Evaluate a call of one of several modules. If they differ, the call keeps all of its arguments."""
@@ -388,7 +388,7 @@ class Function(Expressions):
                 passed = [self._passed(child, passed, {})]
             return passed[0]
         if has_torch_class(module):
-            return SOME
+            return SOME_VALUE
         function = self.whole.function((module, "forward"))
         values = dict(zip(function.code.parameters, args, strict=False)) | dict(keywords)
         function.needed |= set(values)
@@ -406,16 +406,16 @@ class Function(Expressions):
         value, written = self.eval(node.args[0])
         previous = self.env.get(name)
         self.env[name] = Items(join(previous.item, value) if isinstance(previous, Items) and previous.item else value)
-        return SOME, ast.Call(ast.Attribute(ast.Name(name), "append"), [written], [])
+        return SOME_VALUE, ast.Call(ast.Attribute(ast.Name(name), "append"), [written], [])
 
     def _method(self, method: Method, node: ast.Call, written: ast.expr) -> Written:
         module = method.modules[0]
         if not is_library(getattr(type(module), method.name)):
             return self._specialised([(owner, method.name) for owner in method.modules], node, written)
-        value: Value = SOME
+        value: Value = SOME_VALUE
         if method.name in ("values", "items"):
             child = items_of(Modules(method.modules))
-            value = Items(child if method.name == "values" else Record(None, (SOME, child)))
+            value = Items(child if method.name == "values" else Record(None, (SOME_VALUE, child)))
         return value, self._opaque(node, written)[1]
 
     def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
@@ -435,10 +435,10 @@ class Function(Expressions):
         # The classes of the file derive only from nn.Module, so the test could have a different result there.
         if function is isinstance and isinstance(values[0], Modules) and isinstance(values[1], Known):
             outcomes = {isinstance(module, values[1].value) for module in values[0].modules}
-            return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME), call
+            return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME_VALUE), call
         if function is len and isinstance(values[0], Modules):
             sizes = {len(module) for module in values[0].modules if isinstance(module, CONTAINERS)}
-            return (Known(sizes.pop(), literal=True) if len(sizes) == 1 else SOME), call
+            return (Known(sizes.pop(), literal=True) if len(sizes) == 1 else SOME_VALUE), call
         if function is len and isinstance(values[0], Known) and isinstance(values[0].value, list):
             return Known(len(values[0].value), literal=True), call
         if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
@@ -456,7 +456,7 @@ class Function(Expressions):
             equation = ast.Constant(patterns.equation_of(pattern))
             name = ast.Attribute(self.use("torch", torch), "einsum")
             call = ast.Call(name, [equation, *map(self.written, arguments.values())], [])
-            return SOME, patterns.mark(call, pattern)
+            return SOME_VALUE, patterns.mark(call, pattern)
         if function in (einops.pack, einops.unpack):
             plain, count = (patterns.pack, 2) if function is einops.pack else (patterns.unpack, 1)
             sizes = [ast.Constant(len(side.split())) for side in pattern.split("*")]
@@ -468,7 +468,7 @@ class Function(Expressions):
             tensor = ast.Call(ast.Attribute(self.use("torch", torch), "stack"), [tensor], [])
         reduction = arguments.pop("reduction", ast.Constant(function.__name__))
         sizes_by_axis = {axis: self.written(size) for axis, size in arguments.items()}
-        return SOME, patterns.call_of(_constant_text(self.eval(reduction)[0]), tensor, pattern, sizes_by_axis)
+        return SOME_VALUE, patterns.call_of(_constant_text(self.eval(reduction)[0]), tensor, pattern, sizes_by_axis)
 
     def _bound(self, names: Sequence[str], node: ast.Call) -> dict[str, Written]:
         """Return the arguments of a call by parameter name."""
@@ -509,17 +509,17 @@ class Function(Expressions):
 def _library_result(function: Any, values: list[Value]) -> Value:
     """Return the known facts about the result of a function of Python or torch. Only torch's are never None."""
     if isinstance(function, FunctionType) and not (function.__module__ or "").startswith("torch"):
-        return ANY
+        return ANY_VALUE
     if function is zip:
         return Items(Record(None, tuple(map(item_of, values))))
     if len(values) != 1:
-        return SOME
+        return SOME_VALUE
     (value,) = values
     if function is enumerate:
-        return Items(Record(None, (SOME, item_of(value))))
+        return Items(Record(None, (SOME_VALUE, item_of(value))))
     if function in (list, tuple, reversed):
         return Items(item_of(value))
-    return Known(function(value.value)) if function in (range, len) and isinstance(value, Known) else SOME
+    return Known(function(value.value)) if function in (range, len) and isinstance(value, Known) else SOME_VALUE
 
 
 def _record_type(value: Value) -> type | None:

@@ -22,7 +22,7 @@ STANDS_FOR: dict[type[nn.Module], type[nn.Module]] = {tfkit.nn.Linear: nn.Linear
 """Modules that differ from torch's only in their initial weights."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
-_OWN = frozenset(nn.Module().__dict__)
+_MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
 _MADE_WITH = "_tfkit_made_with"
 """Attribute in which torch's modules store their arguments while a model is ejected."""
 _LEFT_OUT = ("self", "device", "_weight", "_freeze")
@@ -105,7 +105,9 @@ def plain(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that are neither parameters nor modules."""
     if isinstance(module, torch.fx.GraphModule):
         return {}
-    return {name: value for name, value in module.__dict__.items() if name not in _OWN and name != _MADE_WITH}
+    return {
+        name: value for name, value in module.__dict__.items() if name not in _MODULE_ATTRIBUTES and name != _MADE_WITH
+    }
 
 
 def has_torch_class(module: nn.Module) -> bool:

@@ -75,8 +75,8 @@ class Maybe(Value):
 
 
 NONE = Known(None, literal=True)
-ANY = Value()
-SOME = Some()
+ANY_VALUE = Value()
+SOME_VALUE = Some()
 
 
 def join(a: Value, b: Value) -> Value:
@@ -93,10 +93,10 @@ def join(a: Value, b: Value) -> Value:
         return Items(join(a.item, b.item) if a.item and b.item else a.item or b.item)
     if may_be_none(a) or may_be_none(b):
         contents = [present(value) for value in (a, b) if not (isinstance(value, Known) and value.value is None)]
-        content = join_all(contents) if contents else ANY
-        return Maybe(content) if isinstance(content, Record | Items) else ANY
+        content = join_all(contents) if contents else ANY_VALUE
+        return Maybe(content) if isinstance(content, Record | Items) else ANY_VALUE
     parts = [item for value in (a, b) if isinstance(value, Record) for item in value.items]
-    return Items(ANY) if any(map(may_be_none, parts)) else SOME
+    return Items(ANY_VALUE) if any(map(may_be_none, parts)) else SOME_VALUE
 
 
 def join_all(values: Iterable[Value]) -> Value:
@@ -111,7 +111,7 @@ def may_be_none(value: Value) -> bool:
 
 def present(value: Value) -> Value:
     """Return the facts about a value in code where it is not None."""
-    return value.value if isinstance(value, Maybe) else SOME if type(value) is Value else value
+    return value.value if isinstance(value, Maybe) else SOME_VALUE if type(value) is Value else value
 
 
 def is_constant(value: Value) -> TypeGuard[Known]:

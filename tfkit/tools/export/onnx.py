@@ -37,7 +37,7 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 """Option of ONNX Runtime: the folder with the weights of a graph that is in memory."""
 PARTS, WEIGHTS = "parts", "weights.data"
 """Metadata key of the folder of additional files, and name of its file of weights."""
-MOST_IN_A_GRAPH = 2**30
+MAX_GRAPH_BYTES = 2**30
 """Maximum bytes of weights inside a graph; protobuf messages are limited to 2 GiB."""
 
 
@@ -60,7 +60,7 @@ class Onnx(Format):
 
         exported = programs(model, inputs, in_place=False)
         size = sum(tensor.nbytes for tensor in exported[MODEL].state_dict.values())
-        parts = extras_of(path) if len(exported) > 1 or size > MOST_IN_A_GRAPH else None
+        parts = extras_of(path) if len(exported) > 1 or size > MAX_GRAPH_BYTES else None
         if parts is not None:
             parts.mkdir()
         written: dict[Any, Any] = {}

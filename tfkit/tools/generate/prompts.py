@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfkit.decoding.text import Tokenizer
     from tfkit.graph.expand import Graph
 
-MOST = 100
+DEFAULT_TOKENS = 100
 """Default number of new tokens, if that many fit."""
 
 
@@ -91,7 +91,7 @@ def job_of(request: Request, graph: Graph) -> Job:
     elif request.start is not None:
         raise click.UsageError(f"--start has no effect: {graph.name} has no encoder, and continues the prompt")
     longest, limit = max(map(len, tokens)), max_len(graph)
-    fit = MOST if limit is None else max(1, min(MOST, limit - longest))
+    fit = DEFAULT_TOKENS if limit is None else max(1, min(DEFAULT_TOKENS, limit - longest))
     stops = {stop: tokenizer.special(stop) for stop in request.stop}
     ends = [] if stops else companions.ids(END)
     return Job(

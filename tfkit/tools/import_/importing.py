@@ -32,7 +32,7 @@ from tfkit.tools.import_.draft import draft, nearest, other_layers
 from tfkit.tools.show.resolved_values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
-_ODD = re.compile(r"[^A-Za-z0-9_.-]+")
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def import_config(
     tree = read_fields(config, tree, rules)
     for path_in_spec in _given_by_weights(rules, path.parent):
         tree = _with(tree, path_in_spec, True)
-    model_name = name or _ODD.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
+    model_name = name or _UNSAFE_CHARACTERS.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
     tree = merge(
         Mapping(kept, tree.keys, tree.span),

@@ -120,7 +120,7 @@ SLOTS = {
 """The slots that a new plugin can fill, with the texts of its README; `template/slots` has the files that differ."""
 CACHES = re.compile(r"\..*|__pycache__")
 WORDS = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
-LONGEST = 24
+MAX_NAME = 24
 NOT_IN_YAML = ("null", "true", "false")
 
 
@@ -153,9 +153,9 @@ class PluginNames:
 def checked_names(name: str, plugins: Plugins, slot: str = "ffn") -> PluginNames:
     """Derive the names of a plugin; raise SpecError if `name` is not lower-case words, or is taken."""
     names = PluginNames(name.replace("-", "_"), slot)
-    if not WORDS.fullmatch(name) or len(name) > LONGEST:
+    if not WORDS.fullmatch(name) or len(name) > MAX_NAME:
         message = f"{quoted(name)} is not a name for a plugin"
-        raise SpecError(Diagnostic(message, help=f"use lower-case words, up to {LONGEST} characters: token_shift"))
+        raise SpecError(Diagnostic(message, help=f"use lower-case words, up to {MAX_NAME} characters: token_shift"))
     taken = _taken(names, plugins)
     if taken is not None:
         raise SpecError(Diagnostic(f"the name {quoted(name)} is taken: {taken}"))

@@ -16,7 +16,7 @@ from math import inf
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tfkit.tools.profile.profiled_step import BACKWARD, OWN, STEP
+from tfkit.tools.profile.profiled_step import BACKWARD, STEP, STEP_RANGES
 from tfkit.tools.profile.torch_trace import Allocation, Event, HostSpan, Launch, ProfilerTrace, Stretch
 
 Phase: TypeAlias = Literal["forward", "backward"]
@@ -72,7 +72,7 @@ def undisturbed(steps: Sequence[Stretch]) -> list[int]:
 
 def locate(trace: ProfilerTrace, paths: Collection[str]) -> list[Located]:
     """Assign the host's work within the steps to its owners, in the order of time."""
-    steps, names = steps_of(trace), {*paths, *OWN}
+    steps, names = steps_of(trace), {*paths, *STEP_RANGES}
     starts = [step.start for step in steps]
     threads: defaultdict[Any, _Thread] = defaultdict(_Thread)
     makers: dict[int | None, str | None] = {}  # of the nodes of the backward, by sequence number

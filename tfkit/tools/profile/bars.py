@@ -65,7 +65,7 @@ def _digits(number: float) -> str:
     return f"{number:.1f}" if size >= 9.995 else f"{number:.2f}"
 
 
-KNOWN = (
+COLOURED_NAMES = (
     "embedding",
     "position",
     "attention",
@@ -79,15 +79,17 @@ KNOWN = (
     "cache",
     "rest",
 )
-"""Names with a fixed colour; every other name has one of the `OTHERS` colours."""
-OTHERS = 4
+"""Names with a fixed colour; every other name has one of the `OTHER_COLOURS` colours."""
+OTHER_COLOURS = 4
 LETTERS = 92
 """Approximate number of letters that fit into a bar."""
 
 
 def colour(name: str) -> str:
     """Return the class that colours an element; equal names have equal colours in every picture."""
-    return f"c-{name}" if name in KNOWN else f"c-other{zlib.crc32(name.encode(errors='replace')) % OTHERS}"
+    return (
+        f"c-{name}" if name in COLOURED_NAMES else f"c-other{zlib.crc32(name.encode(errors='replace')) % OTHER_COLOURS}"
+    )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tfkit.tools.common.modes import mode_option
 if TYPE_CHECKING:
     from tfkit.tools.common.ownership import By
 
-MOST = 2
+MAX_SPECS = 2
 """Maximum number of specs to compare."""
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Suppresses the profiler's own messages, which would appear between ours; read when torch is imported."""
@@ -79,7 +79,7 @@ def profile(
     json: bool,
     **options: Any,
 ) -> None:
-    if len(specs) > MOST:
+    if len(specs) > MAX_SPECS:
         raise click.UsageError(f"the command must have one or two specs; got {len(specs)}")
     if weights is not None and len(specs) > 1:
         raise click.UsageError("--weights cannot be combined with several models")

@@ -38,7 +38,7 @@ from tfkit.tools.profile.attribution import (
 )
 from tfkit.tools.profile.limits import device_name, synchronize
 from tfkit.tools.profile.profiled_step import (
-    OWN,
+    STEP_RANGES,
     ProfiledStep,
     Range,
     Settings,
@@ -187,7 +187,7 @@ def with_work(part: ComponentTime, works: Sequence[ComponentCost], limits: Limit
     )
 
 
-MOST_KERNELS = 50
+MAX_KERNELS = 50
 ALL_COMPILED = "compiled entirely: its kernels cross components, and their time is one row"
 
 
@@ -217,7 +217,7 @@ def assemble_profile(
     last = len(steps_of(run.detailed)) - 1
     usage = memory_of(locate(run.detailed, named), last, run.held.at_start, on_device=on_device)
     ran = times.calls.keys() | {owner.path for owner, seconds in times.exclusive.items() if seconds > 0}
-    owners = {path: part for path, part in (named | OWN).items() if path in ran}
+    owners = {path: part for path, part in (named | STEP_RANGES).items() if path in ran}
     works = works_of(predicted, compiled=settings.compile)
     parts = tuple(
         with_work(_part(path, part, times, usage, len(chosen)), works.get(path, ()), limits)
@@ -277,4 +277,4 @@ def _kernels(times: Times, owners: Mapping[str, Ownership], n_steps: int) -> tup
         part = owners[owner.path]
         groups.setdefault((name, part.component, part.label, owner.phase), []).extend(runs)
     rows = [KernelTime(*key, calls=len(runs) / n_steps, time=sum(runs) / n_steps) for key, runs in groups.items()]
-    return tuple(sorted(rows, key=lambda row: row.time, reverse=True)[:MOST_KERNELS])
+    return tuple(sorted(rows, key=lambda row: row.time, reverse=True)[:MAX_KERNELS])

@@ -25,7 +25,7 @@ from tfkit.tools.profile.bars import (
     swatch,
     time_text,
 )
-from tfkit.tools.profile.pictures import REST, UPDATE, floors, layer_strips, roofline, time_bars
+from tfkit.tools.profile.pictures import REMAINDER, UPDATE, floors, layer_strips, roofline, time_bars
 from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows, undecided
 
 
@@ -147,7 +147,7 @@ def component_tables(profiles: Sequence[Profile]) -> list[PageContent]:
 def _tree(profile: Profile) -> list[PageContent]:
     tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
     tree.extend(_branch(profile, row) for row in rows(profile))
-    rest = (REST, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
+    rest = (REMAINDER, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
     tree.append(_row("rest", *rest, *[""] * 6))
     tree.append(_total(profile))
     return [tag("div", tree, class_="scroll")]
@@ -216,7 +216,7 @@ def _comparison(profiles: Sequence[Profile]) -> Element:
         (tag("span", swatch(name), label), [times.get(name) for times in of])
         for name, label in labels_of(profiles).items()
     ]
-    lines.append((tag("span", swatch("rest"), REST), [profile.unattributed for profile in profiles]))
+    lines.append((tag("span", swatch("rest"), REMAINDER), [profile.unattributed for profile in profiles]))
     lines.append(("step", [profile.step for profile in profiles]))
     return side_by_side(
         "component", profiles, ((name, [(time_text(time), time) for time in times]) for name, times in lines)
@@ -225,7 +225,7 @@ def _comparison(profiles: Sequence[Profile]) -> Element:
 
 KERNELS = 20
 """Maximum number of kernels that the report shows."""
-OTHERS = "inputs and others"
+INPUTS_AND_OTHERS = "inputs and others"
 
 
 def memory(profiles: Sequence[Profile]) -> list[PageContent]:
@@ -255,7 +255,7 @@ def _at_peak(profile: Profile) -> list[BarSegment]:
     pieces = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
     pieces.append(("cache", "cache", held.cache))
     pieces += [(row.component, row.label, row.at_peak) for row in rows(profile)]
-    pieces.append(("rest", OTHERS, max(0, held.peak - sum(size for _, _, size in pieces))))
+    pieces.append(("rest", INPUTS_AND_OTHERS, max(0, held.peak - sum(size for _, _, size in pieces))))
     return [
         BarSegment(name, size, label, share_text(size, held.peak), f"{label}: {memory_text(size)}")
         for name, label, size in pieces

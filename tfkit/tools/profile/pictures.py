@@ -29,7 +29,7 @@ from tfkit.tools.profile.result import ComponentTime, Limits, Profile, labels_of
 
 UPDATE = ("optimizer", "zero_grad")
 """Rows of a step outside the forward and backward passes."""
-REST = "between the components"
+REMAINDER = "between the components"
 
 
 def time_bars(profiles: Sequence[Profile]) -> list[PageContent]:
@@ -47,7 +47,7 @@ def time_bars(profiles: Sequence[Profile]) -> list[PageContent]:
             text = f"{time_text(time)} · {share_text(time, profile.step)}"
             children.append(labelled(profile.name if several else phase, phases[phase], longest, text))
     children += [_idle(profile) for profile in profiles if profile.idle]
-    return [*children, legend(labels_of(profiles) | {"rest": REST})]
+    return [*children, legend(labels_of(profiles) | {"rest": REMAINDER})]
 
 
 def _idle(profile: Profile) -> PageContent:
@@ -62,7 +62,7 @@ def _phases(profile: Profile) -> dict[str, list[BarSegment]]:
         before = "update" if row.component in UPDATE else "forward"
         phases[before].append(_segment(profile, row.component, row.label, before, row.forward))
         phases["backward"].append(_segment(profile, row.component, row.label, "backward", row.backward))
-    phases["rest"] = [_segment(profile, "rest", REST, "", profile.unattributed)]
+    phases["rest"] = [_segment(profile, "rest", REMAINDER, "", profile.unattributed)]
     return phases
 
 
@@ -180,8 +180,8 @@ def _hint(name: str, part: ComponentTime) -> str:
 
 
 WIDTH, HEIGHT = 960, 440
-LEFT, RIGHT, TOP, BOTTOM = 84, 20, 16, 48
-SMALLEST, LARGEST = 4.0, 26.0
+LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 84, 20, 16, 48
+MIN_RADIUS, MAX_RADIUS = 4.0, 26.0
 """Radii of the points in pixels. The area of a point with the largest radius stands for a full step."""
 LETTER, LINE = 7.2, 15.0
 """Approximate width of a letter and height of a line of a label."""
@@ -211,7 +211,7 @@ class Point:
     @property
     def radius(self) -> float:
         """Radius of the point, in pixels."""
-        return max(SMALLEST, LARGEST * math.sqrt(min(1.0, self.share)))
+        return max(MIN_RADIUS, MAX_RADIUS * math.sqrt(min(1.0, self.share)))
 
 
 def roofline(profiles: Sequence[Profile]) -> list[PageContent]:
@@ -242,9 +242,11 @@ def _points(series: int, profile: Profile) -> Iterator[Point]:
 
 def _picture(points: Sequence[Point], limits: Sequence[Limits]) -> Element:
     ridges = [math.log10(limit.flops / limit.bandwidth) for limit in limits]
-    across = _axis([*(point.intensity for point in points), *ridges], LEFT, WIDTH - RIGHT)
+    across = _axis([*(point.intensity for point in points), *ridges], LEFT_MARGIN, WIDTH - RIGHT_MARGIN)
     up = _axis(
-        [*(point.rate for point in points), *(math.log10(limit.flops) for limit in limits)], HEIGHT - BOTTOM, TOP
+        [*(point.rate for point in points), *(math.log10(limit.flops) for limit in limits)],
+        HEIGHT - BOTTOM_MARGIN,
+        TOP_MARGIN,
     )
     box = f"0 0 {WIDTH} {HEIGHT}"
     picture = tag("svg", viewBox=box, class_="roofline", role="img", aria_label="roofline of the components")
@@ -328,6 +330,6 @@ def _around(x: float, y: float, radius: float) -> Box:
 def _is_free(box: Box, taken: Sequence[Box]) -> bool:
     """Return True if a box is within the picture and overlaps no other box."""
     left, top, right, bottom = box
-    if left < LEFT or right > WIDTH - RIGHT or top < TOP or bottom > HEIGHT - BOTTOM:
+    if left < LEFT_MARGIN or right > WIDTH - RIGHT_MARGIN or top < TOP_MARGIN or bottom > HEIGHT - BOTTOM_MARGIN:
         return False
     return not any(left < box[2] and box[0] < right and top < box[3] and box[1] < bottom for box in taken)

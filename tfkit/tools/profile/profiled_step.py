@@ -35,7 +35,7 @@ shown: Range = record_function
 """A range that trace viewers recognize as an annotation."""
 
 STEP, BACKWARD = "[step]", "[backward]"
-OWN = {f"[{name}]": Ownership(name, name, f"[{name}]", name, name) for name in STEP_ROWS}
+STEP_RANGES = {f"[{name}]": Ownership(name, name, f"[{name}]", name, name) for name in STEP_ROWS}
 """Ranges with separate rows. Paths of a model contain no brackets."""
 
 

@@ -200,12 +200,12 @@ def undecided(profiles: Sequence[Profile]) -> Iterator[str]:
             yield f"{profile.name} and {first.name}: no difference shown; the ratio of their steps is {ratios}"
 
 
-_SUMMED = ("calls", "forward", "backward", "device", "allocated", "at_peak")
+_SUMMED_FIELDS = ("calls", "forward", "backward", "device", "allocated", "at_peak")
 _PREDICTED = ("flops", "bytes", "floor")
 
 
 def _sum(name: str, label: str, group: list[ComponentTime]) -> ComponentTime:
-    sums: dict[str, Any] = {field: sum(getattr(part, field) for part in group) for field in _SUMMED}
+    sums: dict[str, Any] = {field: sum(getattr(part, field) for part in group) for field in _SUMMED_FIELDS}
     for field in _PREDICTED:
         values = [value for part in group if (value := getattr(part, field)) is not None]
         sums[field] = sum(values) if values else None

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
-LEAST = 6
+MIN_RUNS = 6
 """Minimum number of runs for a law: one more than its parameters."""
-LEAST_SIZES = 3
+MIN_SIZES = 3
 """Minimum number of different parameter counts, and of different token counts, for a law."""
 
 
@@ -77,9 +77,9 @@ def law_of_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> JointLaw:
         sizes.append((size.parameters, size.tokens))
         losses.append(curve.last)
     counts = [len({pair[number] for pair in sizes}) for number in (0, 1)]
-    if len(sizes) < LEAST or min(counts) < LEAST_SIZES:
+    if len(sizes) < MIN_RUNS or min(counts) < MIN_SIZES:
         numbers = f"{len(sizes)} runs, {counts[0]} numbers of parameters and {counts[1]} of tokens"
-        message = f"a law needs {LEAST} runs, {LEAST_SIZES} numbers of parameters and {LEAST_SIZES} of tokens"
+        message = f"a law needs {MIN_RUNS} runs, {MIN_SIZES} numbers of parameters and {MIN_SIZES} of tokens"
         raise SpecError(Diagnostic(f"{message}; got {numbers}", help="train runs of further sizes and lengths"))
     return law_of(sizes, losses)
 

@@ -21,7 +21,7 @@ Value = Callable[[int, int], int]
 
 TOLERANCE = 0.02
 """Maximum difference of a size from the budget, as a fraction of the budget."""
-APART = 0.5
+SHAPE_DISTANCE = 0.5
 """Difference between two kinds of shapes, in powers of two of width over depth."""
 KINDS = 2
 """The number of kinds of wider shapes, and of deeper shapes, in addition to the family's."""
@@ -77,11 +77,11 @@ class Grid:
 
     def kind_of(self, point: GridPoint) -> int:
         """Return the kind of a shape: 0 for the family's, positive if wider, negative if deeper."""
-        return round(self.shape_of(point) / APART)
+        return round(self.shape_of(point) / SHAPE_DISTANCE)
 
     def of_shape(self, kind: int, width: int) -> GridPoint:
         """Return the size with a width whose shape is nearest to the middle of a kind."""
-        depth = width / (self.shape * 2 ** (kind * APART))
+        depth = width / (self.shape * 2 ** (kind * SHAPE_DISTANCE))
         index = round((depth - self.depths.start) / self.depths.step)
         return self.point(self.depths[max(0, min(index, len(self.depths) - 1))], width)
 
@@ -104,7 +104,7 @@ class Grid:
         if first == last:
             return widths[max(0, most - 1) : most + 1]
         fewest = bisect_left(widths, budget, hi=most, key=lambda width: self.value(last, width))
-        far = 2.0 ** (APART * (KINDS + 1))
+        far = 2.0 ** (SHAPE_DISTANCE * (KINDS + 1))
         low = bisect_left(widths, self.shape / far, lo=fewest, hi=most, key=lambda w: self._shape(budget, w))
         high = bisect_left(widths, self.shape * far, lo=fewest, hi=most, key=lambda w: self._shape(budget, w))
         return widths[max(0, min(low, len(widths) - 1) - 1) : high + 2]

@@ -30,7 +30,7 @@ from tfkit.tools.solve.search import Form, Grid, GridPoint, nearest
 from tfkit.tools.solve.sizes import Family
 
 Kept: TypeAlias = Literal["d_model", "n_layers"]
-_ODD = re.compile(r"[^A-Za-z0-9_.-]+")
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @checked
@@ -240,7 +240,7 @@ def _changed(tree: Tree, sets: Iterable[str], plugins: Plugins) -> Tree:
 
 
 def _text(tree: Tree, path: Path, base: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    name = _ODD.sub("_", path.stem).strip("_.-") or "solved"
+    name = _UNSAFE_CHARACTERS.sub("_", path.stem).strip("_.-") or "solved"
     head = node_of({"tfkit": 1, **base, "name": name, **values}, tree.span)
     assert isinstance(head, Tree)
     merged = Tree({**head.items, **tree.items}, {**head.keys, **tree.keys}, tree.span)

@@ -72,7 +72,7 @@ class Choice:
         return ", ".join(f"{path.rpartition('.')[2]} {_word(value)}" for path, value in self.values.items())
 
 
-NOTHING = Choice()
+EMPTY_CHOICE = Choice()
 """The choice of an arm without tuning."""
 
 
@@ -116,7 +116,7 @@ class Arms:
             collected(partial(self.runs, arm) for arm in self.arms)
         _check_names(file, self.arms)
 
-    def runs(self, arm: Arm, choice: Choice = NOTHING) -> list[SweepRun]:
+    def runs(self, arm: Arm, choice: Choice = EMPTY_CHOICE) -> list[SweepRun]:
         """Return the runs of an arm, one for each seed, with the values of a choice."""
         key = arm.name, repr(choice.values)
         if key not in self._runs:

@@ -28,9 +28,9 @@ def metric_options(help: str, *, default: str | None = None) -> Decorator:
 
 def comparison_of(on: str, better: Literal["lower", "higher"] | None, margin: float | None) -> CompareConfig:
     """Return the comparison that the options describe; a metric without a known direction is a usage error."""
-    from tfkit.run.sweep_spec import LOWER, CompareConfig
+    from tfkit.run.sweep_spec import LOWER_IS_BETTER, CompareConfig
 
-    if better is None and on.rpartition(".")[2] not in LOWER:
+    if better is None and on.rpartition(".")[2] not in LOWER_IS_BETTER:
         raise click.UsageError(f"`{on}` has no known direction: add --better lower or --better higher")
     return CompareConfig(on=on, better=better, margin=margin)
 

@@ -23,11 +23,11 @@ from tfkit.run.run_facts import cause_of, read_facts
 from tfkit.run.sweep_spec import PREVIOUS, CompareConfig
 from tfkit.run.training.loop import DIVERGED
 from tfkit.spec.header import open_regular
-from tfkit.tools.sweep.arms import NOTHING, Arm, Arms, Choice, SweepRun
+from tfkit.tools.sweep.arms import EMPTY_CHOICE, Arm, Arms, Choice, SweepRun
 from tfkit.tools.sweep.equal import unequal, unlike
 from tfkit.tools.sweep.result import ArmResult, Curve, Reached, Results, TrialResult, Tuned, curve_of, pairs
 from tfkit.tools.sweep.scaling import scalings
-from tfkit.tools.sweep.statistics import MOST_PAIRS, NEEDED_PAIRS, Paired, compare_pairs, enough, interval_of
+from tfkit.tools.sweep.statistics import MAX_PAIRS, NEEDED_PAIRS, Paired, compare_pairs, enough, interval_of
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
 
@@ -58,7 +58,7 @@ def results(
     sides: list[Side] = []
     early: list[str] = []
     for arm in arms.arms:
-        choice, tuned = chosen.get(arm.name, (NOTHING, None))
+        choice, tuned = chosen.get(arm.name, (EMPTY_CHOICE, None))
         is_tuned = tuned is not None or not arms.file.tuned
         runs = [sweep_run for sweep_run in arms.runs(arm, choice) if is_complete(sweep_run)] if is_tuned else []
         complete[arm.name] = runs
@@ -91,7 +91,7 @@ def _not_tuned(name: str, trials: Sequence[TrialResult]) -> str:
 def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
     """Yield a remark if an arm is evaluated differently from its baseline."""
     base, run = (
-        arms.runs(compared, chosen.get(compared.name, (NOTHING, None))[0])[0].run
+        arms.runs(compared, chosen.get(compared.name, (EMPTY_CHOICE, None))[0])[0].run
         for compared in (arms.arm(arm.base), arm)
     )
     changes = unlike(base, run, on)
@@ -257,7 +257,7 @@ def _open(name: str, difference: Paired, margin: float, comparisons: int) -> Ite
     assert difference.deviation is not None
     seeds = enough(difference.deviation, margin, comparisons)
     if seeds is None or seeds > difference.pairs:
-        count = f"more than {MOST_PAIRS:,}" if seeds is None else f"about {seeds:,}"
+        count = f"more than {MAX_PAIRS:,}" if seeds is None else f"about {seeds:,}"
         yield f"{name} is open: {count} seeds would show it to be the same within {margin:g}, in 4 of 5 cases, if it is"
 
 
@@ -304,7 +304,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-SHOWN = "shown.json"
+LOOKS = "shown.json"
 
 
 @dataclass(frozen=True)
@@ -333,14 +333,14 @@ def plan_remarks(folder: Path, arms: Sequence[ArmResult], on: str, seeds: Sequen
     runs = {Path(curve.folder).name for arm in compared for curve in arm.curves}
     if not runs:
         return
-    looks = _read(folder / SHOWN)
+    looks = _read(folder / LOOKS)
     look = Look(on, sorted(seeds), sorted(runs))
     if look not in looks:
         looks.append(look)
-        with writing(folder / SHOWN):
+        with writing(folder / LOOKS):
             folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps([asdict(entry) for entry in looks], indent=1)
-        write_file(folder / SHOWN, f"{text}\n", inside=folder)
+        write_file(folder / LOOKS, f"{text}\n", inside=folder)
     related = [earlier for earlier in looks if not runs.isdisjoint(earlier.runs)]
     first, metrics = related[0], {earlier.on for earlier in related}
     if first.seeds != look.seeds:

@@ -108,7 +108,7 @@ METHOD = (
     "false alarms among all variants stay below 5%. Lines: the differences that this test does not reject at 5%. A "
     "variant is better or worse if its line excludes 0, else open. A variant with a diverged run is not compared."
 )
-SAME = "The band is ± {:g}, the margin: a variant is the same if its line is within the band."
+MARGIN_NOTE = "The band is ± {:g}, the margin: a variant is the same if its line is within the band."
 
 
 def _differences(results: Results, compared: Sequence[ArmResult]) -> Iterator[PageContent]:
@@ -117,7 +117,7 @@ def _differences(results: Results, compared: Sequence[ArmResult]) -> Iterator[Pa
     yield page_table(*tables.differences(results))
     yield bullets(results.notes)
     if compared:
-        yield remark(METHOD if results.margin is None else f"{METHOD} {SAME.format(results.margin)}")
+        yield remark(METHOD if results.margin is None else f"{METHOD} {MARGIN_NOTE.format(results.margin)}")
 
 
 def _curves(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
 
 
-LEAST = 4
+MIN_SIZES = 4
 """Minimum number of sizes for a law: one more than its parameters."""
 DRAWS = 100
 STARTS = (0.1, 0.3, 0.8)
@@ -140,8 +140,8 @@ def check_laws(arms: Arms, plans: Mapping[str, Plan]) -> None:
                 "move settings that are not sizes to `tune`",
             )
             raise arms.file.error(message, "fit", "on", help=help)
-        if len(sizes) < LEAST:
-            message = f"a law needs at least {LEAST} sizes, but {variant} has {len(sizes)}"
+        if len(sizes) < MIN_SIZES:
+            message = f"a law needs at least {MIN_SIZES} sizes, but {variant} has {len(sizes)}"
             raise arms.file.error(
                 message, "fit", help="list sizes, for instance `sizes: {params: [0.25M, 0.5M, 1M, 2M]}`"
             )

@@ -29,9 +29,9 @@ ALPHA = 1 - LEVEL + 1e-12
 """Significance level, raised by 1e-12 so that a p-value of exactly 0.05 passes despite rounding."""
 POWER = 0.8
 """Probability of detecting a difference that exists."""
-MOST_PAIRS = 1000
+MAX_PAIRS = 1000
 """The largest number of pairs that a remark recommends."""
-MOST_FLIPS = 4096
+MAX_FLIPS = 4096
 """Maximum number of sign patterns of a test: all patterns for up to 13 seeds, random patterns for more seeds."""
 NEEDED_PAIRS = math.ceil(1 - math.log2(ALPHA))
 """Minimum number of pairs for a significant difference: with n pairs, no p-value is below 2^(1-n)."""
@@ -148,10 +148,10 @@ def max_t(arms: Sequence[Mapping[int, float]]) -> list[tuple[float, float, Inter
 
 def _sign_patterns(seeds: int) -> Array:
     """Return sign patterns, [patterns, seeds], up to a common sign. The first pattern flips nothing."""
-    if 2 ** (seeds - 1) <= MOST_FLIPS:
+    if 2 ** (seeds - 1) <= MAX_FLIPS:
         bits = np.arange(2 ** (seeds - 1))[:, None] >> np.arange(seeds) & 1
         return (1 - 2 * bits).astype(np.float64)
-    signs = np.random.default_rng(0).choice((-1.0, 1.0), (MOST_FLIPS, seeds))
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (MAX_FLIPS, seeds))
     signs[0] = 1
     return signs
 
@@ -230,7 +230,7 @@ def enough(deviation: float, margin: float, comparisons: int) -> int | None:
         margin: the margin.
         comparisons: the number of arms that share the test.
     """
-    counts = np.arange(NEEDED_PAIRS, MOST_PAIRS + 1)
+    counts = np.arange(NEEDED_PAIRS, MAX_PAIRS + 1)
     quantile = scipy().special.stdtrit
     halves = quantile(counts - 1, 1 - (1 - LEVEL) / 2 / comparisons) + quantile(counts - 1, (1 + POWER) / 2)
     matches = counts[halves * deviation <= margin * np.sqrt(counts)]

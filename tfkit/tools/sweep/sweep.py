@@ -14,7 +14,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.read_sweep import read_sweep
 from tfkit.run.sweep_spec import CompareConfig
-from tfkit.tools.sweep.arms import NOTHING, Arms, Choice, SweepRun, check_margin, check_number, collected
+from tfkit.tools.sweep.arms import EMPTY_CHOICE, Arms, Choice, SweepRun, check_margin, check_number, collected
 from tfkit.tools.sweep.comparison import plan_remarks, results
 from tfkit.tools.sweep.equal import check_equal, sizes
 from tfkit.tools.sweep.result import Results, Tuned, speed_of
@@ -233,7 +233,7 @@ class Sweep:
         """Return the values of each arm: the best values, or else the values of its first trial."""
         first = {name: tuning.trials[0].choice for name, tuning in self._tunings.items()}
         best = {name: choice for name, (choice, _) in self._chosen().items()}
-        return {arm.name: {**first, **best}.get(arm.name, NOTHING) for arm in self.arms.arms}
+        return {arm.name: {**first, **best}.get(arm.name, EMPTY_CHOICE) for arm in self.arms.arms}
 
     def _first_runs(self) -> dict[str, Run]:
         """Return the run of each arm on the first seed."""
@@ -243,7 +243,7 @@ class Sweep:
     def _runs(self, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[SweepRun]:
         """Yield the runs seed by seed, so that pairs are complete early; arms that are not tuned yet have none."""
         ready = [arm for arm in self.arms.arms if arm.name in chosen or not self._tunings]
-        columns = [self.arms.runs(arm, chosen[arm.name][0] if chosen else NOTHING) for arm in ready]
+        columns = [self.arms.runs(arm, chosen[arm.name][0] if chosen else EMPTY_CHOICE) for arm in ready]
         for pair in zip(*columns, strict=True):
             yield from pair
 

@@ -22,7 +22,7 @@ from tfkit.tools.sweep.arms import Arm, Arms, Choice, Trial, choices, collected
 from tfkit.tools.sweep.result import TrialResult, Tuned, curve_of
 from tfkit.tools.sweep.work import is_complete
 
-NEAR = 0.02
+EDGE_FRACTION = 0.02
 """Fraction of a range that counts as its edge, at both ends."""
 
 
@@ -116,7 +116,7 @@ class Tuning:
         tune = self.arms.config.tune
         assert tune is not None
         if path in tune.ranges:
-            return not NEAR <= share_of(tune.ranges[path], value) <= 1 - NEAR
+            return not EDGE_FRACTION <= share_of(tune.ranges[path], value) <= 1 - EDGE_FRACTION
         values = tune.over[path]
         numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in values)
         return numbers and value in (min(values), max(values))

@@ -36,7 +36,7 @@ from tfkit.tools.sweep.arms import SweepRun
 
 LOCK = ".sweep"
 PAUSE = 0.2
-CHANGED = "--allow-change accepts these runs; -o names a new folder"
+CHANGE_HELP = "--allow-change accepts these runs; -o names a new folder"
 TAIL = 4096
 """Number of bytes at the end of `metrics.jsonl` that contain its last line."""
 OnProgress = Callable[[int, int], None]
@@ -66,7 +66,7 @@ def is_complete(sweep_run: SweepRun) -> bool:
 
 def _check_code(records: Sequence[tuple[SweepRun, Facts | None]]) -> None:
     runs = ((sweep_run.folder, facts, sweep_run.code) for sweep_run, facts in records if facts is not None)
-    check_code(runs, help=CHANGED)
+    check_code(runs, help=CHANGE_HELP)
 
 
 def missing(runs: Sequence[SweepRun]) -> list[SweepRun]:

@@ -21,12 +21,12 @@ from tfkit.tools.common.history import History
 
 SEPARATOR = "/"
 """Separator between quantity and component in the name of a number. Names of metrics do not contain it."""
-FAR = 30.0
+OUTLIER_RATIO = 30.0
 """Ratio to the median at which a value gets the darkest colour and is reported."""
-MOST_COLUMNS = 80
-LEAST_HEAD = "head"
+MAX_COLUMNS = 80
+HEAD_ENTROPY = "head"
 COLUMNS, GAP, TOP = 3, 34.0, 20.0
-LEAST_HEIGHT, MOST_HEIGHT, ROW = 96.0, 420.0, 6.0
+MIN_HEIGHT, MAX_HEIGHT, ROW = 96.0, 420.0, 6.0
 """Minimum and maximum height of a map, and the height of a row, in pixels."""
 STYLE = (
     MAP_STYLE
@@ -92,7 +92,7 @@ class HeatMap:
             return round(value / self.largest * LEVELS)
         if value <= 0:
             return -LEVELS
-        return round(max(-1.0, min(1.0, math.log(value / self.middle, FAR))) * LEVELS)
+        return round(max(-1.0, min(1.0, math.log(value / self.middle, OUTLIER_RATIO))) * LEVELS)
 
     def latest(self, row: Row) -> float:
         """Return the last value of a row."""
@@ -150,8 +150,8 @@ def components(history: History) -> Iterator[PageContent]:
     if not maps:
         return
     yield _picture(maps)
-    low = ("low", f"below the median of the map; darkest at 1/{FAR:g} and at 0")
-    high = ("high", f"above the median; darkest at {FAR:g} times")
+    low = ("low", f"below the median of the map; darkest at 1/{OUTLIER_RATIO:g} and at 0")
+    high = ("high", f"above the median; darkest at {OUTLIER_RATIO:g} times")
     yield legend([low, high, ("part", "dead units; entropy in relation to the largest")])
     sentences = list(findings(maps))
     yield bullets(sentences) if sentences else None
@@ -168,7 +168,7 @@ def _picture(maps: Sequence[HeatMap]) -> Element:
     for _, group in groupby(maps, lambda m: m.line):
         group_maps: Sequence[HeatMap] = list(group)
         for line in (group_maps[start : start + COLUMNS] for start in range(0, len(group_maps), COLUMNS)):
-            height = min(max(LEAST_HEIGHT, ROW * max(len(m.rows) for m in line)), MOST_HEIGHT)
+            height = min(max(MIN_HEIGHT, ROW * max(len(m.rows) for m in line)), MAX_HEIGHT)
             lines.append((top + TOP, height, line))
             top += TOP + height + GAP
     chart = canvas(top, "heat maps of all components over layers and steps")
@@ -181,7 +181,7 @@ def _picture(maps: Sequence[HeatMap]) -> Element:
 
 def _draw(chart: Element, heat_map: HeatMap, x: float, y: float, width: float, height: float) -> None:
     steps = sorted({step for row in heat_map.rows.values() for step in row})
-    steps = steps[:: -1 - (len(steps) - 1) // MOST_COLUMNS][::-1]  # the last step is always drawn
+    steps = steps[:: -1 - (len(steps) - 1) // MAX_COLUMNS][::-1]  # the last step is always drawn
     left, rows = 26.0, sorted(heat_map.rows, key=lambda row: (row[0], row[1] or 0))
     chart.append(tag("text", heat_map.title, x=x + left, y=y - 6, class_="title"))
     box = {"x": x + left, "y": y, "width": width - left, "height": height}
@@ -218,7 +218,7 @@ def component_table(history: History) -> tuple[list[str], list[list[str]]]:
             row = cells.setdefault(f"{heat_map.stack} {layer}" if several else f"{layer}", {})
             row.setdefault(_column(heat_map), []).append(heat_map.latest((layer, head)))
     columns = list(dict.fromkeys(_column(heat_map) for heat_map in maps))
-    combine: dict[str, Callable[[list[float]], float]] = {LEAST_HEAD: min, "entropy": fmean}
+    combine: dict[str, Callable[[list[float]], float]] = {HEAD_ENTROPY: min, "entropy": fmean}
     rows = [
         [name, *(f"{combine.get(column, max)(row[column]):.2g}" if column in row else "-" for column in columns)]
         for name, row in cells.items()
@@ -228,7 +228,7 @@ def component_table(history: History) -> tuple[list[str], list[list[str]]]:
 
 def _column(heat_map: HeatMap) -> str:
     if heat_map.quantity == "rms":
-        return LEAST_HEAD if heat_map.of_heads else heat_map.component.removesuffix(".out")
+        return HEAD_ENTROPY if heat_map.of_heads else heat_map.component.removesuffix(".out")
     return heat_map.quantity
 
 

@@ -16,7 +16,7 @@ import torch
 from tfkit.building.builder import build
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, mean_length
-from tfkit.run.contract import IGNORED, Batch, MetricConfig
+from tfkit.run.contract import IGNORE_INDEX, Batch, MetricConfig
 from tfkit.run.training.layers import matrices_in_float8
 from tfkit.run.training.order import indices_of
 from tfkit.tools.common.modes import Optimizer
@@ -184,7 +184,7 @@ def utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Ut
 
 
 CONSTANTS = ("constant_accuracy", "constant_exact_match")
-MOST, AT_ONCE = 10_000, 500
+MAX_EXAMPLES, AT_ONCE = 10_000, 500
 """Maximum number of examples to read from a split, and the number to read at a time."""
 
 
@@ -194,7 +194,7 @@ def floors(run: Run, plugins: Plugins) -> dict[str, float]:
     kinds = plugins.registry.kinds("metric")
     for split in run.data.splits:
         examples = run.data.examples(split, "sequential")
-        numbers = np.arange(min(len(examples), MOST))
+        numbers = np.arange(min(len(examples), MAX_EXAMPLES))
         if split == "train" or not _has_answers(examples.batch(numbers[:AT_ONCE])):
             continue
         for name in CONSTANTS:
@@ -211,7 +211,7 @@ def floors(run: Run, plugins: Plugins) -> dict[str, float]:
 
 def _has_answers(batch: Batch) -> bool:
     """Return True if every example ends with an answer, and all answers start at the same position."""
-    counted = (batch.targets != IGNORED).reshape(len(batch.targets), -1)
+    counted = (batch.targets != IGNORE_INDEX).reshape(len(batch.targets), -1)
     start = int(counted[0].argmax())
     asked = start > 0 or len(batch.inputs) > 1 or batch.targets.ndim == 1
     return asked and bool(counted[:, start:].all()) and not bool(counted[:, :start].any())

@@ -42,7 +42,7 @@ from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, shown
 from tfkit.spec.weight_files import content_of
-from tfkit.tools.common.atomic_files import NEW, check_entries, held, sweep, workshop
+from tfkit.tools.common.atomic_files import NEW_NAME, check_entries, held, sweep, workshop
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, run_companions, unusable, write_checkpoint
 
@@ -198,7 +198,7 @@ class RunFolder:
     @contextmanager
     def shards(self) -> Iterator[Path]:
         with writing(self.folder), workshop(self.folder / SHARDS) as folder:
-            yield folder / NEW
+            yield folder / NEW_NAME
 
     def _save(self, position: int, digest: str, checkpoint: Checkpoint) -> None:
         place = self.folder / f"step-{checkpoint.step}"

@@ -27,7 +27,7 @@ from tfkit.tools.draw.svg import inline
 from tfkit.tools.train.components import STYLE as COMPONENTS_STYLE
 from tfkit.tools.train.components import components, without_components
 
-MOST_POINTS, LAST_TEXTS = 300, 20
+MAX_POINTS, LAST_TEXTS = 300, 20
 RATE, NORM = "lr", "grad_norm"
 STYLE = """
 pre { overflow-x: auto; margin: 0; font: 12px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
@@ -68,7 +68,7 @@ def _numbers(recorded: History, rates: Mapping[str, float]) -> Iterator[PageCont
             yield tag("h3", kind)
             yield curves(lines, words=f"{kind} over the steps", height=CHART_HEIGHT if kind == "loss" else 180.0)
             yield line_legend(names) if len(names) > 1 else None
-    if any(len(points) > MOST_POINTS for points in recorded.curves.values()):
+    if any(len(points) > MAX_POINTS for points in recorded.curves.values()):
         yield remark("Lines are means of neighbouring steps, in a band from the least to the largest of them.")
 
 
@@ -79,7 +79,7 @@ def _kind(name: str) -> str:
 
 def _binned(points: Points) -> list[tuple[int, list[float]]]:
     """Return the points to draw. Of a long curve, each point combines the values of neighbouring steps."""
-    width = -(-len(points) // MOST_POINTS)
+    width = -(-len(points) // MAX_POINTS)
     groups = [points[start : start + width] for start in range(0, len(points), width)]
     return [(group[-1][0], [value for _, value in group]) for group in groups]
 

@@ -31,7 +31,7 @@ from tfkit.tools.train.record import Follower, RunFolder, bits_of, environment, 
 from tfkit.tools.train.report import report
 
 REPORT = "report.html"
-CHANGED = "--allow-change, or `allow_change=True`, continues with the current code; -o names a new folder"
+CHANGE_HELP = "--allow-change, or `allow_change=True`, continues with the current code; -o names a new folder"
 RunArgument: TypeAlias = Annotated[AnyRun, "a run: its name, its path, its folder or a mapping"]
 
 
@@ -123,7 +123,7 @@ def train_run(
         record = RunFolder(folder, run, bits_of(run, processes.count), environment(plugins))
         code = code_of(run)
         if not allow_change:
-            check_code([(folder, record.facts, code)], help=CHANGED)
+            check_code([(folder, record.facts, code)], help=CHANGE_HELP)
         if processes.agreed(record.facts.ended):
             return _ended(record, run)
         for part in record.companions.omitted:

@@ -25,7 +25,7 @@ import tfkit
 from tfkit import Invalid
 from tfkit_moe.router import Router
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """The target of a position that does not count."""
 Weight = Annotated[float, Field(ge=0)]
 
@@ -93,7 +93,7 @@ class BalancedLoss(nn.Module):
         with self._routed() as routed:
             sums: Tensor = self.base(inputs, targets)
         first = targets if isinstance(targets, Tensor) else next(iter(targets.values()))
-        counts = (first != IGNORED).reshape(len(first), -1).sum(1)
+        counts = (first != IGNORE_INDEX).reshape(len(first), -1).sum(1)
         layers = [
             self._of_sequences(name, inputs, *routed[name], len(first)) for name in self.routers if name in routed
         ]

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-LEAST_STEP, LARGEST_STEP = 1e-3, 0.1
-LEAST_RATE, LARGEST_RATE = 0.01, 16.0
+MIN_STEP, MAX_STEP = 1e-3, 0.1
+MIN_RATE, MAX_RATE = 0.01, 16.0
 
 
 def reset_log_decay(a_log: Tensor) -> None:
@@ -21,11 +21,11 @@ def reset_log_decay(a_log: Tensor) -> None:
 def reset_step_bias(bias: Tensor) -> None:
     """Fill the bias under a softplus with steps from 0.001 to 0.1, uniform in their logarithms."""
     with torch.no_grad():
-        step = torch.empty_like(bias, dtype=torch.float32).uniform_(math.log(LEAST_STEP), math.log(LARGEST_STEP)).exp()
+        step = torch.empty_like(bias, dtype=torch.float32).uniform_(math.log(MIN_STEP), math.log(MAX_STEP)).exp()
         bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
 
 
 def reset_decay_rates(a_log: Tensor) -> None:
     """Fill logarithms of decay rates that are drawn uniformly from 0.01 to 16."""
     with torch.no_grad():
-        a_log.copy_(torch.empty_like(a_log, dtype=torch.float32).uniform_(LEAST_RATE, LARGEST_RATE).log())
+        a_log.copy_(torch.empty_like(a_log, dtype=torch.float32).uniform_(MIN_RATE, MAX_RATE).log())

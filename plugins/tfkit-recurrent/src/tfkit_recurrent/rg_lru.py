@@ -23,7 +23,7 @@ from tfkit_recurrent.conv import CausalConv
 from tfkit_recurrent.recurrence import continues, linear_scan, values_of, widened
 
 SHARPNESS = 8.0
-LEAST_DECAY, LARGEST_DECAY = 0.9, 0.999
+MIN_DECAY, MAX_DECAY = 0.9, 0.999
 
 
 class RGLRUConfig(tfkit.MixerConfig):
@@ -95,7 +95,7 @@ class RGLRU(nn.Module):
     def reset_parameters(self) -> None:
         """Fill `decay` so that the decay at an open gate is from 0.9 to 0.999, uniform in its square."""
         with torch.no_grad():
-            square = torch.empty_like(self.decay, dtype=torch.float32).uniform_(LEAST_DECAY**2, LARGEST_DECAY**2)
+            square = torch.empty_like(self.decay, dtype=torch.float32).uniform_(MIN_DECAY**2, MAX_DECAY**2)
             rate = -square.log() / (2 * SHARPNESS)
             self.decay.copy_(rate + torch.log(-torch.expm1(-rate)))  # the inverse of softplus
 

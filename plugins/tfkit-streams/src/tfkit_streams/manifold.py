@@ -22,7 +22,7 @@ from tfkit_streams.precision import widened
 
 PREFERRED = 2.0
 """The initial logit of the stream that a layer prefers."""
-KEPT = 4.0
+RETENTION_LOGIT = 4.0
 """The initial logit of the weight with which a stream keeps its value."""
 
 
@@ -109,7 +109,7 @@ class Read(Weights):
         nn.init.ones_(self.scale)
         nn.init.zeros_(self.base)
         nn.init.constant_(self.base[self.preferred : self.preferred + 1], PREFERRED)
-        nn.init.constant_(self.base[2 * n :: n + 1], KEPT)
+        nn.init.constant_(self.base[2 * n :: n + 1], RETENTION_LOGIT)
 
     def forward(self, streams: Tensor, context: Context) -> tuple[Tensor, list[Tensor]]:
         pre, post, comb = self.logits(streams)

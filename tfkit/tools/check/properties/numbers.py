@@ -40,7 +40,7 @@ from tfkit.tools.check.measure import (
     unequal,
 )
 from tfkit.tools.check.model_under_test import LENGTH, ModelUnderTest
-from tfkit.tools.check.reduced import FAR
+from tfkit.tools.check.reduced import ROTARY_MAX_LEN
 from tfkit.tools.check.runs import Choices, Inputs, Padding, arguments_of, call, cast, example_inputs, hooked
 from tfkit.torch_private.tensors import tensors_in
 
@@ -50,7 +50,7 @@ FLOAT32, BFLOAT16 = 2e-6, 5e-2
 """The largest differences from float64, relative to the largest value if that is above 1."""
 GROWTH = 20.0
 """Factor by which the rounding errors of late positions may exceed the errors of early positions."""
-LARGE = 1e3
+VECTOR_FACTOR = 1e3
 """Factor of the vectors that enter a stack."""
 
 
@@ -95,7 +95,7 @@ def _batches(subject: ModelUnderTest) -> Iterator[tuple[Inputs, float]]:
         yield subject.inputs(length=min(length, subject.longest)), TOLERANCE
     configs = [attending.config for attending in subject.attentions]
     if any(isinstance(config.position, RotaryConfig) for config in configs) and not fixed_length(subject.graph):
-        far = min(FAR, max_len(subject.graph) or FAR)
+        far = min(ROTARY_MAX_LEN, max_len(subject.graph) or ROTARY_MAX_LEN)
         # Angles are float32 in every model: their rounding errors grow with the position.
         yield subject.inputs(batch=1, length=far), TOLERANCE * max(1, far / LENGTH)
     sides: tuple[tuple[Padding, str], ...] = (("left", "n_heads"), ("right", "kv_heads"))
@@ -273,9 +273,9 @@ def _growth(output: Tensor, exact: Tensor) -> Deviation:
 def large(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Outputs and gradients stay finite if the input of a stack is 1000 times as large, and outputs in float16."""
     require(subject.stacks, "the spec has no stack")
-    model, where = copy.deepcopy(subject.model), f"where a stack's input is {LARGE:g} times as large"
+    model, where = copy.deepcopy(subject.model), f"where a stack's input is {VECTOR_FACTOR:g} times as large"
     for stack in subject.stacks:
-        model.get_submodule(stack.name).register_forward_pre_hook(lambda _, args: (args[0] * LARGE, *args[1:]))
+        model.get_submodule(stack.name).register_forward_pre_hook(lambda _, args: (args[0] * VECTOR_FACTOR, *args[1:]))
     outputs = call(model, subject.inputs())
     torch.stack([output.square().mean() for output in outputs]).sum().backward()
     infinite = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]

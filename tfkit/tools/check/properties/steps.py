@@ -40,7 +40,7 @@ from tfkit.tools.export.torchscript_format import script
 Piece: TypeAlias = int | Tensor
 """A number of columns without a mask, or a mask [b, t], True where there is a token."""
 Schedule: TypeAlias = list[Piece]
-ROUGH = 0.1
+BFLOAT16_TOLERANCE = 0.1
 """Largest difference between steps and a full forward in bfloat16, relative to the largest value if it is above 1."""
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
 """The schedules that are also read with the compiled step, which takes single tokens."""
@@ -233,7 +233,7 @@ def _typed(model: fx.GraphModule, subject: ModelUnderTest, dtype: torch.dtype) -
                 yield Deviation.fault(f"a model of {dtype} has {kept} of {tensor.dtype}", path)
         if dtype != torch.float64 and any(isinstance(module, StackedLinear) for module in model.modules()):
             return  # rounding may send a token to other experts
-        limit = TOLERANCE if dtype == torch.float64 else ROUGH
+        limit = TOLERANCE if dtype == torch.float64 else BFLOAT16_TOLERANCE
         batch = rows.started_by(rows.length // 2)
         reading = _StepReader(cached, batch, batch.alone(), f"in {name_of(dtype)}", limit)
         deviations = reading.read([rows.length // 2, *cut(rows.length - rows.length // 2, 1)])

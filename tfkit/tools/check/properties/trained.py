@@ -32,7 +32,7 @@ LEAN = 0.4
 """Smallest informative median of the lean of a gate, as a logarithm."""
 LOST, BACK = 0.4, 0.6
 """Fractions of the median: a trace below the first is lost, a trace above the second is present."""
-LEAST = 1e-12
+EPSILON = 1e-12
 
 Axis = Literal["rows", "columns"]
 
@@ -85,7 +85,7 @@ class TensorNorms:
         tensor = tensor.detach().float()
         if tensor.dim() == 1:
             return cls(tensor.shape, tensor.abs(), tensor.abs())
-        total = tensor.square().sum().clamp(min=LEAST)
+        total = tensor.square().sum().clamp(min=EPSILON)
         lean, turned = (float(tensor.sum(axis).square().sum() / total) for axis in (0, 1))
         return cls(tensor.shape, tensor.norm(dim=1), tensor.norm(dim=0), lean, turned)
 
@@ -137,11 +137,11 @@ class TrainingTrace:
 
     def _centred(self, norms: Sequence[Tensor]) -> Tensor:
         """Return the logarithms of norms, centred over units and over layers, and scaled to length 1."""
-        logarithms = torch.stack([*norms]).clamp(min=LEAST).log()
+        logarithms = torch.stack([*norms]).clamp(min=EPSILON).log()
         if self.stream:
             logarithms = logarithms - logarithms.mean(dim=0)
         logarithms = logarithms - logarithms.mean(dim=1, keepdim=True)
-        return logarithms / logarithms.norm(dim=1, keepdim=True).clamp(min=LEAST)
+        return logarithms / logarithms.norm(dim=1, keepdim=True).clamp(min=EPSILON)
 
 
 def _equal_layers(

@@ -22,7 +22,7 @@ from tfkit.tools.check.runs import Choices, Inputs, call, cast, hooked
 
 BATCHES = 24
 """Number of batches within which every row and column of a parameter must receive a gradient."""
-STEPS, CLOSE = (3e-4, 3e-5), 2e-2
+STEPS, TOLERANCE = (3e-4, 3e-5), 2e-2
 """The steps of a finite difference, at least one of which must agree, and the largest deviation.
 
 Modules that compute in float32 need the large step. Modules with kinks need the small step.
@@ -251,10 +251,10 @@ def _differences(subject: ModelUnderTest, chosen: Callable[[str], bool]) -> Iter
             difference = _difference(partial(call, model, inputs), parameter, direction * step, same) / step
             size = max(1.0, abs(derivative), float(parameter.grad.norm()))
             error = min(error, abs(difference - derivative) / size)
-            if error <= CLOSE:
+            if error <= TOLERANCE:
                 break
         detail = f"the gradient of `{name}` differs from a finite difference by {error:.1e}"
-        yield Deviation(error, detail, CLOSE, _module_of(name))
+        yield Deviation(error, detail, TOLERANCE, _module_of(name))
 
 
 @torch.no_grad()

@@ -28,11 +28,11 @@ from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, pr
 from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest
 from tfkit.tools.check.runs import call, example_inputs
 
-WHOLE = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
+CONFIG_READERS = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))
 """Functions that read all fields of a config together."""
 SHAPES = frozenset("kind block type d_model n_layers vocab_size max_len pad_id parameters length rows".split())  # noqa: SIM905
 """Fields whose effect other properties show, or that only name a thing."""
-NARROW = {"theta": 2, "factor": 2, "scaled": 1}
+NARROW_FIELDS = {"theta": 2, "factor": 2, "scaled": 1}
 """Fields of positions that may have no effect on so few channels: a single pair of channels has the frequency 1."""
 
 
@@ -61,7 +61,7 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
     read: set[str] = set()
 
     def get(self: Component, name: str) -> Any:
-        read.update(config.model_fields if name in WHOLE else (name,))
+        read.update(config.model_fields if name in CONFIG_READERS else (name,))
         return object.__getattribute__(self, name)
 
     config.__getattribute__ = get  # type: ignore[method-assign,assignment]
@@ -105,7 +105,7 @@ def _numbers(subject: ModelUnderTest) -> Iterator[tuple[FieldPath, Any]]:
         stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
         # The mask hides the distances that `max_distance` would limit.
         cut_off = path[-1] == "max_distance" and (*path[:-2], "mask", "left") in subject.values
-        narrow = path[-1] in NARROW and _channels(configs, path) <= NARROW[path[-1]]
+        narrow = path[-1] in NARROW_FIELDS and _channels(configs, path) <= NARROW_FIELDS[path[-1]]
         if isinstance(value, int | float) and not (named or stretched or cut_off or narrow):
             yield path, value
 

@@ -21,7 +21,7 @@ from tfkit.tools.eject.cleanup import blocks, reads
 from tfkit.tools.eject.source import Key
 from tfkit.tools.eject.specialise import Function
 from tfkit.tools.eject.text import steps_text
-from tfkit.tools.eject.values import SOME, Records
+from tfkit.tools.eject.values import SOME_VALUE, Records
 
 NAMES = {"past": "all_positions", "caches": "past_key_values"}
 """Arguments whose values differ from tfkit's, and their names in a folder."""
@@ -238,7 +238,7 @@ def _take_fields(function: Function, used: set[str]) -> None:
     parameters |= {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names}
     function.code = replace(function.code, tree=tree, parameters=parameters)
     del function.arguments["cached"]
-    function.arguments |= dict.fromkeys(names, SOME)
+    function.arguments |= dict.fromkeys(names, SOME_VALUE)
     function.needed |= used
 
 

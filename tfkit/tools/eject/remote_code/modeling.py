@@ -37,13 +37,13 @@ from tfkit.tools.eject.remote_code.separate import separated
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
-from tfkit.tools.eject.values import ANY, SOME, Items, Maybe, Value, may_be_none
+from tfkit.tools.eject.values import ANY_VALUE, SOME_VALUE, Items, Maybe, Value, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
 
 TEMPLATES = Path(__file__).with_name("templates")
 KEY = re.compile(r"#\[(?P<end>/)?(?P<negated>not )?(?P<flag>\w+)\]")
 """A line of a template that begins or ends a section for models with, or without, a property."""
-RESERVED = frozenset(
+RESERVED_NAMES = frozenset(
     {"temperature", "top_k", "top_p", "min_p", "max_length", "min_length", "num_beams", "length_penalty", "dtype"}
 )
 """Names that transformers uses, for settings of generation or elsewhere."""
@@ -106,7 +106,7 @@ def code_of(graph: Graph) -> WrittenCode:
 
 def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     """Write the code of a model, with `DynamicCache` if `dynamic`; return None if its layers cannot use this cache."""
-    named, config = with_names(graph, RESERVED)
+    named, config = with_names(graph, RESERVED_NAMES)
     with torch.device("meta"), remembering() as sizes:
         named = _with_gaps(named)
         model = assemble(named)
@@ -148,9 +148,11 @@ def _known(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, Value]
     if not body.decodes:
         return {}
     if dynamic:
-        return {"past": SOME}
-    values: dict[str, Value] = {"past": Maybe(whole.records.add(Past, [SOME, SOME, ANY]))}
-    values |= {name: Maybe(Items(Items(Items(SOME)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]}
+        return {"past": SOME_VALUE}
+    values: dict[str, Value] = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
+    values |= {
+        name: Maybe(Items(Items(Items(SOME_VALUE)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]
+    }
     return values
 
 

@@ -39,7 +39,7 @@ class Task(NamedTuple):
 
 
 CAUSAL = Task("ForCausalLM", "text-generation", "CausalLMOutputWithPast", "the logits of the next token")
-MASKED = Task("ForMaskedLM", "fill-mask", "MaskedLMOutput", "the logits of masked tokens")
+MASKED_LM = Task("ForMaskedLM", "fill-mask", "MaskedLMOutput", "the logits of masked tokens")
 VECTORS = Task("", "feature-extraction", "", "vectors")
 GENERATORS = {
     "tokens": Task("ForSeq2SeqLM", "text2text-generation", "Seq2SeqLMOutput", "the logits of the next token"),
@@ -271,7 +271,7 @@ def _task(graph: Graph, bodies: tuple[Body, ...], head: tuple[Node, ...]) -> Tas
     *_, last = head
     over = last.signals["input"].type
     if last.config.head() is not None and over == "sequence":
-        task = (CAUSAL if bodies[0].decodes else MASKED) if source == "tokens" else None
+        task = (CAUSAL if bodies[0].decodes else MASKED_LM) if source == "tokens" else None
         task = GENERATORS.get(source) if len(bodies) == 2 else task
     else:
         task = CLASSIFIERS.get((source, over)) if last.config.head() is None else None

@@ -24,7 +24,7 @@ from tfkit.tools.eject.remote_code import proof_runner
 from tfkit.tools.eject.remote_code.parts import Parts
 from tfkit.tools.eject.remote_code.proof_runner import ModelFacts, moments
 
-LARGEST = 2**30
+MAX_PARAMETERS = 2**30
 """Largest number of parameters for which the model is run. A larger model would take minutes."""
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9}
 """Largest difference of a cached step, relative to the largest logit, by dtype; 0.05 for narrow types."""
@@ -73,7 +73,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
     shapes = {names(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
     count = sum(parameter.numel() for parameter in model.parameters())
     free = free_memory(torch.device("cpu"))
-    runs = count <= LARGEST and (free is None or 2 * size_of(model) < free)
+    runs = count <= MAX_PARAMETERS and (free is None or 2 * size_of(model) < free)
     length = min(20, max_len(graph) or 20)
     dtype = next(model.parameters()).dtype
     inputs = random_inputs(graph, batch=3, length=length, dtype=dtype)

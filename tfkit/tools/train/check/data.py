@@ -11,7 +11,7 @@ import numpy as np
 
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, positions_of
-from tfkit.run.contract import IGNORED, Batch, Ids, MetricConfig, Order
+from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, MetricConfig, Order
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate
 from tfkit.run.training.memory import MicroBatch
@@ -21,7 +21,7 @@ from tfkit.tools.train.check.options import arrays
 from tfkit.tools.train.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train
 
 PASSES = 3
-FEW, WITHOUT_ANSWER = 6, 3
+EXAMPLE_COUNT, WITHOUT_ANSWER = 6, 3
 """Number of examples of an evaluation, and of additional examples without a position that counts."""
 
 
@@ -63,7 +63,7 @@ def _equal_rows(row: Batch, other: Batch) -> bool:
     pairs = [*zip(arrays(row), arrays(other), strict=True)]
     if all(first.shape == second.shape for first, second in pairs):
         return all(np.array_equal(first, second) for first, second in pairs)
-    return np.array_equal(row.targets[row.targets != IGNORED], other.targets[other.targets != IGNORED])
+    return np.array_equal(row.targets[row.targets != IGNORE_INDEX], other.targets[other.targets != IGNORE_INDEX])
 
 
 @property_of("passes", "reads the data in a new order in each pass", of="run")
@@ -122,7 +122,10 @@ def metrics(subject: RunUnderTest) -> Iterator[Deviation]:
     The metrics of the run, and all others that can be computed on its data.
     """
     config = subject.run.config
-    plain, further = (subject.changed({}, examples=count, change=_unanswered) for count in (FEW, FEW + WITHOUT_ANSWER))
+    plain, further = (
+        subject.changed({}, examples=count, change=_unanswered)
+        for count in (EXAMPLE_COUNT, EXAMPLE_COUNT + WITHOUT_ANSWER)
+    )
     listed_metrics = config.eval.metrics if config.eval else ()
     kinds = {metric.kind_name() for metric in listed_metrics}
     for metric in (
@@ -147,10 +150,10 @@ def metrics(subject: RunUnderTest) -> Iterator[Deviation]:
 
 def _unanswered(batch: Batch, indices: Ids) -> Batch:
     """Ignore all targets of the examples after the first ones."""
-    late = indices >= FEW
+    late = indices >= EXAMPLE_COUNT
 
     def ignored(targets: Ids) -> Ids:
-        return np.where(late.reshape(-1, *[1] * (targets.ndim - 1)), IGNORED, targets)
+        return np.where(late.reshape(-1, *[1] * (targets.ndim - 1)), IGNORE_INDEX, targets)
 
     further = {name: ignored(targets) for name, targets in batch.further_targets.items()}
     choices = tuple(_unanswered(choice, indices) for choice in batch.alternatives)

@@ -23,7 +23,7 @@ FACTORS = (1.0, 0.5, 0.8, 0.3, 0.6)
 """Factors of the learning rate at the steps of a check: they differ, so the rate must be read at each step."""
 DECAY = 0.1
 """The decay of a check if a run has none."""
-EXACT, ITERATED = 1e-7, 5e-2
+EXACT_TOLERANCE, ITERATED_TOLERANCE = 1e-7, 5e-2
 """Largest errors of a displacement: in float64, and for optimizers of matrices, which iterate in half precision."""
 
 
@@ -78,7 +78,7 @@ def decay(subject: RunUnderTest) -> Iterator[Deviation]:
                 f" of itself in a step, or act as {expected:g} times the weight in its gradient; it shrinks it by"
                 f" {fraction:.4g}"
             )
-            yield Deviation(error, detail, EXACT, _about(of))
+            yield Deviation(error, detail, EXACT_TOLERANCE, _about(of))
     yield Deviation(0.0, "")
 
 
@@ -103,7 +103,7 @@ def formula(subject: RunUnderTest) -> Iterator[Deviation]:
         expected = np.concatenate([array.reshape(-1) for array in after]) - parameter.numpy().reshape(-1)
         size = float(np.abs(expected).max())
         error = float(np.abs(moved[name].numpy().reshape(-1) - expected).max()) / size
-        limit = ITERATED if alone else EXACT
+        limit = ITERATED_TOLERANCE if alone else EXACT_TOLERANCE
         detail = f"{len(FACTORS)} steps of `{name}` differ from the formula by {error:.1e} of their size"
         yield Deviation(error, detail, limit, _about(of))
 

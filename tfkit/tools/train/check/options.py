@@ -21,7 +21,7 @@ from tfkit.tools.train.check.optimizer import DECAY, FACTORS, displacements, set
 from tfkit.tools.train.check.run_under_test import SEQUENCES, RunUnderTest, train
 from tfkit.tools.train.check.schedule import steps_to_compare
 
-ALL = 2**62
+ENTIRE_SPLIT = 2**62
 """A number of examples that exceeds any split."""
 ROWS = 8 * SEQUENCES
 """Examples of each split that show the effect of an option of the data."""
@@ -37,14 +37,14 @@ def options(subject: RunUnderTest) -> Iterator[Deviation]:
         if isinstance(part, OptimizerConfig)
     }
     base[("eval",)] = None
-    before = subject.changed(base, examples=ALL)
+    before = subject.changed(base, examples=ENTIRE_SPLIT)
     for slot, observe in OBSERVED.items():
         expected = observe(subject, before)
         for path, alternatives in other_values((slot,), getattr(before.config, slot)):
             idle = None
             for other in alternatives:
                 with suppress(SpecError, ValueError, Invalid):
-                    changed = subject.changed({**base, path: other}, examples=ALL)
+                    changed = subject.changed({**base, path: other}, examples=ENTIRE_SPLIT)
                     if path[-1] == "decay_all" and _settings(subject, changed) == _settings(subject, before):
                         continue  # every weight of this optimizer decays anyway
                     idle = _equal(observe(subject, changed), expected)

@@ -12,9 +12,9 @@ from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.train.check.run_under_test import STEPS, RunUnderTest, train
 
-MOST, SHORT = 400, 23
+MAX_STEPS, SHORT_RUN = 400, 23
 """Maximum number of steps whose factors are compared, half of them at the start; and the steps of a short run."""
-EXACT = 1e-12
+TOLERANCE = 1e-12
 
 
 @property_of("schedule", "has the rates of its formula", of="run")
@@ -22,7 +22,7 @@ def schedule(subject: RunUnderTest) -> Iterator[Deviation]:
     """The factors of the run, and of a short run, equal the formula, and do not depend on earlier calls."""
     config, kind = subject.full.config.schedule, subject.full.config.schedule.kind_name()
     formula, where = subject.functions["schedule"].get(kind), f"{kind_of(type(config))} `{kind}`"
-    for steps in (subject.full.steps, SHORT):
+    for steps in (subject.full.steps, SHORT_RUN):
         with suppress(Invalid):  # a short run may have no room for the warmup
             config.check_steps(steps)
             peak = max(count_of(config.warmup, steps), 1)
@@ -38,13 +38,13 @@ def schedule(subject: RunUnderTest) -> Iterator[Deviation]:
                     expected = formula(config, step, steps)
                 if expected is not None:
                     detail = f"{about} the factor of the rate is {factor:.9g}; expected {expected:.9g}"
-                    yield Deviation(abs(factor - expected), detail, EXACT, where)
+                    yield Deviation(abs(factor - expected), detail, TOLERANCE, where)
 
 
 def steps_to_compare(steps: int, peak: int) -> list[int]:
     """Return steps at the beginning, around the peak, at the end, and between them; all of a short run."""
     near = [*range(1, 4), *range(peak - 1, peak + 3), *range(steps - 2, steps + 1)]
-    spread = range(1, steps + 1, max(1, steps // MOST))
+    spread = range(1, steps + 1, max(1, steps // MAX_STEPS))
     return sorted({step for step in (*near, *spread) if 1 <= step <= steps})
 
 
@@ -58,7 +58,7 @@ def rates(subject: RunUnderTest) -> Iterator[Deviation]:
         for first_rate, rate in zip(trained.first_rates, trained.rates[step - 1], strict=True):
             expected = first_rate * factor
             detail = f"at step {step} a group of the rate {first_rate:g} has the rate {rate:g}; expected {expected:g}"
-            yield Deviation(abs(rate - expected) / first_rate, detail, EXACT)
+            yield Deviation(abs(rate - expected) / first_rate, detail, TOLERANCE)
         logged, expected = trained.numbers("lr")[step - 1], trained.first_rates[0] * factor
         detail = f"step {step} reports the rate {logged:g}; expected {expected:g}"
-        yield Deviation(abs(logged - expected) / expected if expected else abs(logged), detail, EXACT)
+        yield Deviation(abs(logged - expected) / expected if expected else abs(logged), detail, TOLERANCE)

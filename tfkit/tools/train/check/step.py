@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tfkit.building.builder import build
-from tfkit.run.contract import IGNORED, Batch, Ids
+from tfkit.run.contract import IGNORE_INDEX, Batch, Ids
 from tfkit.run.training.evaluate import tensors
 from tfkit.tools.check.measure import Deviation, difference, property_of, require
 from tfkit.tools.check.model_under_test import FieldPath, leaves
@@ -29,7 +29,7 @@ IN_ORDER: Mapping[FieldPath, Any] = {
 """Settings with which a step takes the first examples and does not change the gradients of the loss."""
 
 
-KEPT = np.array([1, 0, 1 / 3, 2 / 3])
+KEPT_FRACTIONS = np.array([1, 0, 1 / 3, 2 / 3])
 """The fraction of targets that each of four rows keeps."""
 
 
@@ -67,7 +67,7 @@ def sums(subject: RunUnderTest) -> Iterator[Deviation]:
         )
         yield from _equal_steps(full, cut.numbers("loss")[0], cut.gradients[0], f"micro-batches of {size}")
     batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
-    counts = [int((targets != IGNORED).sum()) for targets in batch.targets_of(config.loss.terms).values()]
+    counts = [int((targets != IGNORE_INDEX).sum()) for targets in batch.targets_of(config.loss.terms).values()]
     halves = [train(run, until=1, processes=Half(rank, counts)) for rank in range(Half.count)]
     gradients = {name: sum((half.gradients[0][name] for half in halves), torch.zeros(())) for name in full.gradients[0]}
     loss = sum(half.numbers("loss")[0] for half in halves)
@@ -79,9 +79,9 @@ def _ragged(batch: Batch, indices: Ids) -> Batch:
 
     def thinned(targets: Ids) -> Ids:
         by_row = targets.reshape(len(targets), -1)
-        numbers = (by_row != IGNORED).cumsum(1)  # number of each position that counts, from 1
-        kept = numbers <= np.ceil(numbers[:, -1:] * KEPT[indices % SEQUENCES][:, None])
-        return np.where(kept, by_row, IGNORED).reshape(targets.shape)
+        numbers = (by_row != IGNORE_INDEX).cumsum(1)  # number of each position that counts, from 1
+        kept = numbers <= np.ceil(numbers[:, -1:] * KEPT_FRACTIONS[indices % SEQUENCES][:, None])
+        return np.where(kept, by_row, IGNORE_INDEX).reshape(targets.shape)
 
     further = {name: thinned(targets) for name, targets in batch.further_targets.items()}
     return replace(batch, targets=thinned(batch.targets), further_targets=further)
@@ -116,7 +116,7 @@ def loss(subject: RunUnderTest) -> Iterator[Deviation]:
         logits = by_name[name or graph.outputs[0]].flatten(0, -2).double().numpy()
         total = formula(config, logits, targets.reshape(-1)) if formula is not None else 0.0
         weight = config.terms[name].weight if name else 1.0
-        expected += weight * total / max(int((targets != IGNORED).sum()), 1)
+        expected += weight * total / max(int((targets != IGNORE_INDEX).sum()), 1)
     error = abs(got - expected) / max(1.0, abs(expected))
     yield Deviation(error, f"the loss of the first step is {got:.7g}; expected {expected:.7g}")
 
