@@ -70,7 +70,8 @@ def adamw(model: AnyModule, lr: Rate, *, weight_decay: Rate = 0.1, **options: An
     for name in options:
         if name not in names:
             raise TypeError(unknown_argument("adamw", name, [*names, "weight_decay"]))
-    fused = all(parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in model.parameters())
+    parameters = list(model.parameters())
+    fused = all(tensor.device.type in FUSED_DEVICES and tensor.is_floating_point() for tensor in parameters)
     groups = parameter_groups(model, weight_decay=weight_decay)
     if not any(group["params"] for group in groups):
         raise ValueError("there is nothing to train: the module has no parameters")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 WIDTH = 112
 """Maximum length of a line of merged statements, in characters."""
@@ -14,7 +14,7 @@ MAX_JOINED_LINE = 88
 
 def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
     """Return the statements of a function, tidied."""
-    steps = copy.deepcopy(steps)
+    steps = copied(steps)
     for block in blocks(steps):
         block[:] = [part for step in block for part in _one_by_one(step)]
     steps = _Living().block(_without_copies(steps))
@@ -297,7 +297,7 @@ def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
     once = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(reader)) == 1
     if changed or not once or name in assigned(reader) or not isinstance(reader, ast.Assign | ast.Return):
         return False
-    new = Replaced({name: value}).visit(copy.deepcopy(reader))
+    new = Replaced({name: value}).visit(copied(reader))
     if len(ast.unparse(new)) > (WIDTH if path else MAX_JOINED_LINE):
         return False
     steps[readers[0]] = new
@@ -313,7 +313,7 @@ def _changes(step: ast.stmt) -> bool:
 def changes_tensors(steps: Sequence[ast.stmt]) -> bool:
     """Return True if tensors are modified in place except by `nn.init`. Autograd rejects this for parameters."""
     changing = [step for step in steps if not isinstance(step, ast.With)]
-    plain = [_WithoutInit().visit(copy.deepcopy(step)) for step in changing]
+    plain = [_WithoutInit().visit(copied(step)) for step in changing]
     return any(map(_changes, plain))
 
 
@@ -338,6 +338,15 @@ def _acts(node: ast.AST) -> bool:
     return any(name == "append" or (name.endswith("_") and not name.endswith("__")) for name in names)
 
 
+def copied(tree: Any) -> Any:
+    """Return a copy of a node or of a list of nodes. `copy.deepcopy` takes longer, because it expects cycles."""
+    if isinstance(tree, ast.AST):
+        new = type(tree).__new__(type(tree))
+        vars(new).update({name: copied(value) for name, value in vars(tree).items()})
+        return new
+    return [copied(value) for value in tree] if isinstance(tree, list) else tree
+
+
 class Replaced(ast.NodeTransformer):
     """Replaces names by expressions."""
 
@@ -345,4 +354,4 @@ class Replaced(ast.NodeTransformer):
         self.values = values
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return copy.deepcopy(self.values.get(node.id, node))
+        return copied(self.values.get(node.id, node))

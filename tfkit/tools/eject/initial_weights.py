@@ -7,7 +7,6 @@ with equal code share a branch, whose condition is the class of the module, or t
 from __future__ import annotations
 
 import ast
-import copy
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from tfkit.building.initialize import Rule
 from tfkit.component import InitConfig
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.eject.classes import Classes
-from tfkit.tools.eject.cleanup import Replaced, changes_tensors, reads
+from tfkit.tools.eject.cleanup import Replaced, changes_tensors, copied, reads
 from tfkit.tools.eject.config import CONFIG
 from tfkit.tools.eject.source import refuse
 from tfkit.tools.eject.specialise import Function, Specialiser
@@ -114,7 +113,7 @@ class InitialWeights:
         function = Function(self.whole, (None, source))
         function.arguments = {**values, "generator": NONE}
         try:
-            tree = _WithValues(self.init).visit(copy.deepcopy(function.code.tree))
+            tree = _WithValues(self.init).visit(copied(function.code.tree))
             function.code = replace(function.code, tree=tree)
             function.run()
         except Exception as cause:
@@ -183,7 +182,7 @@ class _WithValues(ast.NodeTransformer):
 def _renamed(steps: list[ast.stmt], names: Mapping[str, str]) -> list[ast.stmt]:
     """Replace names in statements by expressions."""
     values = {name: ast.parse(text, mode="eval").body for name, text in names.items()}
-    return [Replaced(values).visit(copy.deepcopy(step)) for step in steps]
+    return [Replaced(values).visit(copied(step)) for step in steps]
 
 
 def _is_by_row(steps: list[ast.stmt]) -> bool:

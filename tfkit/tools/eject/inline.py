@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 from collections.abc import Mapping
 
 from torch import nn
 
-from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, is_path, reads, returned
+from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, copied, is_path, reads, returned
 from tfkit.tools.eject.source import Key
 from tfkit.tools.eject.specialise import Function
 
@@ -87,7 +86,7 @@ class _Inlined(ast.NodeTransformer):
         self.generic_visit(node)
         if not _names(node.func, self.guest) or self.guest.expression is None:
             return node
-        return Replaced(_arguments(self.guest, node)).visit(copy.deepcopy(self.guest.expression))
+        return Replaced(_arguments(self.guest, node)).visit(copied(self.guest.expression))
 
 
 def _straight(steps: list[ast.stmt]) -> bool:
@@ -143,7 +142,7 @@ def _steps(guest: Function, call: ast.Call, outer: set[str]) -> list[ast.stmt] |
         for name, value in arguments.items()
         if not _same(value, name) and name not in renamed
     ]
-    return [*first, *(Replaced(renamed).visit(copy.deepcopy(step)) for step in guest.body)]
+    return [*first, *(Replaced(renamed).visit(copied(step)) for step in guest.body)]
 
 
 def _same(value: ast.expr | None, name: str) -> bool:

@@ -6,7 +6,6 @@ Ejected files have no class for a rearrangement that a module calls by its name:
 from __future__ import annotations
 
 import ast
-import copy
 import math
 import re
 import string
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from tfkit.nn import Rearrange
 from tfkit.nn.rearrange import operations, written
-from tfkit.tools.eject.cleanup import Replaced, returned
+from tfkit.tools.eject.cleanup import Replaced, copied, returned
 from tfkit.tools.eject.config import text_of
 from tfkit.tools.eject.source import refuse
 
@@ -103,7 +102,7 @@ def with_patterns(tree: ast.FunctionDef, module: nn.Module) -> ast.FunctionDef:
     """Replace the calls of rearrangements in a method by their operations."""
     if not isinstance(module, EinMix) and not any(isinstance(child, Rearrange) for child in module.children()):
         return tree
-    tree = copy.deepcopy(tree)
+    tree = copied(tree)
     if isinstance(module, EinMix):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.einsum":

@@ -8,7 +8,6 @@ removed. Because functions may be called from several places, the run is repeate
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ import tfkit.nn
 from tfkit.building.initialize import RESETS
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.eject import patterns
-from tfkit.tools.eject.cleanup import Replaced, is_path, reads, tidied
+from tfkit.tools.eject.cleanup import Replaced, copied, is_path, reads, tidied
 from tfkit.tools.eject.expressions import Expressions, Written, item_of, items_of
 from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse
 from tfkit.tools.eject.torch_modules import CONTAINERS, has_torch_class
@@ -577,7 +576,7 @@ def _inlined(functions: Sequence[Function], arguments: Mapping[str, ast.expr]) -
     for name in first.parameters:
         if name not in arguments or (names.count(name) > 1 and not is_path(arguments[name])):
             return None
-    return Replaced(arguments).visit(copy.deepcopy(value))
+    return Replaced(arguments).visit(copied(value))
 
 
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}

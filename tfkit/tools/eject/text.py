@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import inspect
 import sys
 import textwrap
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 from tfkit.plugin.registry import first_paragraph
-from tfkit.tools.eject.cleanup import Replaced, blocks, reads
+from tfkit.tools.eject.cleanup import Replaced, blocks, copied, reads
 from tfkit.tools.eject.config import CONFIG, Config, name_of
 from tfkit.tools.eject.patterns import comments
 from tfkit.tools.eject.source import tree_of
@@ -79,7 +78,7 @@ def _parameter(function: Function, name: str, written: str) -> str:
 def _type_text(node: ast.expr | None, names: Mapping[str, Any], records: Records) -> str:
     """Return a type as text; empty if it has no name in the file."""
     try:
-        return "" if node is None else ast.unparse(_Types(names, records).visit(copy.deepcopy(node)))
+        return "" if node is None else ast.unparse(_Types(names, records).visit(copied(node)))
     except KeyError:
         return ""
 
@@ -120,7 +119,7 @@ class _Types(ast.NodeTransformer):
 
 def steps_text(steps: list[ast.stmt]) -> str:
     """Return statements as text, without unnecessary parentheses around tuples, and with patterns as comments."""
-    steps = copy.deepcopy(steps)
+    steps = copied(steps)
     for block in blocks(steps):
         block[:] = [line for step in block for line in (*comments(step), step)]
     for step in steps:
