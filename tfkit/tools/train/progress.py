@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfkit.console.output import TABLE_WIDTH
+from tfkit.commands import TABLE_WIDTH
 from tfkit.run.contract import Callback, Training
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _lines(head: str, parts: Iterable[str]) -> Iterator[str]:
 def _bar() -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from tfkit.console.output import console
+    from tfkit.commands import console
 
     return Progress(
         MofNCompleteColumn(),
