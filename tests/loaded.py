@@ -11,7 +11,7 @@ from functools import cache, wraps
 from typing import Any
 
 from tfkit.plugin import discover
-from tfkit.plugin.manager import COMPONENTS, Plugins
+from tfkit.plugin.manager import Plugins
 
 
 def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
@@ -33,7 +33,7 @@ def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
         named = {name: value for name, value in options.items() if value != () and name != "entry_points"}
         if changed or named or invalid:
             return load(*invalid, **options)
-        places = (os.environ.get(discover.DISABLE), sys.modules.get(COMPONENTS), *sys.path)
+        places = (os.environ.get(discover.DISABLE), sys.modules.get("tfkit.components"), *sys.path)
         actual = kept(options.get("entry_points", True), *places)
         registry, hooks = copy(actual.registry), copy(actual.hooks)
         registry._slots = {slot: {**kinds} for slot, kinds in registry._slots.items()}

@@ -284,9 +284,9 @@ def exported(format: str) -> Callable[..., str]:
             tfkit.export(model, path)
             if format != "safetensors":
                 program = torch.export.load(path).module() if format == "pt2" else torch.jit.load(path)
+                inputs = {"tokens": TOKENS, "tokens_mask": torch.ones_like(TOKENS, dtype=torch.bool)}
                 with torch.no_grad():
-                    result = program(tokens=TOKENS, tokens_mask=torch.ones_like(TOKENS, dtype=torch.bool))
-                    assert not far(result.double(), copied(inner).eval()(TOKENS).double())
+                    assert not far(program(**inputs).double(), copied(inner).eval()(**inputs).double())
         return "true"
 
     return run

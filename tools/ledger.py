@@ -245,7 +245,8 @@ class Uses:
         self.scanned_modules = 0
         sys.addaudithook(self.on_event)
         _posixsubprocess.fork_exec = self.fork_exec(_posixsubprocess.fork_exec)
-        importlib.import_module = importlib.metadata.import_module = self.import_module(importlib.import_module)  # type: ignore[attr-defined]
+        # Not `importlib.import_module` itself: the product reads the source of functions that forwards call.
+        importlib._bootstrap._gcd_import = self.gcd_import(importlib._bootstrap._gcd_import)  # type: ignore[attr-defined]
 
     def fork_exec(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the function by which multiprocessing spawns a process, which raises no event."""
@@ -256,17 +257,17 @@ class Uses:
 
         return fork_exec
 
-    def import_module(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `importlib.import_module`, whose use of an imported module raises no event."""
+    def gcd_import(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the function behind `importlib.import_module`, whose use of an imported module raises no event."""
 
-        def import_module(name: str, package: str | None = None) -> Any:
-            module = original(name, package)
+        def gcd_import(*arguments: Any) -> Any:
+            module = original(*arguments)
             path = getattr(module, "__file__", None) or ""
             if path.startswith(PREFIX) and path[len(PREFIX) :] in self.names:
                 self.add(f"module:{path[len(PREFIX) :]}")
             return module
 
-        return import_module
+        return gcd_import
 
     def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Handle an audit event of Python."""

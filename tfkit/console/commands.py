@@ -288,7 +288,9 @@ class Reader:
         types = {name: item for name, item in self.document_types.items() if item.has_model}
         if sort not in types:
             names = ", ".join(f"'{name}'" for name in (*words, *types))
-            raise click.UsageError(f"'{sort}' is not one of {names}")
+            raise click.UsageError(
+                f"'{sort}' is not one of {names}" if names else f"there is no type of document '{sort}'"
+            )
         return types[sort]
 
     def sort_of(self, spec: str) -> str:

@@ -7,7 +7,6 @@ components of the same kind, and a hook that is never called because its name is
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
@@ -21,17 +20,10 @@ from typing import Annotated, Any, TypeAlias
 from tfkit.arguments import AnyPath, checked
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, PluginWarning, SpecError
-from tfkit.plugin.discover import BUILT_IN, DISABLE, Candidate, canonical, own_version, wanted
+from tfkit.plugin.discover import BUILT_IN, DISABLE, GROUP, Candidate, canonical, own_version, tfkit_itself, wanted
 from tfkit.plugin.hooks import HookError, Hooks, PluginError, in_words, stdout_to_stderr, where
 from tfkit.plugin.known_specs import KnownSpecs, SpecPath, declared, known_specs, spec_folders
 from tfkit.plugin.registry import Registered, Registry, check_config
-
-COMPONENTS = "tfkit.components"
-RUNS = "tfkit.run.plugin"
-TRAINING = "tfkit.tools.train.plugin"
-FORMATS = "tfkit.tools.export.plugin"
-LAYOUTS = "tfkit.tools.save.plugin"
-CODE = "tfkit.tools.eject.plugin"
 
 
 @dataclass(frozen=True)
@@ -208,8 +200,8 @@ def _nothing(returned: object) -> None:
 
 def _built_in() -> Candidate:
     """Return the modules with tfkit's own hooks. Nothing works without them, so their failures are not caught."""
-    modules = [COMPONENTS, RUNS, TRAINING, FORMATS, LAYOUTS, CODE]
-    return Candidate("tfkit", own_version(), BUILT_IN, lambda: list(map(importlib.import_module, modules)), BUILT_IN)
+    points = sorted(tfkit_itself().named(GROUP), key=lambda point: point.name)
+    return Candidate("tfkit", own_version(), BUILT_IN, lambda: [point.load() for point in points], BUILT_IN)
 
 
 def _broken(candidate: Candidate, error: BaseException) -> BrokenPlugin:

@@ -72,7 +72,7 @@ def description(name: str) -> str:
 
 
 def _home(name: str) -> str:
-    return str(tfkit._homes()[name])  # type: ignore[attr-defined]
+    return str(tfkit._homes(tfkit._STUB)[name])  # type: ignore[attr-defined]
 
 
 def _signature(value: Any) -> str:
