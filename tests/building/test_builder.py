@@ -201,7 +201,7 @@ def train_one_step(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:
-                parameter -= 5.0 * parameter.grad
+                parameter.sub_(5.0 * parameter.grad)
 
 
 @pytest.mark.parametrize(("name", "way"), chosen(product(SPECS, WAYS), QUICK))

@@ -89,7 +89,8 @@ def pair(spelled: str, attention: Mapping[str, Any], **fields: Any) -> tuple[Any
     nodes = tfkit.build(spec(graph(attention, **fields)), seed=4)
     with torch.no_grad():
         for parameter in stack.parameters():
-            parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) / 5
+            generator = torch.Generator().manual_seed(parameter.numel())
+            parameter.add_(torch.randn(parameter.shape, generator=generator) / 5)
     nodes.load_state_dict({renamed(name): value for name, value in stack.state_dict().items()})
     return stack.eval(), nodes.eval()
 

@@ -130,10 +130,9 @@ def check_text(text: str, run: Run) -> None:
     data = plain(parse(text, "run"))
     merged = data.pop("extends", None) is not None
     model = data.pop(MODEL, {})
-    for key, part in data.items():
+    for key, value in data.items():
         assert key in RunSpec.model_fields, f"{key} is no key of runs"
-        if key in LISTS and not isinstance(part, list) and part is not None:
-            part = [part]
+        part = [value] if key in LISTS and not isinstance(value, list) and value is not None else value
         if merged and (part is None or isinstance(part, Mapping)):
             continue  # a mapping is merged with the mapping of the other run, and null removes its key
         compare_field(_without_paths(key, part), run.config, key, "")
@@ -152,11 +151,10 @@ def _without_paths(key: str, part: Any) -> Any:
 
 def _compare_model(model: Mapping[str, Any], run: Run) -> None:
     actual, inherited = run.graph.spec.model, set(run.graph.spec.provenance.inherited.values())
-    for key, part in model.items():
-        if isinstance(part, str) and part in SIZES:
+    for key, value in model.items():
+        if isinstance(value, str) and value in SIZES:
             continue
-        if key == "inputs" and isinstance(part, list):
-            part = dict.fromkeys(part, "tokens")
+        part = dict.fromkeys(value, "tokens") if key == "inputs" and isinstance(value, list) else value
         if key in type(actual).model_fields:
             compare(part, getattr(actual, key), key)
         else:

@@ -97,10 +97,10 @@ def check(text: str, folder: Path) -> bool:
 def check_text(text: str, sweep: Sweep) -> None:
     """Everything that the text says is in the sweep, and its runs are those of the text."""
     data, config = plain(parse(text, "sweep")), sweep.file.config
-    for key, part in data.items():
+    for key, value in data.items():
         assert key in SweepSpec.model_fields, f"{key} is no key of sweeps"
-        if key == "sizes" and part is not None:
-            part = {"params": [_count(parameter) for parameter in part["params"]]}
+        counted = key == "sizes" and value is not None
+        part = {"params": [_count(parameter) for parameter in value["params"]]} if counted else value
         compare_field(part, config, key, "")
     check_runs(data, sweep)
 

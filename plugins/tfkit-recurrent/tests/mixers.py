@@ -113,9 +113,10 @@ def renamed(tensors: Tensors, **names: str) -> dict[str, Tensor]:
     """Rename tensors by parts of their names; a tensor `mup_vector` is left out."""
     result = {}
     for name, tensor in tensors.items():
+        renamed_name = name
         for old, new in names.items():
-            name = name.replace(old, new)
-        result[name] = tensor
+            renamed_name = renamed_name.replace(old, new)
+        result[renamed_name] = tensor
     result.pop("mup_vector", None)
     return result
 

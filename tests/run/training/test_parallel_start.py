@@ -90,7 +90,7 @@ def differences(folder: Path, shard: int) -> int:
 def test_the_first_weights_have_the_bits_of_one_process(count: int, shard: int, tmp_path: Path) -> None:
     write_run(tmp_path)
     command = [sys.executable, __file__, str(count), str(tmp_path), str(shard)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * LONGEST)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * LONGEST, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) == len(CASES) + len(READ)
 

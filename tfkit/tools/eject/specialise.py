@@ -250,7 +250,7 @@ class Function(Expressions):
                 break
         return statements
 
-    def step(self, step: ast.stmt) -> list[ast.stmt]:
+    def step(self, step: ast.stmt) -> list[ast.stmt]:  # noqa: C901  one case per type of statement
         """Return the remaining statements of a single statement."""
         if isinstance(step, ast.AnnAssign):
             return self.step(ast.Assign([step.target], step.value, lineno=0)) if step.value else []
@@ -417,7 +417,7 @@ class Function(Expressions):
             value = Items(child if method.name == "values" else Record(None, (SOME_VALUE, child)))
         return value, self._opaque(node, written)[1]
 
-    def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
+    def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:  # noqa: C901  one case per function
         if function is tfkit.nn.as_attention_mask and self.module is not None:  # files have no pairwise masks
             function, written = tfkit.nn.as_padding_mask, self.use("as_padding_mask", tfkit.nn.as_padding_mask)
         if function in (tfkit.nn.is_scripting, tfkit.nn.can_look, tfkit.nn.is_pairwise):
