@@ -38,7 +38,7 @@ SHIPPED = (
     "vaswani_base",
 )
 """For what takes too long for all of them; every family is held against Hugging Face's in `families`."""
-FEW = ("bart_base", "bert_base", "bloom_560m", "gpt2", "llama3_8b", "mistral_7b", "palm_540b", "t5_small")
+SMALL_SPECS = ("bart_base", "bert_base", "bloom_560m", "gpt2", "llama3_8b", "mistral_7b", "palm_540b", "t5_small")
 """An encoder, decoders with each kind of positions and of heads, windows, and both with cross-attention."""
 
 

@@ -29,7 +29,7 @@ from tfkit.tools.profile.models import profile_models
 
 from .sampling import chosen
 
-OWN = Path(tfkit.__file__).parent
+PACKAGE = Path(tfkit.__file__).parent
 PLUGINS = load_plugins(entry_points=False)
 Call = tuple[str, Callable[[], Any]]
 
@@ -139,7 +139,7 @@ def complaint(call: Callable[[], Any]) -> str | None:
         call()
     except (TypeError, ValueError) as error:
         frame = [item for item, _ in walk_tb(error.__traceback__)][-1]
-        if Path(frame.f_code.co_filename).is_relative_to(OWN):
+        if Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
             return str(error)
         raise AssertionError(f"{type(error).__name__} of {frame.f_code.co_filename}: {error}") from error
     return None

@@ -77,7 +77,7 @@ steps: null
 TEXTS = [RUN, RICH, ADDITION, CHILD, PACKED]
 FIELDS = sorted({*RunSpec.model_fields, "micro_batch", "sequences", "length", "every", "splits", "skip", "kind"})
 PATHS = {"weights": "path", "branch": "run", "data": "files"}
-MOST = 4096
+MAX_TOKENS = 4096
 """Positions of a step, and parameters in thousands, of a run that is tried."""
 
 
@@ -169,11 +169,11 @@ def is_small(run: Run) -> bool:
         model = tfkit.build(run.graph, device="meta")
     read = config.eval.splits.values() if config.eval else ()
     return (
-        run.tokens_of_step < MOST
+        run.tokens_of_step < MAX_TOKENS
         and config.machine.threads <= 2
         and config.machine.device == "cpu"
         and not config.machine.compile
-        and sum(parameter.numel() for parameter in model.parameters()) < MOST * 1000
+        and sum(parameter.numel() for parameter in model.parameters()) < MAX_TOKENS * 1000
         and len(list(model.modules())) < 200
         and all(split.batches == "all" or split.batches < 4 for split in read)
     )

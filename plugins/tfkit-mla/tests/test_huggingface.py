@@ -164,9 +164,9 @@ PADDINGS = {
     "left": torch.arange(7) >= torch.tensor([[0], [3]]),
     "right": torch.arange(7) < torch.tensor([[7], [3]]),
 }
-QUICK = {*zip(CASES, cycle(PADDINGS), repeat("sdpa"))}
+QUICK_CASES = {*zip(CASES, cycle(PADDINGS), repeat("sdpa"))}
 ROWS = [
-    pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow)
+    pytest.param(*row, marks=[] if row in QUICK_CASES else pytest.mark.slow)
     for row in product(CASES, PADDINGS, ["sdpa", "eager"])
 ]
 
