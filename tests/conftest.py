@@ -83,6 +83,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """
 
     def compare(name: str, text: str) -> None:
+        __tracebackhide__ = True
         path, text = GOLDEN / f"{name}.txt", KINDS.sub(r"\1...", text)
         if request.config.getoption("--renew-golden"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         actual = text.rstrip("\n").split("\n")
         diff = "\n".join(unified_diff(expected, actual, f"golden/{name}.txt", "now", lineterm=""))
         if diff:
-            pytest.fail(f"{diff}\n\nif this is what it should say: pytest --renew-golden", pytrace=False)
+            pytest.fail(f"{diff}\n\nif this is what it should say: pytest --renew-golden")
 
     return compare
 
@@ -104,6 +105,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """`run("params", "tiny.yaml")` gives what is printed; it must end with `status`. Only code is wider than 80."""
 
     def call(*arguments: str, status: int = 0, stderr: bool = False) -> str:
+        __tracebackhide__ = True
         plain = arguments[0].startswith("-") or arguments[0] == "list" or len(arguments) == 0
         actual = main(arguments if plain else [*arguments, "--no-plugins"])
         out, err = capsys.readouterr()

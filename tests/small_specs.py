@@ -38,7 +38,7 @@ SHIPPED = (
     "vaswani_base",
 )
 """For what takes too long for all of them; every family is held against Hugging Face's in `families`."""
-FEW = ("bart_base", "bert_base", "bloom_560m", "gpt2", "llama3_8b", "mistral_7b", "palm_540b", "t5_small")
+SMALL_SPECS = ("bart_base", "bert_base", "bloom_560m", "gpt2", "llama3_8b", "mistral_7b", "palm_540b", "t5_small")
 """An encoder, decoders with each kind of positions and of heads, windows, and both with cross-attention."""
 
 
@@ -141,19 +141,9 @@ def stack_reductions(stack: Any, layers: int = 2) -> Iterator[str]:
 
 
 def _layer_reductions(layer: Any) -> Iterator[str]:
-    attention, ffn = layer.attention, layer.ffn
-    if attention is not None:
-        yield "attention.n_heads=2"
-        if attention.kind == "gqa":
-            yield "attention.n_kv_heads=1"
-        if getattr(attention, "d_head", None):
-            yield "attention.d_head=4"
-        for key, size in (("q_rank", 6), ("kv_rank", 6), ("d_nope", 4), ("d_rope", 4), ("d_v", 4)):
-            if getattr(attention, key, None):
-                yield f"attention.{key}={size}"
-        if attention.mask is not None and (attention.mask.left or 0) > 3:
-            yield "attention.mask.left=3"
-        yield from _position_reductions(attention)
+    ffn = layer.ffn
+    if layer.attention is not None:
+        yield from _attention_reductions(layer.attention)
     if ffn is not None:
         yield "ffn.d_ff=24"
     if getattr(ffn, "n_experts", None):
@@ -163,6 +153,20 @@ def _layer_reductions(layer: Any) -> Iterator[str]:
             yield "ffn.router.groups={n: 2, keep: 1, by: max}"
         if ffn.shared:
             yield "ffn.shared.d_ff=24"
+
+
+def _attention_reductions(attention: Any) -> Iterator[str]:
+    yield "attention.n_heads=2"
+    if attention.kind == "gqa":
+        yield "attention.n_kv_heads=1"
+    if getattr(attention, "d_head", None):
+        yield "attention.d_head=4"
+    for key, size in (("q_rank", 6), ("kv_rank", 6), ("d_nope", 4), ("d_rope", 4), ("d_v", 4)):
+        if getattr(attention, key, None):
+            yield f"attention.{key}={size}"
+    if attention.mask is not None and (attention.mask.left or 0) > 3:
+        yield "attention.mask.left=3"
+    yield from _position_reductions(attention)
 
 
 def _position_reductions(attention: Any) -> Iterator[str]:

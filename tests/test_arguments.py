@@ -29,7 +29,7 @@ from tfkit.tools.profile.models import profile_models
 
 from .sampling import chosen
 
-OWN = Path(tfkit.__file__).parent
+PACKAGE = Path(tfkit.__file__).parent
 PLUGINS = load_plugins(entry_points=False)
 Call = tuple[str, Callable[[], Any]]
 
@@ -139,7 +139,7 @@ def complaint(call: Callable[[], Any]) -> str | None:
         call()
     except (TypeError, ValueError) as error:
         frame = [item for item, _ in walk_tb(error.__traceback__)][-1]
-        if Path(frame.f_code.co_filename).is_relative_to(OWN):
+        if Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
             return str(error)
         raise AssertionError(f"{type(error).__name__} of {frame.f_code.co_filename}: {error}") from error
     return None
@@ -213,14 +213,14 @@ BAD_MASKS: dict[str, Any] = {
     "a string": "yes",
 }
 INPUTS: dict[str, Callable[[Any], Any]] = {
-    "model": lambda x: MODEL(x),
+    "model": MODEL,
     "model by name": lambda x: MODEL(tokens=x),
     "encoder-decoder, source": lambda x: SEQ2SEQ(x, TOKENS),
     "encoder-decoder, target": lambda x: SEQ2SEQ(TOKENS, x),
-    "Loss": lambda x: tfkit.Loss(MODEL)(x),
+    "Loss": tfkit.Loss(MODEL),
     "Loss, source": lambda x: tfkit.Loss(SEQ2SEQ)({"source": x, "target": TOKENS}),
     "Loss, targets": lambda x: tfkit.Loss(MODEL)(TOKENS, x),
-    "CachedModel": lambda x: tfkit.CachedModel(MODEL, length=8)(x),
+    "CachedModel": lambda x: tfkit.CachedModel(MODEL, length=8)(x),  # noqa: PLW0108  new caches in each call
     "CachedModel, source": lambda x: tfkit.CachedModel(SEQ2SEQ, length=8).start(2, source=x),
     "generate": lambda x: tfkit.generate(MODEL, x, max_new_tokens=1),
     "generate, source": lambda x: tfkit.generate(SEQ2SEQ, [[0], [0]], source=x, max_new_tokens=1),
@@ -253,7 +253,7 @@ def test_every_mask(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: MODEL(), "`gpt2` needs `tokens`"),
+        (lambda: MODEL(), "`gpt2` needs `tokens`"),  # noqa: PLW0108  like the other calls
         (lambda: MODEL(TOKENS, TOKENS, TOKENS), "`gpt2` must be called with tokens, tokens_mask; got 3 inputs"),
         (lambda: MODEL(TOKENS, tokens=TOKENS), "`tokens` of `gpt2` must be passed once; got two values"),
         (lambda: MODEL(token=TOKENS), "`gpt2` has no argument `token`: an argument with a similar name is `tokens`"),

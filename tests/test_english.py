@@ -20,6 +20,13 @@ PAGES = ["README.md", "stability.md", "docs/*.md", "plugins/*/README.md"]
 
 NAMES = re.compile(r"(one|found|given|made|said|told|known|own|wanted|wrong|every|some|others|beside)\Z")
 """Names that do not say what they hold. A numeral in prose is fine."""
+ADJECTIVES = re.compile(
+    r"_?((MOST|LEAST)_.*|MOST|LEAST|LONGEST|SHORTEST|SHORTER|LARGEST|SMALLEST|LARGE|SMALL|LONG|SHORT|PLAIN|NEAR|FAR|"
+    r"USUAL|SAME|SPECIAL|QUICK|FEW|MANY|SEVERAL|SOME|EACH|ALL|BOTH|OTHERS?|ONE|NOTHING|EVERYTHING|REST|APART|SHOWN|KEPT|"
+    r"OWN|OURS|THEIRS|MINE)\Z"
+)
+"""Constants that are an adjective, a superlative or a pronoun. The noun that they leave out says what they hold."""
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 PHRASES = re.compile(r"\b(that of|those of|beside|of its own|by itself|alike|in pieces|leavings)\b", re.IGNORECASE)
 WORD_ORDER = re.compile(
     r"\bbelongs? into\b|\bso many\b|(?<!there )\b(is|are) no (?!longer\b)[a-z-]+ (that|of)\b|\bin front of\b"
@@ -147,18 +154,28 @@ def odd_messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield line, f"{match[0]}: {text}"
 
 
-def constants_bound_twice(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the names that a module assigns twice at its top level. The second value would replace the first one."""
-    bound: set[str] = set()
+def constants(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module assigns at its top level, with their lines."""
     for line in tree.body if isinstance(tree, ast.Module) else ():
         targets = (
             line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
         )
         for name in [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]:
             if isinstance(name.ctx, ast.Store):
-                if name.id in bound:
-                    yield name.lineno, f"{name.id} is bound twice"
-                bound.add(name.id)
+                yield name.lineno, name.id
+
+
+def adjectives(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    return ((line, name) for line, name in constants(tree) if ADJECTIVES.match(name))
+
+
+def constants_bound_twice(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module assigns twice at its top level. The second value would replace the first one."""
+    bound: set[str] = set()
+    for line, name in constants(tree):
+        if name in bound:
+            yield line, f"{name} is bound twice"
+        bound.add(name)
 
 
 def findings(patterns: list[str], *rules: Callable[[ast.AST], Iterator[tuple[int, str]]]) -> list[str]:
@@ -175,13 +192,24 @@ def findings(patterns: list[str], *rules: Callable[[ast.AST], Iterator[tuple[int
 
 def test_code_is_plain_english() -> None:
     """One test, because parsing takes most of its time."""
-    rules = forbidden_names, constants_bound_twice, docstrings_without_a_verb, odd_docstrings, odd_messages
-    assert not findings(CODE, *rules)
+    of_names = forbidden_names, adjectives, constants_bound_twice
+    of_texts = docstrings_without_a_verb, odd_docstrings, odd_messages
+    assert not findings(CODE, *of_names, *of_texts)
 
 
 @pytest.mark.slow  # parses all tests
 def test_names_in_tests_are_nouns_of_the_field() -> None:
-    assert not findings(TESTS, forbidden_names)
+    assert not findings(TESTS, forbidden_names, adjectives)
+
+
+def test_few_classes_share_their_name() -> None:
+    """Two modules may each have a `Row`. At the third, a reader no longer knows which one a text means."""
+    modules: dict[str, list[str]] = {}
+    for path in files(["tfkit/**/*.py"]):
+        if "template" not in path.parts:
+            for name in CLASS.findall(path.read_text(encoding="utf-8")):
+                modules.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in modules.items() if len(paths) > 2}
 
 
 def test_pages_are_plain_english() -> None:

@@ -77,8 +77,8 @@ def test_a_changed_case_concerns_the_tests_with_its_name() -> None:
 
 def test_a_golden_file_concerns_the_tests_that_quote_its_name() -> None:
     tests = [("tests/test_help.py::test_a", 1.0), ("tests/test_near.py::test_a", 1.0)]
-    assert near(tests, Difference({"tests/golden/of/this/test.txt": ""}), 9)[0] == {"tests/test_near.py::test_a"}
-    assert '"of/this/test"'  # the quote
+    name = "of/this/test"  # the quote
+    assert near(tests, Difference({f"tests/golden/{name}.txt": ""}), 9)[0] == {"tests/test_near.py::test_a"}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get
 
 from tfkit.errors import closest, listing, quoted
 
+__tracebackhide__ = True  # pytest shows the caller of a function, not the check of its arguments
 F = TypeVar("F", bound=Callable[..., Any])
 
 

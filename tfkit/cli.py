@@ -37,6 +37,16 @@ BY_SIGNAL = 128
 """Added to the number of a signal that ended the process, as shells do."""
 
 
+def _version(context: click.Context, option: click.Parameter, requested: bool) -> None:
+    if not requested:
+        return
+    from tfkit.plugin.discover import own_version
+
+    number = own_version()
+    click.echo(f"tfkit {number}" if number else "tfkit, not installed")
+    context.exit()
+
+
 @click.group(
     cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
@@ -63,21 +73,11 @@ BY_SIGNAL = 128
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=lambda *a: _version(*a),
+    callback=_version,
     help="Print the version and exit.",
 )
 def cli() -> None:
     """Transformers as YAML, built to plain PyTorch."""
-
-
-def _version(context: click.Context, option: click.Parameter, requested: bool) -> None:
-    if not requested:
-        return
-    from tfkit.plugin.discover import own_version
-
-    number = own_version()
-    click.echo(f"tfkit {number}" if number else "tfkit, not installed")
-    context.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.tools.check.models import OWN, subject  # noqa: E402
+from tests.tools.check.models import PROPERTIES, subject  # noqa: E402
 from tests.tools.check.planted import BUGS, Bug  # noqa: E402
 from tfkit.tools.check.check import outcomes  # noqa: E402
 from tools.pages import write_table  # noqa: E402
@@ -29,8 +29,8 @@ def broken(bug: Bug) -> list[str]:
     for patcher in patches:
         patcher.start()
     try:
-        slow = {prop.name for prop in OWN.properties if prop.level == "full"} - {bug.red} | {"script"}
-        properties = [prop for prop in OWN.properties if prop.of == "model" and prop.name not in slow]
+        slow = {prop.name for prop in PROPERTIES.properties if prop.level == "full"} - {bug.red} | {"script"}
+        properties = [prop for prop in PROPERTIES.properties if prop.of == "model" and prop.name not in slow]
         results = [next(outcomes(checked, [prop])) for prop in properties]
     finally:
         for patcher in patches:

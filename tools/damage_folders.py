@@ -449,12 +449,12 @@ def results(
     pristine: Path, top: str, case: Case | None, show: bool, expected: dict[str, object] | None = None
 ) -> Iterator[tuple[str, object]]:
     """Yield the result of each command without a damage, or its cell in the table, each in a copy of the folders."""
-    for command, line in COMMANDS[top].items():
+    for command, template in COMMANDS[top].items():
         copy = Path("copy").absolute()
         remove(copy)
         shutil.copytree(pristine, copy, symlinks=True)
         os.chdir(copy)
-        line = line.replace("RUN", min(path.name for path in Path("sweep/runs").iterdir()))
+        line = template.replace("RUN", min(path.name for path in Path("sweep/runs").iterdir()))
         if case is not None:
             case.do(Path(case.path))
         before = state_of(Path(top)), state_of(Path("outside"))

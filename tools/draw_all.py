@@ -17,7 +17,7 @@ from tfkit.tools.list_.gallery import Shipped, shipped
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "pictures"
-ALL = ROOT / "out" / "pictures"
+PICTURES = ROOT / "out" / "pictures"
 HEAD = """# Pictures of all specs
 
 One picture of each model, as `tfkit draw NAME -o NAME.svg` draws it. Data flows from the bottom to the top. The number
@@ -31,11 +31,11 @@ def main() -> None:
     plugins = load_plugins()
     for path in DOCS.glob("*.svg"):
         write(draw(*(load(name, plugins=plugins) for name in specs_of(path))), path)
-    ALL.mkdir(parents=True, exist_ok=True)
+    PICTURES.mkdir(parents=True, exist_ok=True)
     specs = shipped()
     for spec in specs:
-        write(draw(load(spec.name, plugins=plugins)), ALL / f"{spec.name}.svg")
-    (ALL / "README.md").write_text(page(specs), encoding="utf-8")
+        write(draw(load(spec.name, plugins=plugins)), PICTURES / f"{spec.name}.svg")
+    (PICTURES / "README.md").write_text(page(specs), encoding="utf-8")
 
 
 def specs_of(path: Path) -> list[str]:

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-SMALL = "--set d_model=32 --set vocab_size=512 --set decoder.n_layers=2 --set decoder.attention.n_heads=4"
-SHORT = "--set steps=2 --set eval.splits.train.batches=1 --set eval.splits.val.batches=1"
+SMALL_SIZES = "--set d_model=32 --set vocab_size=512 --set decoder.n_layers=2 --set decoder.attention.n_heads=4"
+SHORT_RUN = "--set steps=2 --set eval.splits.train.batches=1 --set eval.splits.val.batches=1"
 PUBLISHED = "gpt2 t5_small mixtral_8x7b deepseek_v2_lite granite4_h_tiny gemma3n_e2b clip_base_32"
 """Specs of tfkit and of each plugin that has specs."""
 COMMANDS = f"""
@@ -37,7 +37,7 @@ cost gpt2 --device h100
 solve gpt2 --params 350M
 draw gpt2 -o gpt2.svg
 draw llama2_7b mixtral_8x7b -o two.png
-build gpt2 {SMALL} -o model
+build gpt2 {SMALL_SIZES} -o model
 generate model --tokens 1,2,3 --max-new-tokens 4
 attention model --tokens 1,2,3 -o attention.svg
 profile model --steps 2 -o profile
@@ -56,12 +56,12 @@ check --kind additive
 new plugin shift
 new run nanogpt -o run.yaml
 train run.yaml --plan
-train minigpt_relu {SHORT} --stop-after 1 -o relu
+train minigpt_relu {SHORT_RUN} --stop-after 1 -o relu
 train relu
 eval relu
 generate relu --prompt ROMEO: --max-new-tokens 8
 sweep minigpt --plan
-sweep sweep.yaml {SHORT} -o sweep
+sweep sweep.yaml {SHORT_RUN} -o sweep
 runs sweep/runs/* -o runs.html
 tokenizer text.txt --vocab-size 300 -o tokenizer.json
 tokens text.txt --tokenizer tokenizer.json --processes 2 -o corpus.npy

@@ -20,7 +20,7 @@ from tfkit.spec.folder import RUN
 from tfkit.tools.common.atomic_files import written_folder
 from tfkit.tools.common.history import METRICS, lines
 
-KEPT = Path(__file__).parents[1] / "docs" / "experiments" / "runs"
+RUNS = Path(__file__).parents[1] / "docs" / "experiments" / "runs"
 
 
 def main(folder: Path) -> None:
@@ -44,7 +44,7 @@ def keep(run: Path, facts: Facts) -> None:
     ]
     kept = {**vars(facts), "environment": environment, "sessions": sessions}
     evaluations = [line for line in lines(run) if "lr" not in line]
-    with written_folder(KEPT / run.name) as target:
+    with written_folder(RUNS / run.name) as target:
         shutil.copyfile(run / RUN, target / RUN)
         (target / FACTS).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         (target / METRICS).write_text("".join(json.dumps(line) + "\n" for line in evaluations), encoding="utf-8")

@@ -64,7 +64,7 @@ HARMLESS = {
     "sysctl",
 }
 """Programs that read no file of the repository."""
-CODE, EVERYTHING = "code", "everything"
+CODE, ALL_FILES = "code", "everything"
 """Uses of a test that starts a process; the other uses are `module:FILE`, `file:FILE` and `folder:FOLDER`."""
 MODULE_NAME = re.compile(r"(?:tfkit|tests|tools)\w*(?:\.\w+)+")
 INTERVAL = 5.0
@@ -185,7 +185,7 @@ class Tree:
             return self.closure(name) if name in self.digests else [name]
         if kind == "file":
             return [name]
-        return [file for file in self.digests if use == EVERYTHING or (use == CODE and is_code(file))]
+        return [file for file in self.digests if use == ALL_FILES or (use == CODE and is_code(file))]
 
 
 def module_name(file: str) -> str:
@@ -294,7 +294,7 @@ class Uses:
         folder = os.path.abspath(os.fsdecode(folder or "."))
         files = re.findall(rf"{re.escape(PREFIX)}([\w./-]+)", "\n".join(words))
         if f"{folder}{os.sep}".startswith(PREFIX) or any(file in self.folders for file in files):
-            self.add(EVERYTHING)
+            self.add(ALL_FILES)
         for file in self.names.intersection(files):
             self.add(f"module:{file}" if file.endswith(".py") else f"file:{file}")
 

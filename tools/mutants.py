@@ -379,7 +379,7 @@ class Chosen:
 
 def start_worker(folder: str) -> None:
     """Copy the working tree for a process of the pool."""
-    global TREE
+    global TREE  # noqa: PLW0603  each process has its own
     TREE = copy_of(ROOT, Path(tempfile.mkdtemp(dir=folder)))
 
 

@@ -31,7 +31,13 @@ from tfkit.cli import cli, main
 from tfkit.errors import printable
 
 SECONDS = 20
-SMALL = ["d_model=16", "vocab_size=70", "decoder.n_layers=1", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=32"]
+SMALL_SIZES = [
+    "d_model=16",
+    "vocab_size=70",
+    "decoder.n_layers=1",
+    "decoder.attention.n_heads=2",
+    "decoder.ffn.d_ff=32",
+]
 SET = "--set model.d_model=16 --set model.decoder.n_layers=1 --set model.decoder.attention.n_heads=2"
 CALLS = {
     "attention": "model --tokens 1,2 -o out.svg",
@@ -96,7 +102,7 @@ VALUES = {
 
 def write_files() -> None:
     """Write the files that the calls and the values name."""
-    tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SMALL)), "model")
+    tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SMALL_SIZES)), "model")
     tfkit.save(tfkit.build("model"), "published", layout="huggingface")
     Path("small.yaml").write_text("extends: gpt2\nname: small\n", encoding="utf-8")
     Path("text.txt").write_text("a text of words and lines\n" * 40, encoding="utf-8")

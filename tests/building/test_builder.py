@@ -172,7 +172,7 @@ WAYS: dict[str, Callable[[nn.Module, str, Path], nn.Module]] = {
     "script and save": scripted_and_saved,
     "export": exported,
 }
-QUICK = {
+QUICK_CASES = {
     ("vaswani_base", "deepcopy"),
     ("bert_base", "pickle"),
     ("gpt2", "torch.save"),
@@ -201,10 +201,10 @@ def train_one_step(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:
-                parameter -= 5.0 * parameter.grad
+                parameter.sub_(5.0 * parameter.grad)
 
 
-@pytest.mark.parametrize(("name", "way"), chosen(product(SPECS, WAYS), QUICK))
+@pytest.mark.parametrize(("name", "way"), chosen(product(SPECS, WAYS), QUICK_CASES))
 def test_equal_before_and_after_a_training_step(name: str, way: str, tmp_path: Path) -> None:
     """The step moves a tied weight by the gradients of all its uses, and all of them see it move."""
     reference = model_of(name)

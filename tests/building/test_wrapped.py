@@ -198,7 +198,7 @@ USES: dict[str, Callable[[Any, Path], object]] = {
     "CachedModel": lambda model, path: tfkit.CachedModel(model),
     "Loss": lambda model, path: tfkit.Loss(model),
     "attention_weights": lambda model, path: tfkit.attention_weights(model, TOKENS),
-    "load_weights": lambda model, path: tfkit.load_weights(model, path),
+    "load_weights": tfkit.load_weights,
     "export": lambda model, path: tfkit.export(model, path / "model.pt2"),
     "save": lambda model, path: save(model, path / "out"),
 }

@@ -81,7 +81,7 @@ def test_weights_of_another_model_are_refused_with_what_differs(change: str, wei
     )  # type: ignore[union-attr]
 
 
-SAME = (
+IMMATERIAL_CHANGES = (
     "dropout=0.5",
     "max_len=77",
     "name=other",
@@ -92,7 +92,7 @@ SAME = (
 )
 
 
-@pytest.mark.parametrize("change", SAME)
+@pytest.mark.parametrize("change", IMMATERIAL_CHANGES)
 def test_what_says_nothing_about_the_numbers_may_change(change: str, weights: Path) -> None:
     build_with_weights(graph_of(change), weights)
 

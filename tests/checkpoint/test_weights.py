@@ -37,7 +37,7 @@ SPEC: dict[str, Any] = {
 }
 LAYER = "decoder.layers.{i}"
 NORMS = ["attention_norm_in", "ffn_norm_in"]
-PLAIN = [None, "... o -> o ...", "(a=4 b) ... -> (b a) ..."]
+PATTERNS = [None, "... o -> o ...", "(a=4 b) ... -> (b a) ..."]
 QKV = [
     None,
     "[q k v] ... -> q ..., k ..., v ...",
@@ -59,7 +59,7 @@ def checkpoints(draw: st.DrawFn) -> dict[str, Any]:
     for norm in NORMS:
         tensors[f"{LAYER}.{norm}"] = f"{norm}.{{i}}.n"
     for name in ("attention.output", "ffn.down"):
-        pattern = draw(st.sampled_from(PLAIN))
+        pattern = draw(st.sampled_from(PATTERNS))
         entry: Any = f"l.{{i}}.{name}"
         if pattern is not None:
             entry = {entry: pattern}
@@ -90,7 +90,7 @@ def test_any_map_gives_back_the_same_bits(checkpoint: dict[str, Any], max_bytes:
     assert all(torch.equal(actual[name], tensor) for name, tensor in model.state_dict().items())
 
 
-PLAIN_MAP: dict[str, Any] = {
+SIMPLE_MAP: dict[str, Any] = {
     "model_type": "none",
     "architecture": "None",
     "prefix": "m.",
@@ -112,14 +112,14 @@ PLAIN_MAP: dict[str, Any] = {
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    model = model_of(PLAIN_MAP)
+    model = model_of(SIMPLE_MAP)
     write_shards(published(model, model.meta["graph"].spec.family), model.state_dict(), tmp_path, metadata={})
     return tmp_path / "model.safetensors"
 
 
 def test_fused_rows_lie_as_the_pattern_says(file: Path) -> None:
     """By hand: for each group two heads of queries, then its keys, then its values."""
-    model, stored = model_of(PLAIN_MAP), load_file(file)
+    model, stored = model_of(SIMPLE_MAP), load_file(file)
     q, k, v = model.decoder.layers[1].attention.project.qkv.weight.split([16, 8, 8])  # type: ignore[union-attr, index]
     by_hand = [torch.cat([q[8 * g : 8 * g + 8], k[4 * g : 4 * g + 4], v[4 * g : 4 * g + 4]]) for g in range(2)]
     assert torch.equal(stored["m.1.qkv.weight"], torch.cat(by_hand))
@@ -129,7 +129,7 @@ def test_what_a_file_repeats_ignores_or_leaves_out(file: Path) -> None:
     stored = load_file(file)
     more = {"extra": stored["m.wte.weight"].clone(), "m.0.bias_of_mask": torch.zeros(2, dtype=torch.bool)}
     save_file({**stored, **more}, file)
-    model = model_of(PLAIN_MAP, init="xavier")
+    model = model_of(SIMPLE_MAP, init="xavier")
     with pytest.warns(tfkit.LeftOutWarning, match=r"omits 1 tensor of .*\n.*computed: m\.0\.bias_of_mask"):
         load_weights(model, file)
     assert torch.equal(model.embedding.tokens.weight, stored["m.wte.weight"])  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def test_what_a_file_repeats_ignores_or_leaves_out(file: Path) -> None:
     load_weights(model, file)
 
 
-def refusal(file: Path, checkpoint: dict[str, Any] = PLAIN_MAP) -> str:
+def refusal(file: Path, checkpoint: dict[str, Any] = SIMPLE_MAP) -> str:
     model = model_of(checkpoint)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(tfkit.SpecError) as refused:
@@ -184,7 +184,7 @@ def test_values_that_are_not_finite_and_copies_that_differ(file: Path) -> None:
 def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(start: str, file: Path) -> None:
     stored = load_file(file)
     bare = {f"{start}{name.removeprefix('m.')}" if name[:2] == "m." else name: value for name, value in stored.items()}
-    family = {**PLAIN_MAP, "extra": {**PLAIN_MAP["extra"], "m.gone": "= 0", "m.half": 0.5}}
+    family = {**SIMPLE_MAP, "extra": {**SIMPLE_MAP["extra"], "m.gone": "= 0", "m.half": 0.5}}
     sound = {f"{start}gone": torch.zeros(3), f"{start}half": torch.tensor(0.5)}
     save_file({**bare, **sound}, file)
     load_weights(model_of(family), file)
@@ -206,8 +206,8 @@ def test_what_must_be_zero_or_constant_is_checked_with_and_without_the_head(star
     ],
 )
 def test_maps_that_cannot_be(changes: dict[str, Any], text: str, file: Path) -> None:
-    tensors = {name: tensor for name, tensor in {**PLAIN_MAP["tensors"], **changes}.items() if tensor is not None}
-    assert text in refusal(file, {**PLAIN_MAP, "tensors": tensors})
+    tensors = {name: tensor for name, tensor in {**SIMPLE_MAP["tensors"], **changes}.items() if tensor is not None}
+    assert text in refusal(file, {**SIMPLE_MAP, "tensors": tensors})
 
 
 def test_a_file_has_at_most_five_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

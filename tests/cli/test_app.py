@@ -27,7 +27,7 @@ def script(*arguments: str, **options: object) -> subprocess.CompletedProcess[st
     """The same in a process of its own."""
     code = "import sys; from tfkit.cli import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, **options
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
     )  # type: ignore[call-overload,no-any-return]
 
 
@@ -166,7 +166,8 @@ def test_broken_pipe() -> None:
 def test_a_full_disk(arguments: str) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         code = "import sys; from tfkit.cli import main; sys.exit(main())"
-        done = subprocess.run([sys.executable, "-c", code, *arguments.split()], stdout=full, stderr=-1, timeout=60)
+        command = [sys.executable, "-c", code, *arguments.split()]
+        done = subprocess.run(command, stdout=full, stderr=-1, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr == b"error: cannot write to standard output: No space left on device\n"
 
@@ -175,7 +176,8 @@ def test_a_full_disk(arguments: str) -> None:
 @pytest.mark.parametrize("words", ["list >&-", *map(slow, ["list 2>&-", "list >&- 2>&-"])])
 def test_closed_streams(words: str) -> None:
     code = "import sys; from tfkit.cli import main; sys.exit(main())"
-    done = subprocess.run(f'"{sys.executable}" -c "{code}" {words}', shell=True, capture_output=True, timeout=60)
+    command = f'"{sys.executable}" -c "{code}" {words}'
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -185,7 +187,8 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     for name in ("list", "params"):
         arguments = [sys.executable, "-c", code, name, *["gpt2"] * (name == "params")]
         (tmp_path / "gone").mkdir(exist_ok=True)
-        done = subprocess.run(arguments, cwd=tmp_path / "gone", capture_output=True, text=True, timeout=60)
+        folder = tmp_path / "gone"
+        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (1, "error: the current folder does not exist any more\n")
 
 

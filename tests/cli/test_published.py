@@ -17,8 +17,8 @@ from tfkit.cli import main
 
 Run = Callable[..., str]
 Golden = Callable[[str, str], None]
-SMALL = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24, "resid_pdrop": 0.0}
-SMALL |= {"bos_token_id": 0, "eos_token_id": 0}
+SMALL_CONFIG = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24, "resid_pdrop": 0.0}
+SMALL_CONFIG |= {"bos_token_id": 0, "eos_token_id": 0}
 transformers.utils.logging.disable_progress_bar()
 
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     torch.manual_seed(0)
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL)).save_pretrained("theirs")
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**SMALL_CONFIG)).save_pretrained("theirs")
     return tmp_path
 
 

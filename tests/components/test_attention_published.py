@@ -35,7 +35,7 @@ class Published:
 
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": False}
-OURS = "kind: gqa, n_heads: 4, n_kv_heads: 2, bias: false"
+GQA = "kind: gqa, n_heads: 4, n_kv_heads: 2, bias: false"
 QK = {"q_norm.weight": "q_norm.weight", "k_norm.weight": "k_norm.weight"}
 GATE = {"gate.linear.weight": "gate_proj.weight"}
 STABLE = {"q_norm.weight": tuple(f"q_layernorm.norms.{i}.weight" for i in range(4))}
@@ -43,52 +43,52 @@ STABLE |= {"k_norm.weight": tuple(f"k_layernorm.norms.{i}.weight" for i in range
 YARN = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 3}
 COHERE_NORM = "qk_norm: {kind: layernorm, bias: false}, qk_norm_weight: per_head"
 PUBLISHED = {
-    "clip": Published("Olmo", {**SIZES, "clip_qkv": 0.4}, f"{OURS}, position: rope, clip: 0.4"),
+    "clip": Published("Olmo", {**SIZES, "clip_qkv": 0.4}, f"{GQA}, position: rope, clip: 0.4"),
     "norm_by_head": Published(
         "Cohere",
         {**SIZES, "use_qk_norm": True},
-        f"{OURS}, position: {{kind: rope, style: interleaved}}, {COHERE_NORM}",
+        f"{GQA}, position: {{kind: rope, style: interleaved}}, {COHERE_NORM}",
         QK,
     ),
     "norm_by_head_in_several_tensors": Published(
         "StableLm",
         {**SIZES, "qk_layernorm": True, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0}},
-        f"{OURS}, position: rope, {COHERE_NORM}",
+        f"{GQA}, position: rope, {COHERE_NORM}",
         STABLE,
     ),
     "inner_norm": Published(
         "BitNet",
         {**SIZES, "rms_norm_eps": 1e-6},
-        f"{OURS}, position: rope, inner_norm: rmsnorm",
+        f"{GQA}, position: rope, inner_norm: rmsnorm",
         {"inner_norm.weight": "attn_sub_norm.weight"},
     ),
     "sinks": Published(
         "GptOss",
         {**SIZES, "head_dim": 8},
-        f"{OURS}, position: rope, sinks: true",
+        f"{GQA}, position: rope, sinks: true",
         {"core.softmax.sinks": "sinks"},
     ),
     "temperature": Published(
         "Ministral3",
         {**SIZES, "head_dim": 8, "rope_parameters": YARN},
-        f"{OURS}, position: rope, temperature: {{beta: 0.7, original_max_len: 3}}",
+        f"{GQA}, position: rope, temperature: {{beta: 0.7, original_max_len: 3}}",
     ),
     "temperature_from_one": Published(
         "Llama4Text",
         {**SIZES, "head_dim": 8, "no_rope_layers": [0], "num_hidden_layers": 1, "attn_scale": 0.7, "floor_scale": 3},
-        f"{OURS}, temperature: {{beta: 0.7, original_max_len: 3, offset: 1}}",
+        f"{GQA}, temperature: {{beta: 0.7, original_max_len: 3, offset: 1}}",
         counts_padding=True,
     ),
     "gate_by_channel": Published(
         "Afmoe",
         {**SIZES, "head_dim": 8, "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "rms_norm_eps": 1e-6},
-        f"{OURS}, position: rope, qk_norm: rmsnorm, gate: sigmoid",
+        f"{GQA}, position: rope, qk_norm: rmsnorm, gate: sigmoid",
         {**QK, **GATE},
     ),
     "gate_by_head": Published(
         "Laguna",
         {**SIZES, "head_dim": 8, "num_hidden_layers": 1, "gating": "per-head", "rms_norm_eps": 1e-6},
-        f"{OURS}, position: rope, qk_norm: rmsnorm, gate: {{activation: softplus, per: head}}",
+        f"{GQA}, position: rope, qk_norm: rmsnorm, gate: {{activation: softplus, per: head}}",
         {**QK, "gate.linear.weight": "g_proj.weight"},
     ),
 }

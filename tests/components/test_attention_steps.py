@@ -24,7 +24,7 @@ LENGTH = 9
 # ---- the order of the steps, against the formula ----
 
 RMS = {"kind": "rmsnorm", "scale": False}
-EVERYTHING: dict[str, Any] = {
+ALL_FIELDS: dict[str, Any] = {
     "kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "clip": 0.5, "qk_norm_full": "rmsnorm", "qk_norm": "layernorm",
     "qk_norm_weight": "per_head", "qk_norm_rotated": "rmsnorm", "value_norm": RMS, "scale": 0.7, "softcap": 1.5,
     "sinks": True, "gate": {"activation": "softplus", "per": "head"}, "inner_norm": "rmsnorm", "bias": True,
@@ -91,7 +91,7 @@ def shaken(model: nn.Module) -> Any:
 @pytest.mark.parametrize("layout", ["decoder", "memory"])
 @torch.no_grad()
 def test_all_steps_at_once_are_the_formula(layout: str) -> None:
-    part = EVERYTHING if layout == "memory" else EVERYTHING | TURNED
+    part = ALL_FIELDS if layout == "memory" else ALL_FIELDS | TURNED
     model = shaken(tfkit.build(spec(layout, part))).eval()
     attention = model.get_submodule("stack.layers.0." + ("cross_attention" if layout == "memory" else "attention"))
     x = torch.randn(2, LENGTH, 32)
@@ -204,7 +204,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "gate_by_channel": {"gate": "sigmoid"},
     "gate_by_head": {"gate": {"activation": "softplus", "per": "head"}},
     "inner_norm": {"inner_norm": "layernorm"},
-    "everything": {**EVERYTHING, **TURNED},
+    "everything": {**ALL_FIELDS, **TURNED},
 }
 PROMISES = ("weights", "state-dict", "types", "padding", "gradients", "script", "cached")
 TEMPERATURE = {"temperature": {"beta": 0.7, "original_max_len": 2, "offset": 1}}
@@ -224,7 +224,7 @@ OPTIONS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("within", chosen(["decoder", "memory", "encoder"], {"decoder"}))
 def test_all_steps_at_once_keep_every_promise(within: Layout) -> None:
-    fields = {name: value for name, value in (EVERYTHING | TURNED).items() if name != "kind"}
+    fields = {name: value for name, value in (ALL_FIELDS | TURNED).items() if name != "kind"}
     check_component("gqa", slot="attention", fields=fields, within=[within], only=PROMISES)
 
 

@@ -19,8 +19,8 @@ from tfkit.tools.check.components import Row, all_pairs
 PLUGINS = tfkit.load_plugins(entry_points=False)
 Part = dict[str, Any]
 
-SMALL: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "silu", "factor": 2.0}
-SMALL |= {"original_max_len": 16}
+SMALL_FIELDS: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "silu", "factor": 2.0}
+SMALL_FIELDS |= {"original_max_len": 16}
 
 OPTIONS: dict[str, Part] = {
     "plain": {},
@@ -96,7 +96,10 @@ def kinds(slot: str) -> dict[str, Part]:
     result = {}
     for kind, first in PLUGINS.registry.kinds(slot).items():
         fields = first.config.model_fields.items()
-        result[kind] = {"kind": kind, **{n: SMALL[n] for n, info in fields if n in SMALL and info.is_required()}}
+        result[kind] = {
+            "kind": kind,
+            **{n: SMALL_FIELDS[n] for n, info in fields if n in SMALL_FIELDS and info.is_required()},
+        }
     return result | VARIANTS.get(slot, {})
 
 
@@ -180,18 +183,18 @@ MEETING = [
 ]
 """Axes that meet in the code. Options and positions do too: they make nine tenths of all pairs, which are slow."""
 ROWS = all_pairs(AXES)
-FEW = all_pairs(AXES, MEETING)
+MEETING_ROWS = all_pairs(AXES, MEETING)
 CHOSEN = every_value(ROWS)
 
 
 def test_the_rows_hold_every_kind_and_every_pair() -> None:
     for slot in ("attention", "position", "norm", "ffn"):
         assert set(PLUGINS.registry.kinds(slot)) <= set(parts()[slot])
-    for rows, pairs in ((ROWS, combinations(AXES, 2)), (FEW, MEETING)):
+    for rows, pairs in ((ROWS, combinations(AXES, 2)), (MEETING_ROWS, MEETING)):
         for first, second in pairs:
             actual = {(row[first], row[second]) for row in rows}
             assert len(actual) == len(AXES[first]) * len(AXES[second]), (first, second)
-    assert len(FEW) < 0.6 * len(ROWS)
+    assert len(MEETING_ROWS) < 0.6 * len(ROWS)
     for axis, values in AXES.items():
         assert {row[axis] for row in CHOSEN} == set(values)
 
@@ -211,7 +214,7 @@ def test_every_pair_keeps_every_promise(row: Row) -> None:
         check_model(load(spec_of(decoding(row))), plugins=PLUGINS, only=["cached"])
 
 
-@pytest.mark.parametrize("row", rest(CHOSEN[::6], FEW), ids=name_of)
+@pytest.mark.parametrize("row", rest(CHOSEN[::6], MEETING_ROWS), ids=name_of)
 def test_every_value_is_scripted(row: Row) -> None:
     check_model(load(spec_of(row)), plugins=PLUGINS, only=["script"])
 

@@ -89,7 +89,8 @@ def pair(spelled: str, attention: Mapping[str, Any], **fields: Any) -> tuple[Any
     nodes = tfkit.build(spec(graph(attention, **fields)), seed=4)
     with torch.no_grad():
         for parameter in stack.parameters():
-            parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())) / 5
+            generator = torch.Generator().manual_seed(parameter.numel())
+            parameter.add_(torch.randn(parameter.shape, generator=generator) / 5)
     nodes.load_state_dict({renamed(name): value for name, value in stack.state_dict().items()})
     return stack.eval(), nodes.eval()
 
@@ -203,7 +204,7 @@ def test_a_spelled_out_model_keeps_every_promise(spelled: str) -> None:
 # ---- every kind of a sublayer ----
 
 KINDS = [(slot, kind) for slot in ("attention", "ffn", "mixer") for kind in PLUGINS.registry.kinds(slot)]
-QUICK = {("attention", "gqa"), ("ffn", "moe"), ("mixer", "gated_delta"), ("attention", "mla")}
+QUICK_KINDS = {("attention", "gqa"), ("ffn", "moe"), ("mixer", "gated_delta"), ("attention", "mla")}
 NOT_ALONE = {"feature_gate": "needs layer features", "value_residual": "must be in a stack"}
 """Errors of kinds that take more than a sequence."""
 INDEX = {"n_heads": 2, "d_head": 8, "keep": 3}
@@ -238,7 +239,7 @@ def small(slot: str, kind: str, layout: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "memory"])
 @pytest.mark.parametrize(
-    ("slot", "kind"), [pytest.param(*key, marks=[] if key in QUICK else [pytest.mark.slow]) for key in KINDS]
+    ("slot", "kind"), [pytest.param(*key, marks=[] if key in QUICK_KINDS else [pytest.mark.slow]) for key in KINDS]
 )
 def test_a_kind_is_the_same_as_a_node(slot: str, kind: str, layout: str) -> None:
     spec = small(slot, kind, layout)

@@ -50,10 +50,10 @@ NOT_SHOWN = {
 OTHER_MODELS = ("tfkit_media", "tfkit_streams")
 """Plugins whose kinds fit images or residual streams, and not the small model of this test."""
 INDEX: Part = {"n_heads": 2, "d_head": 6, "keep": 4}
-SMALL: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "n_classes": 3}
-SMALL |= {"original_max_len": 64, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-SMALL |= {"q_rank": 6}
-SMALL |= {"kv_rank": 6, "d_nope": 4, "d_rope": 4, "d_v": 4, "n_experts": 4, "n_experts_per_token": 2}
+SMALL_FIELDS: Part = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "n_classes": 3}
+SMALL_FIELDS |= {"original_max_len": 64, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+SMALL_FIELDS |= {"q_rank": 6}
+SMALL_FIELDS |= {"kv_rank": 6, "d_nope": 4, "d_rope": 4, "d_v": 4, "n_experts": 4, "n_experts_per_token": 2}
 SMALL_OF: dict[str, Part] = {
     "learned": {"max_len": 32},
     "longrope": {"factor": 2.0},
@@ -71,7 +71,7 @@ TEMPERATURES = [
     {"beta": beta, "original_max_len": length, "offset": offset}
     for beta, length, offset in ((0.5, 2, 0), (0.7, 2, 0), (0.5, 3, 0), (0.5, 2, 1))
 ]
-OTHERS: dict[str, list[Any]] = {
+OTHER_VALUES: dict[str, list[Any]] = {
     "n_heads": [2],
     "n_kv_heads": [1],
     "d_head": [6],
@@ -234,7 +234,9 @@ def text_of(spec: Part) -> str:
 
 
 def required(kind: str, fields: Any) -> Part:
-    expected = {name: SMALL[name] for name, info in fields.items() if name in SMALL and info.is_required()}
+    expected = {
+        name: SMALL_FIELDS[name] for name, info in fields.items() if name in SMALL_FIELDS and info.is_required()
+    }
     return expected | SMALL_OF.get(kind, {})
 
 
@@ -255,8 +257,8 @@ def fields_of_parts() -> Iterator[Any]:
 @pytest.mark.parametrize(("slot", "kind", "name"), some(fields_of_parts(), 20))
 def test_every_field_shows(slot: str, kind: str, name: str) -> None:
     key = f"{kind}.{name}"
-    rest = OTHERS.get(key) or OTHERS.get(name)
-    assert rest is not None, f"say in OTHERS which values `{kind}.{name}` takes that give other models"
+    rest = OTHER_VALUES.get(key) or OTHER_VALUES.get(name)
+    assert rest is not None, f"say in OTHER_VALUES which values `{kind}.{name}` takes that give other models"
     component = PLUGINS.registry.find(slot, kind)
     assert component is not None
     extra = BESIDE.get(key) or BESIDE.get(name, {})

@@ -20,9 +20,9 @@ import tfkit
 from tfkit.components.rope import RotaryTable
 from tfkit.testing import check_cached, check_cached_step, check_capture, check_script, example_inputs
 
-SHORT = [1.0, 1.05, 1.3, 1.9]
-LONG = [1.0, 2.5, 7.0, 31.0]
-LONGROPE = f"{{kind: longrope, short_factor: {SHORT}, long_factor: {LONG}, original_max_len: 8, "
+SHORT_FACTOR = [1.0, 1.05, 1.3, 1.9]
+LONG_FACTOR = [1.0, 2.5, 7.0, 31.0]
+LONGROPE = f"{{kind: longrope, short_factor: {SHORT_FACTOR}, long_factor: {LONG_FACTOR}, original_max_len: 8, "
 
 
 def build(position: str, d_head: int = 8) -> Any:
@@ -118,7 +118,12 @@ def test_yarn(case: str, width: int) -> None:
     ids=lambda case: case if isinstance(case, str) else "",
 )
 def test_longrope(length: int, ours: str, theirs: dict[str, Any]) -> None:
-    options = {**theirs, "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 8}
+    options = {
+        **theirs,
+        "short_factor": SHORT_FACTOR,
+        "long_factor": LONG_FACTOR,
+        "original_max_position_embeddings": 8,
+    }
     config = rope_config(transformers.LlamaConfig, options, max_len=128)
     rotary = table_of(f"{{kind: rope, scaling: {LONGROPE}{ours}}}}}")
     agree(rotary, *ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length), n_keys=length)
@@ -127,7 +132,12 @@ def test_longrope(length: int, ours: str, theirs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("length", [5, 9])
 def test_longrope_is_that_of_phi3(length: int) -> None:
     """The whole table, of all pairs of heads of which a part is turned."""
-    rope = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "partial_rotary_factor": 0.5}
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": SHORT_FACTOR,
+        "long_factor": LONG_FACTOR,
+        "partial_rotary_factor": 0.5,
+    }
     rope["original_max_position_embeddings"] = 8
     config = rope_config(transformers.Phi3Config, rope, hidden_size=32, original_max_position_embeddings=8)
     x, positions = torch.zeros(1, length, 32), torch.arange(length)[None]
@@ -139,7 +149,7 @@ def test_longrope_is_that_of_phi3(length: int) -> None:
 
 
 def test_longrope_is_that_of_phimoe_where_its_two_temperatures_are_equal() -> None:
-    rope = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+    rope = {"rope_type": "longrope", "short_factor": SHORT_FACTOR, "long_factor": LONG_FACTOR}
     rope |= {"short_mscale": 1.24, "long_mscale": 1.24, "original_max_position_embeddings": 8}
     positions = torch.arange(8)[None]
     cos, _ = phimoe.PhimoeRotaryEmbedding(rope_config(transformers.PhimoeConfig, rope))(torch.zeros(1), positions)

@@ -11,7 +11,7 @@ from tfkit.cli import main
 
 MODEL = RUN[RUN.index("model:\n") : RUN.index("data:")].replace("model:\n", "").replace("\n  ", "\n")[2:]
 SPEC = f"tfkit: 1\nname: small\n\n\n{MODEL.replace('data.vocab_size', str(len(set(TEXT))))}"
-QUICK = ["params --by node", "cost --length 8", "show", "show --prose", "show --points", "diff gpt2"]
+QUICK_COMMANDS = ["params --by node", "cost --length 8", "show", "show --prose", "show --points", "diff gpt2"]
 SLOW = ["draw -o a.svg", "export -o a.pt2", "eject", "compare gpt2"]
 SLOW += ["generate --tokens 1,2 --max-new-tokens 4 --weights saved", "save --layout tfkit --weights saved -o copy"]
 TIMED = ["build", "check --level quick", "profile --steps 2"]
@@ -33,7 +33,9 @@ def printed(command: str, spec: str, capsys: pytest.CaptureFixture[str]) -> str:
     return out
 
 
-@pytest.mark.parametrize("command", [*QUICK, *(pytest.param(command, marks=pytest.mark.slow) for command in SLOW)])
+@pytest.mark.parametrize(
+    "command", [*QUICK_COMMANDS, *(pytest.param(command, marks=pytest.mark.slow) for command in SLOW)]
+)
 def test_a_run_is_read_as_its_model(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     if "saved" in command:
         assert main(["build", "model.yaml", "-o", "saved"]) == 0

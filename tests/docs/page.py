@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import unified_diff
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,28 +45,37 @@ class Block:
     language: str
     text: str
     file: str | None
+    line: int
+    """The line of the page above the text."""
 
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    actual = [Block(match["language"], match["text"], match["file"]) for match in _BLOCK.finditer(text)]
+    actual = [
+        Block(match["language"], match["text"], match["file"], text.count("\n", 0, match.start("text")))
+        for match in _BLOCK.finditer(text)
+    ]
     assert len(actual) == text.count("```") / 2, "a block that nobody reads"
     assert {match.language for match in actual} <= LANGUAGES
     return actual
 
 
-def sessions(text: str) -> Iterator[tuple[str, str]]:
-    """Commands and what they print."""
-    before, *parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)
+def sessions(block: Block) -> Iterator[tuple[int, str, str]]:
+    """Lines of the page with a command, the commands, and what they print."""
+    before, *parts = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)
     assert not before
-    return zip(parts[::2], parts[1::2], strict=True)
+    line = block.line + 1
+    for command, printed in zip(parts[::2], parts[1::2], strict=True):
+        yield line, command, printed
+        line += 1 + printed.count("\n")
 
 
 def follow(page: Path, folder: Path, printed_by: Callable[[str], str], *, hurry: bool = False) -> dict[str, Any]:
     """Do in a folder, which is the current one, what a page says; the names that its Python leaves.
 
-    In a hurry, what takes long is left out.
+    In a hurry, what takes long is left out. A failure shows the lines of the page, not this function.
     """
+    __tracebackhide__ = True
     names: dict[str, Any] = {}
     for block in blocks(page):
         if block.file is not None:
@@ -75,13 +85,15 @@ def follow(page: Path, folder: Path, printed_by: Callable[[str], str], *, hurry:
         elif block.language == "yaml":
             assert tfkit.build(tfkit.loads(block.text), device="meta").code
         elif block.language == "python" and not (hurry and "check_component" in block.text):
-            exec(compile(block.text, str(page), "exec"), names)
+            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
         elif block.language == "console":
-            for command, shown in sessions(block.text):
+            for line, command, shown in sessions(block):
                 if (hurry and command.startswith(SLOW)) or (command.startswith("lm_eval") and not has_lm_eval()):
                     continue
                 printed = printed_by(command)
-                assert matches(shown, printed), f"$ {command}\n{printed}"
+                if not matches(shown, printed):
+                    diff = unified_diff(shown.split("\n"), printed.split("\n"), "the page", "now", lineterm="")
+                    raise AssertionError("\n".join([f"{page.name}:{line}: $ {command}", *diff]))
     return names
 
 

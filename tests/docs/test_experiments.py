@@ -15,7 +15,7 @@ from tfkit.cli import main
 from ..sampling import some
 
 DOCS = Path(__file__).parents[2] / "docs"
-KEPT = DOCS / "experiments"
+EXPERIMENTS = DOCS / "experiments"
 TEXTS = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("experiments", "hybrids")}
 COMMAND = re.compile(r"^tfkit ((?:sweep|runs) .*docs/experiments.*)$", re.MULTILINE)
 COMMANDS = [(page, command) for page, text in TEXTS.items() for command in COMMAND.findall(text)]
@@ -26,7 +26,7 @@ COMMANDS = [(page, command) for page, text in TEXTS.items() for command in COMMA
 def test_tables_are_those_of_the_runs(
     page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(KEPT, tmp_path / "docs" / "experiments")
+    shutil.copytree(EXPERIMENTS, tmp_path / "docs" / "experiments")
     monkeypatch.chdir(tmp_path)
     main([*command.split(), "--so-far", "--markdown", "--plugin-dir", str(RECURRENT), "--no-plugins"])
     printed = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_tables_are_those_of_the_runs(
 
 def test_records_name_no_place() -> None:
     assert {page for page, _ in COMMANDS} == {*TEXTS}
-    for path in KEPT.rglob("run.json"):
+    for path in EXPERIMENTS.rglob("run.json"):
         facts = json.loads(path.read_text(encoding="utf-8"))
         assert facts["ended"] == "finished"
         assert {value["command"] for value in facts["sessions"]} == {f"tfkit train {path.parent.name}"}

@@ -34,7 +34,7 @@ PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir()
 README = ROOT / "README.md"
 ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have tests of their own
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
-LONG = {
+LONG_PAGES = {
     "callbacks",
     "components",
     "data",
@@ -80,7 +80,7 @@ def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in LONG), id=page.stem) for page in PAGES]
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in LONG_PAGES), id=page.stem) for page in PAGES]
 )
 @pytest.mark.usefixtures("_as_a_reader")
 def test_a_page_does_what_it_says(
@@ -105,6 +105,18 @@ def test_slow_blocks_are_run_by_the_slow_test() -> None:
     slow = re.compile(r"^\$ (python|tfkit (eject|export|profile)) |check_component", re.MULTILINE)
     actual = {page.stem for page in PAGES if any(slow.search(block.text) for block in blocks(page))}
     assert actual == {"start", "check", "components", "export", "cost", "masks", "mixers", "streams", "transformers"}
+
+
+def test_a_failure_shows_the_line_of_the_page(tmp_path: Path) -> None:
+    page, outputs = tmp_path / "page.md", {"first": "1", "second": "3"}
+    page.write_text("# A page\n\n```console\n$ first\n1\n$ second\n2\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"^page\.md:6: \$ second\n--- the page\n(.*\n)*-2\n") as caught:
+        follow(page, tmp_path, outputs.__getitem__)
+    assert [entry.name for entry in caught.traceback.filter(caught)] == ["test_a_failure_shows_the_line_of_the_page"]
+    page.write_text("# A page\n\n```python\nx = 1\n\nassert x == 2\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError) as caught:
+        follow(page, tmp_path, outputs.__getitem__)
+    assert (caught.traceback[-1].path, caught.traceback[-1].lineno + 1) == (page, 6)
 
 
 @pytest.mark.parametrize("printed", ["a\nx\ny\nb 3.1 2 ms", "a\nb 3.1 10 s"])

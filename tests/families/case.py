@@ -241,10 +241,9 @@ def check_cached(trial: Trial) -> None:
     ids, masks = _batch(trial, "none")
     expected = _theirs(trial, ids, masks, "none", [])
     cached = tfkit.CachedModel(trial.ours, length=trial.case.length)
-    actual, target = [], ids[-1]
+    target = ids[-1]
     cached.start(BATCH, **({"source": ids[0]} if trial.has_target else {}))
-    for piece in target.split([4, 1, 1, target.size(1) - 6], dim=1):
-        actual.append(cached(piece))
+    actual = [cached(piece) for piece in target.split([4, 1, 1, target.size(1) - 6], dim=1)]
     torch.testing.assert_close(torch.cat(actual, dim=1), expected, rtol=1e-5, atol=1e-5)
 
 

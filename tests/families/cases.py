@@ -36,7 +36,7 @@ def earlier(name: str) -> Iterator[str]:
     return (other for other in before if (CASES[other].model_type, CASES[other].family) == family)
 
 
-QUICK = frozenset(
+QUICK_CASES = frozenset(
     """
     bart bert bloom deberta_v3 deepseek_v3 falcon_40b gemma2 gpt2 gpt_neox gpt_oss llama llama_dynamic llama_linear
     llama_llama3 llama_yarn_all ministral3 mistral mixtral modernbert mpt olmo3 t5 t5gemma

@@ -74,9 +74,8 @@ def others(field: str, value: Any) -> Iterator[Any]:
             yield value[::-1]
             yield value[:-1]
         case dict():
-            for key, inner in ((key, inner) for key, inner in value.items() if isinstance(key, str)):
-                for other in others(key, inner):
-                    yield {**value, key: other}
+            names = [key for key in value if isinstance(key, str)]
+            yield from ({**value, key: other} for key in names for other in others(key, value[key]))
         case None:
             yield from (True, 2, 0.5)
 

@@ -27,8 +27,8 @@ DEEPSEEK = {
 }
 EXPERTS_OF = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
 GROUPS = {"n_group": 4, "topk_group": 2}
-PLAIN = {key: value for key, value in DEEPSEEK.items() if key not in LATENT or key in LLAMA}
-PLAIN |= {"num_key_value_heads": 2}
+DEEPSEEK_WITHOUT_LATENTS = {key: value for key, value in DEEPSEEK.items() if key not in LATENT or key in LLAMA}
+DEEPSEEK_WITHOUT_LATENTS |= {"num_key_value_heads": 2}
 NAMED = {"num_experts": 8, "num_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 NAMED |= {**LLAMA, "num_hidden_layers": 3}
 CORRECTION = "mlp.gate.e_score_correction_bias"
@@ -132,7 +132,7 @@ EXPERTS: dict[str, Case] = {
     "dots1": Case(
         "dots1",
         {
-            **PLAIN,
+            **DEEPSEEK_WITHOUT_LATENTS,
             "attention_bias": True,
             "norm_topk_prob": True,
             "rms_norm_eps": 1e-4,
@@ -142,18 +142,18 @@ EXPERTS: dict[str, Case] = {
     ),
     "dots1_groups": Case(
         "dots1",
-        {**PLAIN, **GROUPS, "first_k_dense_replace": 0, "sliding_window": None},
+        {**DEEPSEEK_WITHOUT_LATENTS, **GROUPS, "first_k_dense_replace": 0, "sliding_window": None},
         buffers=correction(CORRECTION, 0, 1, 2),
     ),
     "dots1_windows": Case(
         "dots1",
-        {**PLAIN, "sliding_window": 4, "max_window_layers": 1},
+        {**DEEPSEEK_WITHOUT_LATENTS, "sliding_window": 4, "max_window_layers": 1},
         buffers=correction(CORRECTION, 1, 2),
     ),
     "glm4_moe": Case(
         "glm4_moe",
         {
-            **PLAIN,
+            **DEEPSEEK_WITHOUT_LATENTS,
             **GROUPS,
             "head_dim": 16,
             "attention_bias": True,
@@ -162,7 +162,9 @@ EXPERTS: dict[str, Case] = {
         },
         buffers=correction(CORRECTION, 1, 2),
     ),
-    "glm4_moe_bare": Case("glm4_moe", {**PLAIN, "norm_topk_prob": False}, buffers=correction(CORRECTION, 1, 2)),
+    "glm4_moe_bare": Case(
+        "glm4_moe", {**DEEPSEEK_WITHOUT_LATENTS, "norm_topk_prob": False}, buffers=correction(CORRECTION, 1, 2)
+    ),
     "ernie4_5_moe": Case(
         "ernie4_5_moe",
         {
@@ -212,7 +214,7 @@ EXPERTS: dict[str, Case] = {
     ),
     "solar_open": Case(
         "solar_open",
-        {**PLAIN, **GROUPS, "head_dim": 12, "attention_bias": True, "first_k_dense_replace": 0},
+        {**DEEPSEEK_WITHOUT_LATENTS, **GROUPS, "head_dim": 12, "attention_bias": True, "first_k_dense_replace": 0},
         buffers=correction(CORRECTION, 0, 1, 2),
     ),
     "hy_v3": Case(

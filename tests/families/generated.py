@@ -30,7 +30,7 @@ NAMES: dict[Kind, Mapping[str, str]] = {
 }
 """The names of classes by kind and model type."""
 MEMORY = {"*.encoder_attn*": "not read without an encoder"}
-KEPT = ("vocab_size", "pad_token_id", "type_vocab_size", "use_task_id", "is_decoder", "tie_word_embeddings")
+FIXED_FIELDS = ("vocab_size", "pad_token_id", "type_vocab_size", "use_task_id", "is_decoder", "tie_word_embeddings")
 """Fields by which the tests choose what they give and ask for, or by which the files of theirs do not go."""
 
 
@@ -68,7 +68,7 @@ HEADS = {key: variant for name, case in CASES.items() for key, variant in served
 
 def varied(name: str, case: Case, folder: Path, tries: int) -> Case:
     """A case with other values of some fields, drawn in so many tries, that transformers and the family both take."""
-    options = [value for value in changes(case) if value.field not in KEPT and not excepted(f"{name} {value}")]
+    options = [value for value in changes(case) if value.field not in FIXED_FIELDS and not excepted(f"{name} {value}")]
     random.Random(name).shuffle(options)
     done: set[str] = set()
     for change in options[:tries]:

@@ -32,7 +32,7 @@ WITHOUT = {
 """Cases that are not tested as bodies, each with the reason."""
 UNREAD = ("pooler", "contact_head", "entity_embeddings")
 """Modules of their classes that the hidden states do not depend on."""
-QUICK = {"bert", "qwen3"}
+QUICK_CASES = {"bert", "qwen3"}
 BODIES = {n: case for n, case in CASES.items() if case.kind in ("causal", "masked", "seq2seq") and n not in WITHOUT}
 
 
@@ -45,7 +45,7 @@ def body_of(case: Case) -> Case:
     return replace(case, kind="body", prepare=prepare, buffers=buffers, uncounted=uncounted)
 
 
-@pytest.mark.parametrize("name", chosen(sorted(BODIES), QUICK))
+@pytest.mark.parametrize("name", chosen(sorted(BODIES), QUICK_CASES))
 def test_hidden_states_are_exactly_theirs(name: str, tmp_path: Path) -> None:
     case = body_of(BODIES[name])
     theirs = reference(case)

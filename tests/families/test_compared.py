@@ -20,13 +20,13 @@ from .case import Trial, reference
 from .cases import CASES
 
 transformers.utils.logging.disable_progress_bar()
-QUICK = {"gemma", "bloom", "falcon", "ernie_tasks"}
+QUICK_CASES = {"gemma", "bloom", "falcon", "ernie_tasks"}
 DEFECT = {name for name, case in CASES.items() if case.repair is not None or case.model_type == "youtu"}
 """Cases whose class is wrong: it is repaired after it was loaded, or zeroes a row of a tied table when it loads it."""
 
 
 @pytest.mark.filterwarnings("ignore::tfkit.LeftOutWarning")
-@pytest.mark.parametrize("name", chosen(sorted(CASES), QUICK))
+@pytest.mark.parametrize("name", chosen(sorted(CASES), QUICK_CASES))
 def test_a_wrong_tensor_is_found_and_nothing_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial.of(CASES[name], tmp_path)
     graph = trial.ours.meta["graph"]

@@ -13,13 +13,13 @@ import tfkit
 from ..known import KNOWN
 from ..sampling import chosen, some
 from .case import Trial
-from .cases import CASES, QUICK
+from .cases import CASES, QUICK_CASES
 from .generated import prove
 
 transformers.utils.logging.disable_progress_bar()
 
 
-@pytest.mark.parametrize("name", chosen(CASES, QUICK))
+@pytest.mark.parametrize("name", chosen(CASES, QUICK_CASES))
 def test_a_published_model_is_exactly_this(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One test for all that one saved model tells: to make and to load it takes the time."""
     prove(CASES[name], tmp_path_factory.mktemp(name))

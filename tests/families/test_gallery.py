@@ -26,7 +26,7 @@ from tfkit.tools.import_.importing import import_config
 
 from .. import known
 from ..sampling import chosen
-from .cases import QUICK
+from .cases import QUICK_CASES
 
 _NAMED = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 PUBLISHED = Path(__file__).parents[1] / "published"
@@ -51,11 +51,11 @@ def test_the_gallery_is_large() -> None:
     assert len(kinds) >= 45
 
 
-FIRST_OF_QUICK = {first for model_type, first in known.KNOWN.by_model_type.items() if model_type in QUICK}
-FEW = {"gpt2", "gemma3_1b", "granite4_h_tiny", *sorted(FIRST_OF_QUICK)[::4]}
+FIRST_OF_QUICK = {first for model_type, first in known.KNOWN.by_model_type.items() if model_type in QUICK_CASES}
+QUICK_SPECS = {"gpt2", "gemma3_1b", "granite4_h_tiny", *sorted(FIRST_OF_QUICK)[::4]}
 
 
-@pytest.mark.parametrize("name", chosen(NAMES, FEW))
+@pytest.mark.parametrize("name", chosen(NAMES, QUICK_SPECS))
 def test_the_spec_is_what_the_config_says(name: str) -> None:
     model = tfkit.load(name).spec.model
     assert import_config(PUBLISHED / f"{name}.json").graph.spec.model.graph == model.graph

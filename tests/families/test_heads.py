@@ -24,7 +24,7 @@ from .changed_fields import quiet
 from .generated import HEADS, classes, prove, served, varied
 
 transformers.utils.logging.disable_progress_bar()
-QUICK = frozenset(
+QUICK_CLASSES = frozenset(
     """
     llama-sequence llama-question bert-causal bart-causal roberta-sequence t5-token
     """.split()  # noqa: SIM905
@@ -39,7 +39,7 @@ NO_BODY = {"bert-generation": "its class without a head has another name"}
 SERVED = {key for name in FIRST for key, _ in served(name, CASES[name])}
 
 
-@pytest.mark.parametrize("name", chosen(sorted(SERVED | QUICK), QUICK))
+@pytest.mark.parametrize("name", chosen(sorted(SERVED | QUICK_CLASSES), QUICK_CLASSES))
 def test_another_head_is_exactly_theirs(name: str, tmp_path: Path) -> None:
     prove(HEADS[name], tmp_path)
 

@@ -80,7 +80,7 @@ ROWS = [
     *rows("mellum", DENSE),
     *rows("mellum", {**DENSE, "hidden_act": "relu"}),
 ]
-QUICK = """
+QUICK_ROWS = """
     roberta tie_word_embeddings=False
     bart tie_word_embeddings=False
     mpnet pad_token_id=0
@@ -91,7 +91,7 @@ QUICK = """
 """
 
 
-@pytest.mark.parametrize("row", [row if str(row) in QUICK else slow(row) for row in ROWS], ids=str)
+@pytest.mark.parametrize("row", [row if str(row) in QUICK_ROWS else slow(row) for row in ROWS], ids=str)
 def test_a_legal_value_is_read_and_written(row: Row, tmp_path: Path) -> None:
     case = CASES[row.case] if row.case in CASES else HEADS[row.case]
     prove(

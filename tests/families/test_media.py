@@ -26,7 +26,7 @@ from ..sampling import chosen
 from .changed_fields import quiet
 from .media import BATCH, MEDIA, MediaCase
 
-QUICK = {"vit"}
+QUICK_CASES = {"vit"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * largest)
 
 
-@pytest.mark.parametrize("name", chosen(MEDIA, QUICK))
+@pytest.mark.parametrize("name", chosen(MEDIA, QUICK_CASES))
 @torch.no_grad()
 def test_a_published_model_is_exactly_this(name: str, tmp_path: Path) -> None:
     trial = MediaTrial.of(name, tmp_path)

@@ -15,7 +15,7 @@ from ..sampling import chosen
 from .case import BATCH, Trial, logits_of
 from .recurrent import LENGTH, RECURRENT
 
-QUICK = {"lfm2"}
+QUICK_CASES = {"lfm2"}
 PIECES = {"tokens": [1] * LENGTH, "short": [7, 1, 5, LENGTH - 13], "last": [LENGTH - 1, 1]}
 
 
@@ -67,7 +67,7 @@ def test_exported_and_ejected_models_are_the_model(name: str, tmp_path: Path) ->
     assert check(graph, tfkit.eject(graph)).ran
 
 
-@pytest.mark.parametrize("name", chosen(RECURRENT, QUICK))
+@pytest.mark.parametrize("name", chosen(RECURRENT, QUICK_CASES))
 def test_a_ragged_batch_generates_what_each_prompt_does_alone(name: str, tmp_path: Path) -> None:
     model, prompts = Trial.of(RECURRENT[name], tmp_path).ours, [[5, 9, 3, 17, 20, 8], [11], [7, 30, 4]]
     batch = tfkit.generate(model, prompts, max_new_tokens=6).tokens.tolist()

@@ -54,7 +54,7 @@ def test_sizes_alone(name: str, tmp_path: Path) -> None:
 LINEAR = {"rope_type": "linear", "factor": 3.0}
 YARN = {"rope_type": "yarn", "factor": 3.0}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-PLAIN = {"rope_type": "default"}
+DEFAULT_ROPE = {"rope_type": "default"}
 ORIGINAL = {"original_max_position_embeddings": 6}
 THETA = {"rope_theta": 77.0}
 FORMS: dict[str, dict[str, Any]] = {
@@ -75,12 +75,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "another older name": {"rope_pct": 0.5},
     "a share": {**THETA, "partial_rotary_factor": 0.5},
     "one type": {"rope_parameters": {"full_attention": {**LINEAR, **THETA}}},
-    "types without a base": {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": PLAIN}},
-    "types beside a base": {**THETA, "rope_parameters": {"full_attention": LINEAR, "sliding_attention": PLAIN}},
+    "types without a base": {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": DEFAULT_ROPE}},
+    "types beside a base": {**THETA, "rope_parameters": {"full_attention": LINEAR, "sliding_attention": DEFAULT_ROPE}},
     "types": {"rope_parameters": {"full_attention": {**YARN, **THETA, **ORIGINAL}, "sliding_attention": THETA}},
 }
 ROTARY = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor", "layer_rope_theta", *ORIGINAL)
-QUICK = {"gemma3_text"}
+QUICK_CASES = {"gemma3_text"}
 EXCEPT = {
     "dbrx": "`attn_config.rope_theta`, which its class ignores, is the base of a file that has no other",
     "laguna_channels": "it has one type of layers, so nothing reads the other's entry",
@@ -90,7 +90,7 @@ EVEN = {name: {"head_dim": 16} for name in ("qwen3_next", "qwen3_5_text", "qwen3
 """By default, these types rotate a quarter of a head; an odd number of channels would be written with another base."""
 
 
-@pytest.mark.parametrize("name", chosen(sorted(CASES.keys() - EXCEPT.keys()), QUICK))
+@pytest.mark.parametrize("name", chosen(sorted(CASES.keys() - EXCEPT.keys()), QUICK_CASES))
 def test_each_form_is_read_as_they_read_it_or_refused(name: str, tmp_path: Path) -> None:
     config = config_of(name)
     if "rope_parameters" not in config or "rope_parameters" not in export_config(imported(name, config, tmp_path)):
@@ -119,7 +119,7 @@ def unlike(name: str, config: dict[str, Any], folder: Path) -> tuple[Any, Any] |
 @pytest.mark.parametrize(
     ("name", "fields", "why"),
     [
-        ("gemma3_text", {"rope_parameters": {**PLAIN, **THETA}}, "`rope_type` is not a type of layer"),
+        ("gemma3_text", {"rope_parameters": {**DEFAULT_ROPE, **THETA}}, "`rope_type` is not a type of layer"),
         ("gemma3_text", {"local_rope_theta": 55.0}, "gemma3_text does not have the field `local_rope_theta`"),
         ("modernbert", THETA, "modernbert does not have the field `rope_theta`"),
         ("gpt_neox", THETA, "gpt_neox does not have the field `rope_theta`"),

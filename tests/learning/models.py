@@ -15,10 +15,10 @@ def _sizes(*stacks: str) -> list[str]:
     return [f"graph.{stack}.{value}" for stack in stacks for value in layer]
 
 
-_SMALL = ["d_model=16", f"vocab_size={VOCABULARY}"]
-_GPT2 = [*_SMALL, "max_len=16", "dropout=0", *_sizes("decoder")]
-_LLAMA = [*_SMALL, "max_len=16", *_sizes("decoder")]
-_T5 = [*_SMALL, "dropout=0", *_sizes("encoder", "decoder"), "encoder.ffn.dropout=0", "decoder.ffn.dropout=0"]
+_SIZES = ["d_model=16", f"vocab_size={VOCABULARY}"]
+_GPT2 = [*_SIZES, "max_len=16", "dropout=0", *_sizes("decoder")]
+_LLAMA = [*_SIZES, "max_len=16", *_sizes("decoder")]
+_T5 = [*_SIZES, "dropout=0", *_sizes("encoder", "decoder"), "encoder.ffn.dropout=0", "decoder.ffn.dropout=0"]
 _HEADS = [f"graph.{stack}.attention.d_head=8" for stack in ("encoder", "decoder")]
 
 SPECS: dict[str, tuple[str, list[str]]] = {
@@ -31,7 +31,7 @@ SPECS: dict[str, tuple[str, list[str]]] = {
         "llama_7b",
         [*_LLAMA, "embedding.d_embed=6", "logits.d_embed=6", "logits.tie=embedding"],
     ),
-    "bert_base": ("bert_base", [*_SMALL, "max_len=16", "dropout=0", *_sizes("encoder")]),
+    "bert_base": ("bert_base", [*_SIZES, "max_len=16", "dropout=0", *_sizes("encoder")]),
     "t5_small": ("t5_small", [*_T5, *_HEADS]),
     "bart_base": ("bart_base", [*_T5, "max_len=16"]),
 }

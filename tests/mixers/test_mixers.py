@@ -65,7 +65,7 @@ SPECS["with_a_memory"] = spec_of(
 HYBRID = SPECS["alternating"]
 PURE = ("alone", "wide_state", "without_state")
 """Models without positions: padding may lie between the tokens of a full forward."""
-SHOWN = {"alone", "in_an_attention_after_a_mixer"}
+QUICK_SPECS = {"alone", "in_an_attention_after_a_mixer"}
 """Models that show most of what the remaining ones show."""
 LENGTH = 13
 CUTS = ([1] * LENGTH, [7, 1, 5], [LENGTH - 1, 1])
@@ -95,13 +95,13 @@ def assert_rows(output: Tensor, mask: Tensor, expected: list[Tensor]) -> None:
         torch.testing.assert_close(row[real], logits, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", chosen(SPECS, SHOWN))
+@pytest.mark.parametrize("name", chosen(SPECS, QUICK_SPECS))
 def test_tokens_read_incrementally_have_the_logits_of_one_forward(name: str) -> None:
     model = build(SPECS[name])
     check_cached(model, example_inputs(model.meta["graph"], length=LENGTH))
 
 
-@pytest.mark.parametrize("name", chosen(STACKS, SHOWN))
+@pytest.mark.parametrize("name", chosen(STACKS, QUICK_SPECS))
 @pytest.mark.parametrize("place", ["left", "right", "between"])
 @torch.no_grad()
 def test_a_padded_row_is_the_row_alone(name: str, place: str) -> None:

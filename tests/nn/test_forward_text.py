@@ -50,17 +50,17 @@ def result(output: Any) -> Step:
     return Step("output", "output", "output", (output,))
 
 
-X, ONE, TWO, THREE, FOUR = (Value(f"%{number}") for number in range(5))
+X, V1, V2, V3, V4 = (Value(f"%{number}") for number in range(5))
 
 
 def test_a_value_that_is_read_once_stands_where_it_is_read() -> None:
-    steps = [call("norm", X), call("ffn", ONE), apply("sum", operator.add, X, TWO), result(THREE)]
+    steps = [call("norm", X), call("ffn", V1), apply("sum", operator.add, X, V2), result(V3)]
     assert body(*steps) == ["return x + self.ffn(self.norm(x))"]
 
 
 def test_a_residual_stream_is_read_line_by_line() -> None:
-    first = [call("norm", X), call("ffn", ONE), apply("sum", operator.add, X, TWO)]
-    second = [call("norm_2", THREE), call("ffn_2", FOUR), apply("sum_2", operator.add, THREE, Value("%5"))]
+    first = [call("norm", X), call("ffn", V1), apply("sum", operator.add, X, V2)]
+    second = [call("norm_2", V3), call("ffn_2", V4), apply("sum_2", operator.add, V3, Value("%5"))]
     assert body(*first, *second, result(Value("%6"))) == [
         "x = x + self.ffn(self.norm(x))",
         "return x + self.ffn_2(self.norm_2(x))",
@@ -68,28 +68,28 @@ def test_a_residual_stream_is_read_line_by_line() -> None:
 
 
 def test_it_has_a_name_where_something_else_runs_before() -> None:
-    steps = [call("first", X), call("second", X), apply("both", torch.cat, [TWO, ONE]), result(THREE)]
+    steps = [call("first", X), call("second", X), apply("both", torch.cat, [V2, V1]), result(V3)]
     assert body(*steps) == ["first = self.first(x)", "return torch.cat([self.second(x), first])"]
 
 
 def test_the_stream_is_called_x_until_its_last_reader() -> None:
-    steps = [call("norm", X), call("a", ONE), call("b", ONE), apply("c", torch.cat, [X, TWO, THREE]), result(FOUR)]
+    steps = [call("norm", X), call("a", V1), call("b", V1), apply("c", torch.cat, [X, V2, V3]), result(V4)]
     assert body(*steps) == ["norm = self.norm(x)", "return torch.cat([x, self.a(norm), self.b(norm)])"]
-    steps = [call("norm", X), call("a", ONE), call("b", ONE), apply("c", torch.cat, [TWO, THREE]), result(FOUR)]
+    steps = [call("norm", X), call("a", V1), call("b", V1), apply("c", torch.cat, [V2, V3]), result(V4)]
     assert body(*steps) == ["x = self.norm(x)", "return torch.cat([self.a(x), self.b(x)])"]
     assert body(*steps, style=GRAPH)[0] == "norm = self.norm(x)"
 
 
 def test_no_line_is_longer_or_deeper_than_a_person_reads() -> None:
     chain = [call(f"a_step_with_a_long_name_{n}", Value(f"%{n}")) for n in range(3)]
-    lines = body(*chain, result(THREE), style=Style(calls=9, stream="x"))
+    lines = body(*chain, result(V3), style=Style(calls=9, stream="x"))
     assert len(lines) == 1
     assert len(lines[0]) < WIDTH
     chain += [call(f"a_step_with_a_long_name_{n}", Value(f"%{n}")) for n in range(3, 9)]
     lines = body(*chain, result(Value("%9")), style=Style(calls=9, stream="x"))
     assert len(lines) > 1
     assert max(map(len, lines)) < WIDTH
-    assert body(*chain[:3], result(THREE), style=GRAPH) == [
+    assert body(*chain[:3], result(V3), style=GRAPH) == [
         "a_step_with_a_long_name_1 = self.a_step_with_a_long_name_1(self.a_step_with_a_long_name_0(x))",
         "return self.a_step_with_a_long_name_2(a_step_with_a_long_name_1)",
     ]
@@ -97,23 +97,23 @@ def test_no_line_is_longer_or_deeper_than_a_person_reads() -> None:
 
 def test_a_long_call_has_its_arguments_on_lines_of_their_own() -> None:
     few, many = {f"number_{n}": X for n in range(9)}, {f"number_{n}": X for n in range(12)}
-    lines = body(call("ffn", **few), result(ONE))
+    lines = body(call("ffn", **few), result(V1))
     assert [lines[0], lines[-1]] == ["return self.ffn(", ")"]
     assert len(lines) == 3
-    lines = body(call("ffn", **many), result(ONE))
+    lines = body(call("ffn", **many), result(V1))
     assert lines[1] == "    number_0=x,"
     assert len(lines) == 14
 
 
 def test_a_weight_does_not_keep_a_call_from_its_line() -> None:
     weight = Step("get_attr", "table_weight", "table.weight")
-    steps = [call("a", X), call("b", ONE), weight, call("c", TWO, tie=THREE), result(FOUR)]
+    steps = [call("a", X), call("b", V1), weight, call("c", V2, tie=V3), result(V4)]
     assert body(*steps, style=GRAPH) == ["b = self.b(self.a(x))", "return self.c(b, tie=self.table.weight)"]
 
 
 def test_what_nothing_reads_runs_all_the_same() -> None:
-    assert body(call("a", X), call("b", X), result(TWO)) == ["self.a(x)", "return self.b(x)"]
-    assert body(apply("a", operator.getitem, X, 1), call("b", X), result(TWO)) == ["return self.b(x)"]
+    assert body(call("a", X), call("b", X), result(V2)) == ["self.a(x)", "return self.b(x)"]
+    assert body(apply("a", operator.getitem, X, 1), call("b", X), result(V2)) == ["return self.b(x)"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_what_nothing_reads_runs_all_the_same() -> None:
     ],
 )
 def test_operators_functions_and_constants(step: Step, text: str) -> None:
-    assert body(step, result(ONE)) == [f"return {text}"]
+    assert body(step, result(V1)) == [f"return {text}"]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_operators_functions_and_constants(step: Step, text: str) -> None:
     ],
 )
 def test_brackets_stand_where_they_matter(inner: Any, outer: Any, text: str) -> None:
-    assert body(apply("a", inner, X, 2), apply("b", outer, ONE, 3), result(TWO)) == [f"return {text}"]
+    assert body(apply("a", inner, X, 2), apply("b", outer, V1, 3), result(V2)) == [f"return {text}"]
 
 
 def test_the_right_operand_of_a_difference() -> None:
-    steps = [apply("a", operator.sub, 3, X), apply("b", operator.sub, 2, ONE), result(TWO)]
+    steps = [apply("a", operator.sub, 3, X), apply("b", operator.sub, 2, V1), result(V2)]
     assert body(*steps) == ["return 2 - (3 - x)"]
 
 
@@ -186,13 +186,13 @@ def test_defaults_and_what_is_returned() -> None:
         Step("placeholder", "x", "x", annotation=Tensor),
         Step("placeholder", "y", "y", (None,), {}, Tensor | None),
     ]
-    step = Step("output", "output", "output", ((X, ONE),), {}, tuple[Tensor, Tensor | None])
+    step = Step("output", "output", "output", ((X, V1),), {}, tuple[Tensor, Tensor | None])
     code, forward = written(steps_of(*inputs, step))
     assert code == (
         "def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor | None]:\n    return x, y\n"
     )
     assert forward(None, 1) == (1, None)
-    edited = Step("output", "output", "output", ((X, ONE),), {}, Tensor)
+    edited = Step("output", "output", "output", ((X, V1),), {}, Tensor)
     assert "->" not in written(steps_of(*inputs, edited))[0]
 
 

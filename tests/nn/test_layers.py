@@ -143,18 +143,18 @@ def test_a_tensor_of_another_type_multiplies_in_its_own_way() -> None:
             torch.testing.assert_close(linear(*arguments, bias), expected)
 
 
-TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
-    "vmap over x": lambda f, x: torch.func.vmap(f)(x),
-    "jvp": lambda f, x: torch.func.jvp(f, (x,), (2 * x,)),
-    "dual": lambda f, x: _dual(f, x),
-}
-
-
 def _dual(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(x, 2 * x))).tangent
         assert tangent is not None
         return tangent.clone()
+
+
+TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "vmap over x": lambda f, x: torch.func.vmap(f)(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (2 * x,)),
+    "dual": _dual,
+}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of torch.jit

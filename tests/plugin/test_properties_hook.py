@@ -44,7 +44,7 @@ def long(subject):
     """A text has at least five letters."""
     yield tfkit.Deviation(max(0.0, 5.0 - len(subject.words)), "it is short")
 
-LONG = tfkit.Property("long", "has at least five letters", long, of="corpus")
+LENGTH = tfkit.Property("long", "has at least five letters", long, of="corpus")
 '''
 HOOK = "\n@tfkit.hookimpl\ndef tfkit_properties():\n"
 
@@ -60,7 +60,7 @@ def properties(body: str) -> PropertySet:
 
 
 def test_a_subject_is_measured_by_its_properties() -> None:
-    write("mine.py", f"{SUBJECT}{HOOK}    return [LONG, CorpusSubject()]\n")
+    write("mine.py", f"{SUBJECT}{HOOK}    return [LENGTH, CorpusSubject()]\n")
     work = Work(load("mine.py"))
     assert (work.types, work.left("corpus")) == (("model", "run", "corpus"), 0)
     statuses = {}
@@ -72,7 +72,7 @@ def test_a_subject_is_measured_by_its_properties() -> None:
 
 
 def test_a_slot_leads_to_its_subject() -> None:
-    actual = properties("return [CorpusSubject(), LONG]")
+    actual = properties("return [CorpusSubject(), LENGTH]")
     names = [None if item is None else item.name for item in map(actual.type_of, ("ffn", "optimizer", "corpus"))]
     assert names == [None, "run", "corpus"]
     assert actual.slots[-1] == "corpus"
@@ -86,7 +86,7 @@ def test_a_plugin_adds_a_property_of_the_subject_of_another_plugin() -> None:
 
 
 def test_properties_without_a_subject_are_omitted_with_a_warning() -> None:
-    actual = properties("return [tfkit.Property('mine', 'is mine', long, of='runs'), LONG]")
+    actual = properties("return [tfkit.Property('mine', 'is mine', long, of='runs'), LENGTH]")
     assert {"mine", "long"}.isdisjoint(prop.name for prop in actual.properties)
     assert [str(SpecError(fault)) for fault in actual.faults] == [
         inspect.cleandoc("""
@@ -124,7 +124,7 @@ def test_a_name_or_slot_of_two_plugins_names_both(body: str, clash: str, owner: 
 
 
 def test_a_hook_that_returns_anything_else_is_skipped() -> None:
-    actual = properties("return [LONG, CorpusSubject]")
+    actual = properties("return [LENGTH, CorpusSubject]")
     (fault,) = actual.faults
     assert fault.message == (
         "plugin mine.py: `tfkit_properties` must return objects of tfkit.Property and tfkit.SubjectType; "

@@ -97,8 +97,10 @@ STACKS: dict[str, Part] = {
     "a loop over layers": {
         **heads("position: t5"),
         "layers": {
-            **{"groups": 2, "order": "looped"},
-            **{"variants": {"wide": {"ffn": {"d_ff": 20}}}, "pattern": ["wide", "base"]},
+            "groups": 2,
+            "order": "looped",
+            "variants": {"wide": {"ffn": {"d_ff": 20}}},
+            "pattern": ["wide", "base"],
         },
         "n_layers": 6,
     },

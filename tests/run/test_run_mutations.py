@@ -77,7 +77,7 @@ steps: null
 TEXTS = [RUN, RICH, ADDITION, CHILD, PACKED]
 FIELDS = sorted({*RunSpec.model_fields, "micro_batch", "sequences", "length", "every", "splits", "skip", "kind"})
 PATHS = {"weights": "path", "branch": "run", "data": "files"}
-MOST = 4096
+MAX_TOKENS = 4096
 """Positions of a step, and parameters in thousands, of a run that is tried."""
 
 
@@ -130,10 +130,9 @@ def check_text(text: str, run: Run) -> None:
     data = plain(parse(text, "run"))
     merged = data.pop("extends", None) is not None
     model = data.pop(MODEL, {})
-    for key, part in data.items():
+    for key, value in data.items():
         assert key in RunSpec.model_fields, f"{key} is no key of runs"
-        if key in LISTS and not isinstance(part, list) and part is not None:
-            part = [part]
+        part = [value] if key in LISTS and not isinstance(value, list) and value is not None else value
         if merged and (part is None or isinstance(part, Mapping)):
             continue  # a mapping is merged with the mapping of the other run, and null removes its key
         compare_field(_without_paths(key, part), run.config, key, "")
@@ -152,11 +151,10 @@ def _without_paths(key: str, part: Any) -> Any:
 
 def _compare_model(model: Mapping[str, Any], run: Run) -> None:
     actual, inherited = run.graph.spec.model, set(run.graph.spec.provenance.inherited.values())
-    for key, part in model.items():
-        if isinstance(part, str) and part in SIZES:
+    for key, value in model.items():
+        if isinstance(value, str) and value in SIZES:
             continue
-        if key == "inputs" and isinstance(part, list):
-            part = dict.fromkeys(part, "tokens")
+        part = dict.fromkeys(value, "tokens") if key == "inputs" and isinstance(value, list) else value
         if key in type(actual).model_fields:
             compare(part, getattr(actual, key), key)
         else:
@@ -171,11 +169,11 @@ def is_small(run: Run) -> bool:
         model = tfkit.build(run.graph, device="meta")
     read = config.eval.splits.values() if config.eval else ()
     return (
-        run.tokens_of_step < MOST
+        run.tokens_of_step < MAX_TOKENS
         and config.machine.threads <= 2
         and config.machine.device == "cpu"
         and not config.machine.compile
-        and sum(parameter.numel() for parameter in model.parameters()) < MOST * 1000
+        and sum(parameter.numel() for parameter in model.parameters()) < MAX_TOKENS * 1000
         and len(list(model.modules())) < 200
         and all(split.batches == "all" or split.batches < 4 for split in read)
     )

@@ -52,7 +52,7 @@ TEXTS = [PAIRED, LADDER]
 FIELDS = sorted(
     {name for config in (SweepSpec, EqualConfig, TuneConfig, CompareConfig, FitConfig) for name in config.model_fields}
 )
-MOST_ARMS = 24
+MAX_ARMS = 24
 
 
 def base_of(variant: str, to: str | None, variants: list[str]) -> str:
@@ -97,10 +97,10 @@ def check(text: str, folder: Path) -> bool:
 def check_text(text: str, sweep: Sweep) -> None:
     """Everything that the text says is in the sweep, and its runs are those of the text."""
     data, config = plain(parse(text, "sweep")), sweep.file.config
-    for key, part in data.items():
+    for key, value in data.items():
         assert key in SweepSpec.model_fields, f"{key} is no key of sweeps"
-        if key == "sizes" and part is not None:
-            part = {"params": [_count(parameter) for parameter in part["params"]]}
+        counted = key == "sizes" and value is not None
+        part = {"params": [_count(parameter) for parameter in value["params"]]} if counted else value
         compare_field(part, config, key, "")
     check_runs(data, sweep)
 
@@ -121,7 +121,7 @@ def check_runs(data: Mapping[str, Any], sweep: Sweep) -> None:
     assert len(arms.arms) == len(variants) * len(sizes) * points
     assert {arm.variant for arm in arms.arms} == set(variants)
     assert len({arm.name for arm in arms.arms}) == len(arms.arms)
-    for arm in arms.arms[:MOST_ARMS]:
+    for arm in arms.arms[:MAX_ARMS]:
         runs = [sweep_run.run for sweep_run in arms.runs(arm)]
         assert [run.config.seed for run in runs] == list(data["seeds"])
         assert len({run.steps for run in runs}) == 1

@@ -13,7 +13,7 @@ from tfkit.plugin.manager import Plugins
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted(Path(__file__).parents[1].glob("broken/*.yaml"))
-SEVERAL = {"several_mistakes": 4, "several_keys_missing": 2, "set_two_errors": 2}
+ERROR_COUNTS = {"several_mistakes": 4, "several_keys_missing": 2, "set_two_errors": 2}
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
@@ -26,7 +26,7 @@ def test_broken(
     with pytest.raises(tfkit.SpecError) as caught:
         tfkit.load(path.relative_to(ROOT), sets=sets, plugins=plugins)
     text = str(caught.value)
-    assert len(caught.value.diagnostics) == SEVERAL.get(path.stem, 1), "one error for each mistake"
+    assert len(caught.value.diagnostics) == ERROR_COUNTS.get(path.stem, 1), "one error for each mistake"
     assert max(map(len, text.split("\n"))) <= 120
     golden(f"broken/{path.stem}", text)
 

@@ -16,7 +16,7 @@ from tfkit.spec.weight_files import content_of
 from tfkit.testing import check_model
 
 Run = Callable[..., str]
-SMALL = """\
+SMALL_SPEC = """\
 tfkit: 1
 name: small
 d_model: 16
@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    Path("small.yaml").write_text(SMALL)
+    Path("small.yaml").write_text(SMALL_SPEC)
     run("build", "small.yaml", "-o", "out", "--seed", "7")
     Path("out/chars.json").write_text('{"characters": "abcde"}')
     return tmp_path
@@ -102,7 +102,7 @@ def test_a_loaded_graph_has_the_weights_of_its_folder(folder: Path, monkeypatch:
 def test_a_folder_whose_spec_needs_a_plugin(folder: Path) -> None:
     Path("plugins").mkdir()
     Path("plugins/mine.py").write_text(PLUGIN)
-    Path("mine.yaml").write_text(SMALL.replace("kind: gelu", "kind: other"))
+    Path("mine.yaml").write_text(SMALL_SPEC.replace("kind: gelu", "kind: other"))
     plugins = tfkit.load_plugins(plugin_dirs=[Path("plugins")])
     tfkit.save(model := tfkit.build(tfkit.load("mine.yaml", plugins=plugins), seed=3), "other")
     assert same(tfkit.build(tfkit.load("other", plugins=plugins)), model.state_dict())
@@ -245,7 +245,7 @@ def test_folders_that_are_no_model(folder: Path, run: Run, golden: Callable[[str
     Path("theirs/model.safetensors").write_text("")
     golden("folder/published", run("generate", "theirs", "--prompt", "a", status=1, stderr=True))
     Path("mine").mkdir()
-    Path("mine/model.yaml").write_text(SMALL)
+    Path("mine/model.yaml").write_text(SMALL_SPEC)
     golden("folder/another_name", run("build", "mine", status=1, stderr=True))
     Path("child.yaml").write_text("extends: mine\nname: child\n")
     golden("folder/extends", run("params", "child.yaml", status=1, stderr=True))

@@ -210,7 +210,7 @@ def small(path: Path) -> str:
 RUNS, SWEEPS = originals("runs"), originals("sweeps")
 ORIGINALS = [*RUNS.values(), *SWEEPS.values()]
 WORDS = sorted({node[key] for root in ORIGINALS for node, key in places(root) if isinstance(node[key], str)})
-QUICK, MANY, OF_SLOW = 15, 2_000, 100
+QUICK_COUNT, FULL_COUNT, SLOW_COUNT = 15, 2_000, 100
 SLOW = ("calculator", "calculator_exact", "reverse", "architecture", "ladder")
 """Files that take longer to read: the quick test leaves them out, and the slow test has fewer mutants of them."""
 
@@ -276,7 +276,7 @@ def test_the_originals_are_valid(kind: str, name: str, folder: Path) -> None:
 def test_mutants(kind: str, folder: Path) -> None:
     names = [name for of, name in FILES if of == kind and name not in SLOW]
     for index, name in enumerate(names):
-        check(name, range(index, QUICK, len(names)), folder / kind / "mutant.yaml", planned=False)
+        check(name, range(index, QUICK_COUNT, len(names)), folder / kind / "mutant.yaml", planned=False)
 
 
 @pytest.mark.slow
@@ -285,8 +285,8 @@ def test_many_mutants(kind: str, name: str, folder: Path) -> None:
     """2,000 of each kind in total. Some of them are valid, which reaches the plan."""
     fast_files = [other for of, other in FILES if of == kind and other not in SLOW]
     slow = sum(of == kind for of, _ in FILES) - len(fast_files)
-    count = OF_SLOW if name in SLOW else -(-(MANY - OF_SLOW * slow) // len(fast_files))
-    assert check(name, range(QUICK, QUICK + count), folder / kind / "mutant.yaml") >= 5
+    count = SLOW_COUNT if name in SLOW else -(-(FULL_COUNT - SLOW_COUNT * slow) // len(fast_files))
+    assert check(name, range(QUICK_COUNT, QUICK_COUNT + count), folder / kind / "mutant.yaml") >= 5
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning", "ignore::tfkit.errors.FirstLossWarning")

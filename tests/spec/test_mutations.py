@@ -35,7 +35,7 @@ FIELDS = sorted({name for slot in PLUGINS.registry.slots() for kind in PLUGINS.r
                  for name in kind.config.model_fields})  # fmt: skip
 SHARED = sorted(PLUGINS.registry.shared_names())
 LENGTH = 5
-MOST_LAYERS = 12
+MAX_LAYERS = 12
 
 VALUES = """
     0 1 -1 3 7 1.5 1e-5 1e300 2.0 1000000000 007 .inf true false yes null ~ none text "2" 'a:b' 'a [] [1] {} {kind:mha}
@@ -252,7 +252,7 @@ def check(text: str) -> bool:
         assert all(diagnostic.message and diagnostic.span for diagnostic in refusal.diagnostics)
         return False
     check_text(text, graph)
-    if layers_of(graph) <= MOST_LAYERS:
+    if layers_of(graph) <= MAX_LAYERS:
         check_model(graph)
     return True
 

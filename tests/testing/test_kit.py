@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -92,7 +93,7 @@ def test_an_unknown_kind_or_slot() -> None:
 
 
 NAME = f"ffn kind `wrong`, {place_of(FFNConfig)},"
-ONE = f"{NAME} breaks a guarantee"
+HEADLINE = f"{NAME} breaks a guarantee"
 FFN = "ffn kind `wrong`, `stack.layers.0.ffn`, "
 WEIGHT = "`stack.layers.0.ffn.weight` "
 STEPS = "`stack.layers.0.ffn.steps` "
@@ -152,6 +153,20 @@ def findings(invalid: type[nn.Module], within: Literal["encoder", "decoder"] = "
     return str(caught.value).splitlines()
 
 
+def test_a_failure_shows_only_the_test() -> None:
+    plugins = with_component(PLUGINS, FFNConfig)
+    graph = tfkit.load(small_spec("encoder", FFNConfig, {"kind": "wrong", "wrong": "Unfilled"}), plugins=plugins)
+    checks: list[Callable[[], None]] = [
+        partial(check_component, FFNConfig, fields={"wrong": "Unfilled"}, within=["encoder"], only=["weights"]),
+        partial(check_model, graph, plugins=plugins, only=["weights"]),
+        partial(check_filled, graph),
+    ]
+    for check in checks:
+        with pytest.raises(AssertionError, match="is not filled") as caught:
+            check()
+        assert [entry.name for entry in caught.traceback.filter(caught)] == ["test_a_failure_shows_only_the_test"]
+
+
 def test_the_right_one_passes() -> None:
     check_component(FFNConfig, fields={"wrong": "Wrong"}, within=["decoder"])
 
@@ -162,13 +177,13 @@ def test_the_right_one_passes() -> None:
 def test_a_broken_promise_is_named(invalid: type[nn.Module]) -> None:
     promise, text = BROKEN[invalid]
     first, line = findings(invalid, only=promise)
-    assert first == ONE
+    assert first == HEADLINE
     assert line.startswith(f"- {promise}, in an encoder: {text}")
 
 
 def test_a_gradient_to_later_tokens_is_named() -> None:
     first, line = findings(LeaksItsGradient, "decoder", only="look-ahead-gradient")
-    assert first == ONE
+    assert first == HEADLINE
     text = r"- look-ahead-gradient, in a decoder: the model looks ahead: output \d has a gradient of \S+ to later"
     assert re.match(text, line)
 

@@ -18,7 +18,7 @@ from tfkit.tools.params.count import count_params
 from tfkit.tools.show.prose import prose_of
 
 from ..components.test_matrix import CHOSEN, ROWS, load, name_of, spec_of
-from ..decoding.test_cached_models import SHOWN, SPECS, build
+from ..decoding.test_cached_models import COVERED_SPECS, SPECS, build
 from ..sampling import chosen
 from .cost.test_counter import B, T, counted, memory_length
 from .draw.geometry import faults
@@ -55,7 +55,7 @@ graph:
   logits: {block: lm_head}
 """
 MODELS: dict[str, Callable[[], tfkit.Graph]] = {
-    **{name: lambda text=text: build(text).meta["graph"] for name, text in SPECS.items() if name not in SHOWN},  # type: ignore[misc]
+    **{name: lambda text=text: build(text).meta["graph"] for name, text in SPECS.items() if name not in COVERED_SPECS},  # type: ignore[misc]
     "latents": lambda: tfkit.loads(LATENTS),
     "in_a_row": lambda: tfkit.loads(IN_A_ROW),
 }

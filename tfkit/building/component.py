@@ -11,6 +11,7 @@ from torch import nn
 from tfkit.arguments import Positive, Seed, checked
 from tfkit.building.builder import build
 from tfkit.building.placement import AnyDevice, AnyDtype
+from tfkit.component import Component
 from tfkit.errors import SpecError
 from tfkit.graph.expand import expand
 from tfkit.nn import Context, Program
@@ -77,13 +78,8 @@ def component(
         raise ValueError(
             f"{slot} `{keys['kind']}` cannot be alone: its key `{min(clash)}` is an argument of `component`"
         )
-    inputs: dict[str, Any] = {"x": {"type": "features", "width": "d_model"}}
-    if slot == "cross_attention":
-        inputs["memory"] = {"type": "features", "width": d_memory or d_model}
-    if kind is not None and kind.config.takes_condition:
-        inputs["condition"] = {"type": "vector", "width": keys.get("d_condition", d_model)}
-    if kind is not None and kind.config.takes_features:
-        inputs["layer_features"] = {"type": "features", "width": keys.get("d_features", d_model)}
+    memory = (d_memory or d_model) if slot == "cross_attention" else None
+    inputs = _inputs(None if kind is None else kind.config, keys, d_model, memory)
     stack: dict[str, Any] = {"block": "decoder" if causal else "encoder", "n_layers": 1, "placement": "post"}
     stack |= {"input": "x", **{name: name for name in inputs if name != "x"}}
     if slot in ("norm", "activation"):
@@ -116,3 +112,17 @@ def component(
         layers[0] = program.build(program.call("ffn_norm_after", norm, *arguments_of_layer), "Layer")
     model.meta.clear()  # no spec can name the mask like this
     return model
+
+
+def _inputs(
+    config: type[Component] | None, keys: Mapping[str, Any], d_model: int, d_memory: int | None
+) -> dict[str, Any]:
+    """Return the inputs of the model around a component."""
+    inputs: dict[str, Any] = {"x": {"type": "features", "width": "d_model"}}
+    if d_memory is not None:
+        inputs["memory"] = {"type": "features", "width": d_memory}
+    if config is not None and config.takes_condition:
+        inputs["condition"] = {"type": "vector", "width": keys.get("d_condition", d_model)}
+    if config is not None and config.takes_features:
+        inputs["layer_features"] = {"type": "features", "width": keys.get("d_features", d_model)}
+    return inputs

@@ -219,7 +219,10 @@ def _different_module(module: nn.Module, expected: nn.Module, *, root: bool, hoo
         yield f"{path}: a forward hook, which can change its output"
     if hooks and has_forward_pre_hook(module):
         yield f"{path}: a forward pre-hook, which can change its inputs"
-    attributes = vars(module)
+    yield from _different_attributes(vars(module), expected, root)
+
+
+def _different_attributes(attributes: Mapping[str, Any], expected: nn.Module, root: bool) -> Iterator[str]:
     for name, value in vars(expected).items():
         if name in OF_TORCH or name.startswith("_") or (root and name == "meta") or name == "recompute":
             continue

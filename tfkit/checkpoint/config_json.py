@@ -301,8 +301,9 @@ def with_further_fields(config: MappingABC[str, Any], further: MappingABC[str, A
     for key, value in further.items():
         inner = merged.get(key)
         if isinstance(value, dict) and isinstance(inner, dict) and key not in LABELS:
-            value = with_further_fields(inner, value)
-        merged[key] = value
+            merged[key] = with_further_fields(inner, value)
+        else:
+            merged[key] = value
     return merged
 
 

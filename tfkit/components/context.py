@@ -134,7 +134,7 @@ class AttentionContext(nn.Module):
         self.near = relative is not None or rotary is not None or position is not None or key.mask.left is not None
         self.flex = key.flex and not gaps and (position is None or slopes is not None)
 
-    def forward(
+    def forward(  # noqa: C901  TorchScript compiles it
         self,
         x: Tensor,
         padding: Tensor | None,

@@ -109,11 +109,11 @@ class ExpressionConfig(MaskRuleConfig):
 MAX_LENGTH = 200
 GRAMMAR = "write a condition such as `(q - k) % 2 == 0 or k < 4`, with q, k, integers, + - * // % and comparisons"
 OPERATIONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
-    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.And: operator.and_, ast.Or: operator.or_},
-    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
-    **{ast.Eq: operator.eq, ast.NotEq: operator.ne},
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.And: operator.and_, ast.Or: operator.or_,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
 
 
 def _condition(node: ast.expr, program: Program, positions: Mapping[str, Value]) -> Value:

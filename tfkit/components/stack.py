@@ -426,7 +426,7 @@ class Stack(nn.Module):
             return contexts
         return [with_values(context, None, real, places, documents, condition) for context in contexts]
 
-    def run(
+    def run(  # noqa: C901  TorchScript compiles it
         self,
         x: Tensor,
         mask: Tensor | None,

@@ -88,7 +88,7 @@ class PiecewiseLoss:
         loss, gradients = self._gradients(values, targets, learned)
         n = len(gradients) - len(totals)
         for of_all, of_piece in zip(totals, gradients[n:], strict=True):
-            of_all += of_piece
+            of_all.add_(of_piece)
         return loss, gradients[:n]
 
     def _gradients(

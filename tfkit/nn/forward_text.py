@@ -20,15 +20,15 @@ from torch.nn import functional as F
 WIDTH = 116
 """Columns of a line, for the body of an indented class."""
 OPERATORS: Mapping[Any, tuple[str, int]] = {
-    **{operator.lt: ("<", -2), operator.le: ("<=", -2), operator.gt: (">", -2), operator.ge: (">=", -2)},
-    **{operator.eq: ("==", -2), operator.ne: ("!=", -2), operator.or_: ("|", -1), operator.and_: ("&", 0)},
-    **{operator.floordiv: ("//", 2), operator.mod: ("%", 2)},
+    operator.lt: ("<", -2), operator.le: ("<=", -2), operator.gt: (">", -2), operator.ge: (">=", -2),
+    operator.eq: ("==", -2), operator.ne: ("!=", -2), operator.or_: ("|", -1), operator.and_: ("&", 0),
+    operator.floordiv: ("//", 2), operator.mod: ("%", 2),
     operator.add: ("+", 1),
     operator.sub: ("-", 1),
     operator.mul: ("*", 2),
     operator.truediv: ("/", 2),
     operator.matmul: ("@", 2),
-}
+}  # fmt: skip
 """The sign of an operator, and its precedence."""
 ATOM = 3
 """The precedence of a name, a call or an index."""

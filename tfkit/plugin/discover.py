@@ -151,8 +151,10 @@ def _replaced(candidates: Sequence[Candidate], later: Iterable[Candidate]) -> li
         other = before.pop(canonical(candidate.name), None)
         if other is not None and other.version != candidate.version:
             place = "installed" if other.origin.startswith(ENTRY_POINT) else other.origin
-            candidate = replace(candidate, origin=f"{candidate.origin} (instead of {other.version}, {place})")
-        kept.append(candidate)
+            origin = f"{candidate.origin} (instead of {other.version}, {place})"
+            kept.append(replace(candidate, origin=origin))
+        else:
+            kept.append(candidate)
     return [*before.values(), *kept]
 
 

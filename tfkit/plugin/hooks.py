@@ -163,28 +163,19 @@ class Hooks:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                if not isinstance(error, HookError):
-                    failure = HookError(hook, plugin, f"failed: {in_words(error)}", where(error) or _place(impl))
-                    failure.__cause__, error = error, failure
-                if isolated or not errors or error.__cause__ is not errors[-1].__cause__:
-                    errors.append(error)
-                    self.calls.append(HookCall(hook, plugin.label, error))
+                failure = _failure(error, hook, plugin, impl)
+                if isolated or not errors or failure.__cause__ is not errors[-1].__cause__:
+                    errors.append(failure)
+                    self.calls.append(HookCall(hook, plugin.label, failure))
 
-        def converted(value: Any, impl: pluggy.HookImpl) -> T:
-            try:
-                return read(value)
-            except TypeError as error:
-                raise HookError(hook, self._owners[id(impl.plugin)], str(error), _place(impl)) from error
-
-        for impl in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
-            if only not in (None, self._owners[id(impl.plugin)]):
-                continue
+        impls = reversed(getattr(self._manager.hook, hook).get_hookimpls())
+        for impl in (impl for impl in impls if only in (None, self._owners[id(impl.plugin)])):
             with guarded(impl) as plugin:
                 result = _begin(impl, arguments)
                 if impl.wrapper or impl.hookwrapper:
                     wrappers.append((impl, result))
                     continue
-                value = None if result is None else converted(result, impl)
+                value = None if result is None else self._read(read, result, hook, impl)
                 values += [] if value is None else [(plugin.label, value)]
                 self.calls.append(HookCall(hook, plugin.label, value))
             if errors and not isolated:
@@ -196,9 +187,26 @@ class Hooks:
                 if result is None and isolated:
                     raise TypeError("a wrapper must return a list of results; got None")
                 labels = {id(value): label for label, value in values}
-                values = [(labels.get(id(value), plugin.label), converted(value, impl)) for value in result or ()]
+                values = [
+                    (labels.get(id(value), plugin.label), self._read(read, value, hook, impl)) for value in result or ()
+                ]
                 errors = errors if isolated else []
         return values, errors
+
+    def _read(self, read: Callable[[Any], T], value: Any, hook: str, impl: pluggy.HookImpl) -> T:
+        try:
+            return read(value)
+        except TypeError as error:
+            raise HookError(hook, self._owners[id(impl.plugin)], str(error), _place(impl)) from error
+
+
+def _failure(error: BaseException, hook: str, plugin: Candidate, impl: pluggy.HookImpl) -> HookError:
+    """Return an error of a plugin as the error of its hook."""
+    if isinstance(error, HookError):
+        return error
+    failure = HookError(hook, plugin, f"failed: {in_words(error)}", where(error) or _place(impl))
+    failure.__cause__ = error
+    return failure
 
 
 @contextmanager

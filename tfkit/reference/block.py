@@ -112,7 +112,8 @@ BLOCKS: dict[str, Function] = {
     **dict.fromkeys(("layer", "attention", "cross_attention", "mixer"), one_layer),
     "residual": residual,
     "ffn": lambda part, input: Value(replace(part, config=part.config.ffn)(input.x), input.pairs),
-    **{"encoder": stack, "decoder": partial(stack, causal=True)},
+    "encoder": stack,
+    "decoder": partial(stack, causal=True),
     "norm": lambda part, input: Value(replace(part, config=part.config.norm)(input.x), input.pairs),
     "add": lambda part, inputs: Value(np.sum([value.x for value in inputs], axis=0), inputs[0].pairs),
 }

@@ -305,18 +305,7 @@ def _check_model(run: Run) -> None:
             padding_mask_of(graph, inputs[name])
     except Invalid as error:
         raise run.refused(error, "data") from error
-    for name, values in first.inputs.items():
-        signal, sizes = graph.inputs[inputs[name]], _sizes(values)
-        taken = (signal.channels, signal.rows, signal.width) if signal.type == "image" else (signal.width,)
-        if sizes != (taken if signal.type in ("sequence", "vector", "image") else None):
-            words = "features of width" if values.ndim < 4 else "images of"
-            got = "ids" if sizes is None else f"{words} {' x '.join(map(str, sizes))}"
-            raise run.error(f"the data has {got}, but `{inputs[name]}` of the model takes {signal.in_words()}", "data")
-    for name in inputs.values():
-        rows = rows_of(graph, name)
-        if rows is not None and rows < data.vocab_size:  # published tables often have more rows than tokens
-            message = f"the data has {data.vocab_size:,} tokens, but the model has `vocab_size` {rows:,}"
-            raise run.error(message, "data", help="write `vocab_size: data.vocab_size` in the run's `model`")
+    _check_inputs(run, first, inputs)
     n_classes = getattr(data, "n_classes", None)
     for name, classes in (n_classes if isinstance(n_classes, Mapping) else {"": n_classes}).items():
         width = graph.node(name or graph.outputs[0]).output.width
@@ -332,6 +321,22 @@ def _check_model(run: Run) -> None:
         raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")
     for split in run.config.eval.splits if run.config.eval else ():
         check_length(run, split, "eval", "splits", split)
+
+
+def _check_inputs(run: Run, batch: Batch, inputs: Mapping[str, str]) -> None:
+    """Raise SpecError if an input of the model does not fit the sizes or the vocabulary of the data."""
+    for name, values in batch.inputs.items():
+        signal, sizes = run.graph.inputs[inputs[name]], _sizes(values)
+        taken = (signal.channels, signal.rows, signal.width) if signal.type == "image" else (signal.width,)
+        if sizes != (taken if signal.type in ("sequence", "vector", "image") else None):
+            words = "features of width" if values.ndim < 4 else "images of"
+            got = "ids" if sizes is None else f"{words} {' x '.join(map(str, sizes))}"
+            raise run.error(f"the data has {got}, but `{inputs[name]}` of the model takes {signal.in_words()}", "data")
+    for name in inputs.values():
+        rows = rows_of(run.graph, name)
+        if rows is not None and rows < run.data.vocab_size:  # published tables often have more rows than tokens
+            message = f"the data has {run.data.vocab_size:,} tokens, but the model has `vocab_size` {rows:,}"
+            raise run.error(message, "data", help="write `vocab_size: data.vocab_size` in the run's `model`")
 
 
 def _check_machine(run: Run) -> None:

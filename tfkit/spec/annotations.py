@@ -24,11 +24,11 @@ class ConfigShape:
 def shape_of(annotation: Any) -> ConfigShape | None:
     """Return the shape of a field that holds configs; None for any other field."""
     members = options(annotation)
-    for option in members:
-        arguments = [a for a in get_args(option) if a is not Ellipsis]
+    for member in members:
+        arguments, option = [a for a in get_args(member) if a is not Ellipsis], member
         container: Literal["one", "list", "dict"] = "one"
-        if get_origin(option) in (tuple, list) or get_origin(option) is dict:
-            container = "dict" if get_origin(option) is dict else "list"
+        if get_origin(member) in (tuple, list) or get_origin(member) is dict:
+            container = "dict" if get_origin(member) is dict else "list"
             option = options(arguments[-1])[0]
         if isinstance(option, type) and issubclass(option, Config):
             return ConfigShape(option, container, type(None) in members, bool in members)

@@ -271,10 +271,11 @@ def _merged(base: Mapping, patch: Mapping) -> Mapping:
     for name, node in patch.items.items():
         old = items.get(name)
         if isinstance(old, Mapping) and isinstance(node, Mapping) and name == "spec":
-            node = merge(old, node)
+            items[name] = merge(old, node)
         elif isinstance(old, Mapping) and isinstance(node, Mapping):
-            node = Mapping({**old.items, **node.items}, {**old.keys, **node.keys}, node.span)
-        items[name] = node
+            items[name] = Mapping({**old.items, **node.items}, {**old.keys, **node.keys}, node.span)
+        else:
+            items[name] = node
     return Mapping(items, keys, patch.span)
 
 

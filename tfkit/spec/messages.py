@@ -175,22 +175,29 @@ def from_pydantic(
             elif relations:
                 yield _relation(reason, path, provenance)
             continue
-        here = provenance.written(place)
-        if isinstance(reason, Invalid):
-            yield Diagnostic(reason.message, provenance.span(place), ".".join(here), reason.notes, reason.help)
-        elif kind in NOT_ALLOWED:
-            words = allowed(cls.model_fields[place[len(path)]], nested=len(place) - len(path) - 1)
-            yield _not_allowed(details, words, here, provenance.span(place))
-        elif number := _number_of_items(details):
-            yield Diagnostic(f"{label(here)} must have {number}", provenance.span(place), ".".join(here))
-        elif kind == "value_error":
-            yield Diagnostic(f"{label(here)}: {reason}", provenance.span(place), ".".join(here))
-        elif kind == "assertion_error":
-            yield crashed(cls, "the check of its config", reason, place, provenance)
-        else:
-            takes = TYPE_TEXTS.get(kind, "").format(**details[0].get("ctx", {}))
-            what = f"must be {takes}; got {found(details[0]['input'])}" if takes else details[0]["msg"]
-            yield Diagnostic(f"{label(here)} {what}", provenance.span(place), ".".join(here))
+        yield _of_field(details, place, cls, path, provenance)
+
+
+def _of_field(
+    details: Sequence[ErrorDetails], place: Path, cls: type[Config], path: Path, provenance: Provenance
+) -> Diagnostic:
+    """Return the error for the value of a field of the config at `path`."""
+    kind, here, span = details[0]["type"], provenance.written(place), provenance.span(place)
+    reason: Any = details[0].get("ctx", {}).get("error")
+    if isinstance(reason, Invalid):
+        return Diagnostic(reason.message, span, ".".join(here), reason.notes, reason.help)
+    if kind in NOT_ALLOWED:
+        words = allowed(cls.model_fields[place[len(path)]], nested=len(place) - len(path) - 1)
+        return _not_allowed(details, words, here, span)
+    if number := _number_of_items(details):
+        return Diagnostic(f"{label(here)} must have {number}", span, ".".join(here))
+    if kind == "value_error":
+        return Diagnostic(f"{label(here)}: {reason}", span, ".".join(here))
+    if kind == "assertion_error":
+        return crashed(cls, "the check of its config", reason, place, provenance)
+    takes = TYPE_TEXTS.get(kind, "").format(**details[0].get("ctx", {}))
+    what = f"must be {takes}; got {found(details[0]['input'])}" if takes else details[0]["msg"]
+    return Diagnostic(f"{label(here)} {what}", span, ".".join(here))
 
 
 def _not_allowed(details: Sequence[ErrorDetails], words: list[str], path: Path, span: Span | None) -> Diagnostic:

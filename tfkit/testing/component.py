@@ -25,6 +25,8 @@ from tfkit.tools.check.measure import Level, Outcome, Property
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import PropertySet, properties_of
 
+__tracebackhide__ = True  # pytest shows the test that fails, not the functions of this module
+
 
 @checked
 def check_component(
@@ -261,7 +263,6 @@ def _check(prop: Property, subjects: Callable[[], Mapping[str, AnySubject]]) -> 
     def check() -> None:
         import pytest
 
-        __tracebackhide__ = True  # pytest then shows the author's test alone
         results = {name: next(outcomes(subject, [prop], strict=True)) for name, subject in subjects().items()}
         broken = [f"in {name}: {o.fault}" for name, o in results.items() if o.status == "failed"]
         if broken:

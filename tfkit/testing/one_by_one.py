@@ -12,6 +12,8 @@ from tfkit.tools.check.measure import TOLERANCE, Deviation, UnsupportedError
 from tfkit.tools.check.properties import basics, forms, numbers, reading, steps, training
 from tfkit.tools.check.runs import Inputs
 
+__tracebackhide__ = True  # pytest shows the test that fails, not the functions of this module
+
 
 def _hold(measured: Iterable[Deviation]) -> None:
     """Raise AssertionError for the first deviation that is too large."""

@@ -32,7 +32,7 @@ import torch, tfkit
 torch.set_num_threads(1)
 SIZES = ["d_model=256", "vocab_size=4096", "max_len=512", "decoder.n_layers=4", "decoder.attention.n_heads=4",
          "decoder.ffn.d_ff=768"]
-LEAST = ["d_model=16", "vocab_size=16", "max_len=512", "decoder.n_layers=12", "decoder.attention.n_heads=2",
+SMALL_SIZES = ["d_model=16", "vocab_size=16", "max_len=512", "decoder.n_layers=12", "decoder.attention.n_heads=2",
          "decoder.ffn.d_ff=16"]
 
 def best(run, times):
@@ -67,7 +67,7 @@ for name, more in (("gpt2", []), ("llama3_8b", ["decoder.attention.n_kv_heads=2"
     model = tfkit.build(name, sets=SIZES + more)
     figures[f"{name}: step"] = step(model)
     figures[f"{name}: token"] = token(model)
-figures["12 layers of width 16: token"] = token(tfkit.build("gpt2", sets=LEAST), 48)
+figures["12 layers of width 16: token"] = token(tfkit.build("gpt2", sets=SMALL_SIZES), 48)
 figures["build llama3_405b on meta"] = best(lambda: tfkit.build("llama3_405b", device="meta"), 3)
 print(json.dumps(figures))
 """

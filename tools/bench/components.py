@@ -17,7 +17,7 @@ from tfkit.run.checked_run import load_run
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.train.record import RunFolder, bits_of
 
-MOST = 0.02
+MAX_FRACTION = 0.02
 RUN = "minigpt_relu"
 SIZES = {"16 x 128": (), "8 x 64": ("batch.sequences=8", "batch.length=64")}
 
@@ -62,7 +62,7 @@ def main() -> int:
         milliseconds, of_run = fraction(steps, *sets)
         fractions.append(of_run)
         print(f"| {size} | {milliseconds:.1f} | {of_run:.2%} |")
-    return int(max(fractions) > MOST)
+    return int(max(fractions) > MAX_FRACTION)
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ def added_seconds(calls: list[tuple[Rearrange, Tensor]], rounds: int) -> float:
         groups.setdefault((module.pattern, str(module.sizes), x.shape, x.stride()), []).append((module, x))
     total = 0.0
     for (module, x), *further in groups.values():
-        x = x.detach().requires_grad_(x.requires_grad)
-        contenders = {"tfkit": repeated(module, x), "einops": repeated(of_einops(module), x)}
+        leaf = x.detach().requires_grad_(x.requires_grad)
+        contenders = {"tfkit": repeated(module, leaf), "einops": repeated(of_einops(module), leaf)}
         times = take_turns(contenders, rounds)
         total += (1 + len(further)) * (min(times["einops"]) - min(times["tfkit"]))
     return total

@@ -38,13 +38,13 @@ TRAINING = {"gpt2": (32, 0.40), "gpt2_xl": (8, 0.48)}
 """Number of sequences of 1024 tokens in a step, and the target MFU."""
 DECODING = {"llama3_8b": (1, 0.65)}
 """Batch size, and the target fraction of the limit."""
-SMALL = ["d_model=64", "vocab_size=128", "max_len=64", "decoder.n_layers=2", "decoder.attention.n_heads=4"]
+SMALL_SIZES = ["d_model=64", "vocab_size=128", "max_len=64", "decoder.n_layers=2", "decoder.attention.n_heads=4"]
 STEPS, WARM_UP = 20, 5
 
 
 def train(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
     """Measure training steps of a model on random tokens."""
-    sets = ["dropout=0", *([*SMALL, "decoder.ffn.d_ff=256"] if rehearse else [])]
+    sets = ["dropout=0", *([*SMALL_SIZES, "decoder.ffn.d_ff=256"] if rehearse else [])]
     model = tfkit.build(name, sets=sets, device=device)
     config: Any = model.meta["graph"].node("decoder").config
     length = 32 if rehearse else 1024
@@ -93,7 +93,9 @@ def train_peer(name: str, batch: int, *, rehearse: bool, device: str) -> list[fl
 def decode(name: str, batch: int, *, rehearse: bool, device: str) -> dict[str, Any]:
     """Measure single tokens after a prompt."""
     grouped = ["decoder.attention.n_kv_heads=2", "decoder.ffn.d_ff=64"]
-    model = tfkit.build(name, sets=[*SMALL, *grouped] if rehearse else [], device=device, dtype=torch.bfloat16).eval()
+    model = tfkit.build(
+        name, sets=[*SMALL_SIZES, *grouped] if rehearse else [], device=device, dtype=torch.bfloat16
+    ).eval()
     length = 64 if rehearse else 1024
     cached = tfkit.CachedModel(model, length=length, compile="reduce-overhead" if device == "cuda" else True)
     tokens = torch.randint(128, (batch, length // 2), device=device)

@@ -39,8 +39,8 @@ start = time.process_time()
 model = {load}
 print(json.dumps({{"load": time.process_time() - start, "parameters": sum(p.numel() for p in model.parameters())}}))
 """
-OURS = "import tfkit\nfrom tfkit.tools.common.loading_weights import build_with_weights"
-THEIRS = "import transformers\nfrom transformers import AutoModelForCausalLM, {architecture}"
+TFKIT_IMPORTS = "import tfkit\nfrom tfkit.tools.common.loading_weights import build_with_weights"
+TRANSFORMERS_IMPORTS = "import transformers\nfrom transformers import AutoModelForCausalLM, {architecture}"
 COPIED = """
 def copied(model):
     for parameter in model.parameters():
@@ -64,9 +64,9 @@ def loading(spec: str, folder: Path) -> list[Contender]:
     architecture = json.loads((place / "config.json").read_text())["architectures"][0]
     ours = f"build_with_weights(tfkit.load({spec!r}), {str(place)!r})"
     theirs = f"{architecture}.from_pretrained({str(place)!r}, dtype=torch.bfloat16)"
-    imports = THEIRS.format(architecture=architecture)
+    imports = TRANSFORMERS_IMPORTS.format(architecture=architecture)
     return [
-        Contender("tfkit", script(PROBE.format(imports=OURS, load=ours))),
+        Contender("tfkit", script(PROBE.format(imports=TFKIT_IMPORTS, load=ours))),
         Contender("transformers, copied", script(PROBE.format(imports=f"{imports}{COPIED}", load=f"copied({theirs})"))),
         Contender("transformers, mapped", script(PROBE.format(imports=imports, load=theirs))),
     ]

@@ -21,7 +21,13 @@ from tfkit.tools.profile.profiled_step import ProfiledStep, Range, named_ranges,
 
 GOAL = 1.4
 MODEL = "gpt2"
-SMALL = ("decoder.n_layers=6", "d_model=384", "decoder.attention.n_heads=6", "decoder.ffn.d_ff=1536", "vocab_size=8192")
+SMALL_SIZES = (
+    "decoder.n_layers=6",
+    "d_model=384",
+    "decoder.attention.n_heads=6",
+    "decoder.ffn.d_ff=1536",
+    "vocab_size=8192",
+)
 
 
 def main() -> None:
@@ -33,7 +39,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="GPT-2 of 124M parameters instead of 14M")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    graph = tfkit.load(MODEL, sets=() if options.full else SMALL)
+    graph = tfkit.load(MODEL, sets=() if options.full else SMALL_SIZES)
     seconds_by_mode = {mode: race(graph, mode, options) for mode in ("train", "prefill", "decode")}
     if options.json:
         print(json.dumps({"machine": machine(), "gpu": accelerator(), "seconds": seconds_by_mode}))

@@ -34,7 +34,7 @@ STEP = (4, 256)
 """Sequences and tokens of a training step."""
 TRAINING, DECODING = 1.03, 1.05
 """The goals: time of the folder over the time of the model."""
-SAME = 1e-5
+TOLERANCE = 1e-5
 Turns = dict[str, list[float]]
 
 
@@ -69,7 +69,7 @@ def train(everybody: Mapping[str, nn.Module], rounds: int) -> Turns:
     with torch.no_grad():
         values = {name: logits(name, model, tokens) for name, model in everybody.items()}
     differences = {name: (value - values["tfkit"]).abs().max().item() for name, value in values.items()}
-    if max(differences.values()) > SAME:
+    if max(differences.values()) > TOLERANCE:
         raise SystemExit(f"the contenders are different models: {differences}")
     return take_turns({name: clock(name, model.train()) for name, model in everybody.items()}, rounds)
 

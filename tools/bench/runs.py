@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 COUNTS = (1, 2, 4, 8)
-SHORT, LONG = 20, 80
+SHORT_STEPS, LONG_STEPS = 20, 80
 """Steps of the two runs."""
 PATIENCE = 240
 """Seconds after which a run counts as hanging and is killed."""
@@ -43,7 +43,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     *({"float8": recipe} for recipe in ("tensorwise", "rowwise") if find_spec("torchao")),
 )
 """Additional settings of `machine`, measured on the maximum number of processes with sharded weights."""
-SMALL = ", d_model: 32, max_len: 16, graph: {decoder: {n_layers: 2, attention: {n_heads: 2}, ffn: {d_ff: 64}}}"
+SMALL_SIZES = ", d_model: 32, max_len: 16, graph: {decoder: {n_layers: 2, attention: {n_heads: 2}, ffn: {d_ff: 64}}}"
 
 
 def runs(*, rehearse: bool, device: str) -> dict[str, dict[str, Any]]:
@@ -78,14 +78,14 @@ def _measured(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_symbols(folder / "symbols.txt", 97 if rehearse else 50304, 4 * sequences * length)
-        for steps in (SHORT, LONG):
-            text = RUN.format(small=SMALL if rehearse else "", steps=steps, **sizes, **how)
+        for steps in (SHORT_STEPS, LONG_STEPS):
+            text = RUN.format(small=SMALL_SIZES if rehearse else "", steps=steps, **sizes, **how)
             (folder / "run.yaml").write_text(text, encoding="utf-8")
             speed = _launched(folder, count, f"out-{steps}")["tokens_per_second"]
             seconds[steps] = steps * sequences * length / speed
             lines = (folder / f"out-{steps}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            losses = [numbers["loss"] for numbers in map(json.loads, lines) if "loss" in numbers][:SHORT]
-    speed = (LONG - SHORT) * sequences * length / (seconds[LONG] - seconds[SHORT])
+            losses = [numbers["loss"] for numbers in map(json.loads, lines) if "loss" in numbers][:SHORT_STEPS]
+    speed = (LONG_STEPS - SHORT_STEPS) * sequences * length / (seconds[LONG_STEPS] - seconds[SHORT_STEPS])
     return {"processes": count, "shard": shard, "tokens_per_second": speed, "losses": losses}
 
 

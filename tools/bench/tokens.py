@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tfkit.decoding.text import load_tokenizer
 from tfkit.tools.tokens import _text_chunks, write_tokens
 
-LEAST = 0.95
+MIN_RATIO = 0.95
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -50,7 +50,7 @@ def main() -> int:
     size, ratio = arguments.text.stat().st_size / 1e6, statistics.median(library / tfkit for library, tfkit in pairs)
     speeds = [size / statistics.median(times) for times in zip(*pairs, strict=True)]
     print(f"library {speeds[0]:.2f} MB/s, tfkit tokens {speeds[1]:.2f} MB/s: {ratio:.3f} of the library's speed")
-    return int(ratio < LEAST)
+    return int(ratio < MIN_RATIO)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ SHAPES = {
     "llama": Shape("llama", 8, 512, 8, 2, 1408, vocab_size=8192, length=256, batch=4),
 }
 GOALS = {"gpt2": ["by hand"], "llama": ["litgpt", "transformers"]}
-BOTH = ["tfkit", "by hand"]
-SAME, LEARNED = 1e-5, 1e-2
+CONTENDERS = ["tfkit", "by hand"]
+TOLERANCE, LEARNED = 1e-5, 1e-2
 WHERE = {"cpu": "CPU time on one thread", "cuda": "time between CUDA events"}
 Operators = dict[str, tuple[int, float]]
 
@@ -95,7 +95,7 @@ def run(race: Race, names: Sequence[str], options: argparse.Namespace) -> None:
         race.seconds = take_turns(steppers, options.rounds)
         race.loss = {name: stepper.loss for name, stepper in steppers.items()}
         if options.operators:
-            race.operators = operators({name: workers[name] for name in BOTH})
+            race.operators = operators({name: workers[name] for name in CONTENDERS})
     check_loss(race)
 
 
@@ -110,7 +110,7 @@ def check(race: Race) -> None:
         sys.exit(f"tfkit: {race.missing['tfkit']}")
     ours = race.contenders["tfkit"]
     for name, details in race.contenders.items():
-        same = details["parameters"] == ours["parameters"] and details["difference"] <= SAME
+        same = details["parameters"] == ours["parameters"] and details["difference"] <= TOLERANCE
         if not same and not details["differs"]:
             difference = f"{details['parameters']:,} parameters, logits off by {details['difference']:.0e}"
             sys.exit(f"{name} is another model: {difference}")
@@ -151,7 +151,7 @@ def show(race: Race) -> None:
     for name, reason in race.missing.items():
         print(f"  not measured: {name} ({reason.partition(': ')[2] or reason}; see README.md)")
     if race.operators:
-        show_operators(*(race.operators[name] for name in BOTH))
+        show_operators(*(race.operators[name] for name in CONTENDERS))
 
 
 def show_operators(ours: Operators, theirs: Operators) -> None:
@@ -184,8 +184,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, and print the results."""
     options = arguments()
-    names, shapes = BOTH if options.compile else list(FILES), [options.shape] if options.shape else list(SHAPES)
-    races = [Race(SHAPES[name], BOTH[1:] if options.compile else GOALS[name]) for name in shapes]
+    names, shapes = CONTENDERS if options.compile else list(FILES), [options.shape] if options.shape else list(SHAPES)
+    races = [Race(SHAPES[name], CONTENDERS[1:] if options.compile else GOALS[name]) for name in shapes]
     for race in races:
         run(race, names, options)
     versions = {

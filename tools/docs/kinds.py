@@ -31,7 +31,7 @@ from tools.docs.page import (
     table,
 )
 
-MOST_SPECS = 40
+MAX_SPECS = 40
 """Maximum number of specs on the page of a kind."""
 
 
@@ -106,8 +106,8 @@ def _kind(registered: Registered) -> str:
             "\n".join(f"- <{paper}>" for paper in papers),
             f"- {link(_relative(doc.file), code_path(Path(doc.file)))}",
             "## Specs with this kind" if users else "",
-            ", ".join(link(name, models.path_of(name)) for name in users[:MOST_SPECS])
-            + (f", and {len(users) - MOST_SPECS} more" if len(users) > MOST_SPECS else ""),
+            ", ".join(link(name, models.path_of(name)) for name in users[:MAX_SPECS])
+            + (f", and {len(users) - MAX_SPECS} more" if len(users) > MAX_SPECS else ""),
         ]
     )
 

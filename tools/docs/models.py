@@ -24,7 +24,7 @@ PICTURES = "pictures"
 """The folder of the site with a picture of each model."""
 MECHANISMS = ("attention", "mixer", "ffn", "position", "residual")
 """Slots whose kinds characterize the mechanism of a model."""
-FEW = 60
+MAX_CHANGES = 60
 """Maximum number of differences from the parent on a page."""
 
 
@@ -144,9 +144,9 @@ def _changes(model: Model) -> Iterator[str]:
         return
     changes = differences(models()[model.parent].graph, model.graph)
     yield f"## Differences from {link(model.parent, path_of(model.parent))}"
-    rows = [(f"`{change.path}`", _value(change.before), _value(change.after)) for change in changes[:FEW]]
+    rows = [(f"`{change.path}`", _value(change.before), _value(change.after)) for change in changes[:MAX_CHANGES]]
     yield table(["value", model.parent, model.shipped.name], rows) or "No value differs."
-    yield f"And {len(changes) - FEW} more." if len(changes) > FEW else ""
+    yield f"And {len(changes) - MAX_CHANGES} more." if len(changes) > MAX_CHANGES else ""
 
 
 def _value(text: str | None) -> str:

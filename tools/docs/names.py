@@ -138,11 +138,12 @@ def _alias_doc(home: str, name: str) -> str:
 @cache
 def _blocks() -> tuple[tuple[str, str], ...]:
     """Return the Python blocks of all pages, each with the path of its page."""
-    blocks = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            blocks.append((page.relative_to(ROOT).with_suffix("").as_posix(), block))
-    return tuple(blocks)
+    fence = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return tuple(
+        (page.relative_to(ROOT).with_suffix("").as_posix(), block)
+        for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+        for block in fence.findall(page.read_text(encoding="utf-8"))
+    )
 
 
 def _uses(name: str) -> str:

@@ -11,9 +11,9 @@ import pytest
 import tfkit
 
 CONFIG = {
-    **{"model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"], "num_hidden_layers": 6},
-    **{"vocab_size": 61, "hidden_size": 32},
-}
+    "model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"], "num_hidden_layers": 6,
+    "vocab_size": 61, "hidden_size": 32,
+}  # fmt: skip
 
 
 def takers(folder: Path, **fields: Any) -> list[int]:

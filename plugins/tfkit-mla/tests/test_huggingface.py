@@ -132,7 +132,7 @@ def peer_of(model_type: str, options: dict[str, Any]) -> tuple[nn.Module, nn.Mod
         for parameter in attention.kv_a_proj_with_mqa.parameters():
             parameter[: SIZES["kv_lora_rank"]] *= 0.01
         for parameter in attention.q_a_proj.parameters() if config.q_lora_rank else ():
-            parameter *= 0.01
+            parameter.mul_(0.01)
     return attention.eval(), getattr(modules, f"{prefix}RotaryEmbedding")(config)
 
 
@@ -164,9 +164,9 @@ PADDINGS = {
     "left": torch.arange(7) >= torch.tensor([[0], [3]]),
     "right": torch.arange(7) < torch.tensor([[7], [3]]),
 }
-QUICK = {*zip(CASES, cycle(PADDINGS), repeat("sdpa"))}
+QUICK_CASES = {*zip(CASES, cycle(PADDINGS), repeat("sdpa"))}
 ROWS = [
-    pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow)
+    pytest.param(*row, marks=[] if row in QUICK_CASES else pytest.mark.slow)
     for row in product(CASES, PADDINGS, ["sdpa", "eager"])
 ]
 

@@ -236,11 +236,13 @@ def translated(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
         if ".up_proj." in name:
             continue
         if ".gate_proj." in name:
-            tensor = torch.cat((tensor, tensors[name.replace("gate_proj", "up_proj")]))
+            value = torch.cat((tensor, tensors[name.replace("gate_proj", "up_proj")]))
+        else:
+            value = tensor
         (ours,) = [new for old, new in NAMES.items() if re.fullmatch(old, name)]
-        if family.transposed and ours.startswith("experts.") and tensor.dim() == 3:
-            tensor = tensor.transpose(1, 2)
+        if family.transposed and ours.startswith("experts.") and value.dim() == 3:
+            value = value.transpose(1, 2)
         if family.interleaved and ours.startswith("experts.gate_up"):
-            tensor = torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)
-        result[ours] = tensor.flatten() if ours == "router.correction" else tensor
+            value = torch.cat((value[:, ::2], value[:, 1::2]), dim=1)
+        result[ours] = value.flatten() if ours == "router.correction" else value
     return result

@@ -113,9 +113,10 @@ def renamed(tensors: Tensors, **names: str) -> dict[str, Tensor]:
     """Rename tensors by parts of their names; a tensor `mup_vector` is left out."""
     result = {}
     for name, tensor in tensors.items():
+        renamed_name = name
         for old, new in names.items():
-            name = name.replace(old, new)
-        result[name] = tensor
+            renamed_name = renamed_name.replace(old, new)
+        result[renamed_name] = tensor
     result.pop("mup_vector", None)
     return result
 
@@ -217,14 +218,14 @@ def griffin(tensors: Tensors) -> dict[str, Tensor]:
 
 GELU = {"kind": "gelu", "approximate": "tanh"}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-ONE = {"num_hidden_layers": 1}
-STATE = {"state_size": 6, "conv_kernel": 3, "use_bias": True, **ONE}
+ONE_LAYER = {"num_hidden_layers": 1}
+STATE = {"state_size": 6, "conv_kernel": 3, "use_bias": True, **ONE_LAYER}
 MAMBA = {"kind": "mamba", "d_inner": 48, "d_state": 6, "step_rank": 5, "size": 3, "bias": True}
 MAMBA2 = {"kind": "mamba2", "n_heads": 12, "d_head": 4, "n_groups": 3, "d_state": 6, "size": 3, "bias": True}
 EPS = {"kind": "rmsnorm", "eps": 0.01}
 FALCON = {
     **HEADS,
-    **ONE,
+    **ONE_LAYER,
     "mamba_d_state": 6,
     "mamba_d_ssm": 48,
     "mamba_d_conv": 3,
@@ -240,7 +241,7 @@ FALCON = {
 FACTORS = {"gate": 0.5, "x": 1.2, "b": 0.8, "c": 0.9, "step": 1.1}
 SCALED = {**MAMBA2, "output_bias": False, "input_scale": 0.7, "factors": FACTORS}
 LINEAR = {
-    **ONE,
+    **ONE_LAYER,
     "layer_types": ["linear_attention"],
     "linear_num_value_heads": 6,
     "linear_num_key_heads": 3,
@@ -254,7 +255,7 @@ OLMO = {**LINEAR, **HEADS, "num_hidden_layers": 2, "layer_types": ["linear_atten
 
 
 def lfm2(size: int) -> Pair:
-    config = {**ONE, **HEADS, "conv_bias": True, "conv_L_cache": size, "layer_types": ["conv"]}
+    config = {**ONE_LAYER, **HEADS, "conv_bias": True, "conv_L_cache": size, "layer_types": ["conv"]}
     fields = {"kind": "short_conv", "size": size, "bias": True}
     return Pair("lfm2", "Lfm2ShortConv", ("Lfm2Config", config), fields, short_conv)
 
@@ -281,7 +282,7 @@ PAIRS: dict[str, Pair] = {
         (
             "JambaConfig",
             {
-                **ONE,
+                **ONE_LAYER,
                 **HEADS,
                 "mamba_d_state": 6,
                 "mamba_d_conv": 3,
@@ -360,7 +361,7 @@ PAIRS: dict[str, Pair] = {
     "rg_lru": Pair(
         "recurrent_gemma",
         "RecurrentGemmaRecurrentBlock",
-        ("RecurrentGemmaConfig", {**ONE, "num_attention_heads": 3, "lru_width": 30, "conv1d_width": 3}),
+        ("RecurrentGemmaConfig", {**ONE_LAYER, "num_attention_heads": 3, "lru_width": 30, "conv1d_width": 3}),
         {
             "kind": "rg_lru",
             "d_inner": 30,

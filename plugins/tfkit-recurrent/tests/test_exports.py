@@ -10,7 +10,7 @@ import tfkit
 from tfkit.testing import check_model
 
 from .mixers import PLUGINS
-from .test_mixers import SMALL, model_of
+from .test_mixers import SMALL_MIXERS, model_of
 
 
 def test_a_chunked_mixer_is_scripted() -> None:
@@ -18,14 +18,14 @@ def test_a_chunked_mixer_is_scripted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SMALL_MIXERS)
 def test_scripted_model_decodes(name: str, tmp_path: Path) -> None:
     exported = tfkit.export(model_of(name), tmp_path / "model.ts", plugins=PLUGINS)
     assert exported.difference <= 1e-5
     assert sum("by cached decoding" in check.case for check in exported.checks) == 3
 
 
-@pytest.mark.parametrize("name", sorted({*SMALL} - {"short_conv"}))
+@pytest.mark.parametrize("name", sorted({*SMALL_MIXERS} - {"short_conv"}))
 def test_a_loop_fixes_the_length_of_a_program(name: str, tmp_path: Path) -> None:
     """A program of `torch.export` has any length, or there is none: the mixer is named."""
     with pytest.raises(tfkit.SpecError, match=f"mixer `{name.split()[0]}` cannot be exported by torch.export"):
@@ -38,6 +38,6 @@ def test_short_convolutions_are_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SMALL_MIXERS)
 def test_ejected_file_runs_alone(name: str) -> None:
     check_model(model_of(name).meta["graph"], plugins=PLUGINS, level="full", only=["eject"])

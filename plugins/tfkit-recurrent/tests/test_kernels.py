@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .mixers import PAIRS, context, states
-from .test_mixers import SMALL, difference, inputs, shorten_chunks
+from .test_mixers import SMALL_MIXERS, difference, inputs, shorten_chunks
 
 
 def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -87,7 +87,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SMALL_MIXERS)
 @torch.no_grad()
 def test_kernels_compute_what_torch_does(name: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pair = PAIRS.get(name, PAIRS["mamba2 gated after its norm"])
@@ -106,7 +106,7 @@ def test_kernels_compute_what_torch_does(name: str, calls: list[str], monkeypatc
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SMALL_MIXERS)
 def test_flash_linear_attention_on_a_gpu(name: str, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs, states and gradients; fla raises for gradients on Hopper GPUs if Triton is older than 3.7.1."""
     pytest.importorskip("fla")

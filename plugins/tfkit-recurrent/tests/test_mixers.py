@@ -15,7 +15,7 @@ from .mixers import PAIRS, PLUGINS, WIDTH, built, context, states
 
 LENGTH = 90
 """Longer than a chunk of any recurrence."""
-EACH = [pytest.param(name, marks=pytest.mark.slow) if " " in name else name for name in PAIRS]
+PAIR_NAMES = [pytest.param(name, marks=pytest.mark.slow) if " " in name else name for name in PAIRS]
 """All pairs; only the first pair of each mixer is quick."""
 
 
@@ -40,7 +40,7 @@ def shorten_chunks(mixer: nn.Module, size: int) -> None:
             module.chunk = size
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", PAIR_NAMES)
 @torch.no_grad()
 def test_mixer_is_the_published_class(name: str) -> None:
     pair = PAIRS[name]
@@ -64,7 +64,7 @@ def test_mixer_is_the_published_class(name: str) -> None:
     assert difference(in_pieces(config, mixer, short, [7, 1, 1, 5, 9]), full[:, :23]) <= 1e-12
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", PAIR_NAMES)
 @torch.no_grad()
 def test_padding_enters_no_state(name: str) -> None:
     config, mixer = PAIRS[name].ours(PAIRS[name].theirs())
@@ -88,17 +88,20 @@ def test_padding_enters_no_state(name: str) -> None:
     assert difference(y[:1, :2], mixer(x[:1, 80:82], context())) <= 1e-12
 
 
-SMALL = {name: PAIRS[name].fields for name in PAIRS if "," not in name and " " not in name}
-SMALL |= {"mamba2 with everything": PAIRS["mamba2 gated after its norm"].fields, "rg_lru": PAIRS["rg_lru"].fields}
-FEW = [
+SMALL_MIXERS = {name: PAIRS[name].fields for name in PAIRS if "," not in name and " " not in name}
+SMALL_MIXERS |= {
+    "mamba2 with everything": PAIRS["mamba2 gated after its norm"].fields,
+    "rg_lru": PAIRS["rg_lru"].fields,
+}
+SMALL_MIXER_NAMES = [
     name if name in ("short_conv", "gated_delta", "rg_lru") else pytest.param(name, marks=pytest.mark.slow)
-    for name in SMALL
+    for name in SMALL_MIXERS
 ]
 """All small mixers; only those with the smallest state, the largest code and a state of a third type are quick."""
 
 
 def model_of(name: str) -> torch.fx.GraphModule:
-    return hybrid(dict(SMALL[name]), None)
+    return hybrid(dict(SMALL_MIXERS[name]), None)
 
 
 def hybrid(mixer: dict[str, Any], attention: dict[str, Any] | None) -> torch.fx.GraphModule:
@@ -130,9 +133,9 @@ DOCUMENTS = (11, 1, 3, 5, 2)
 """Lengths of documents in a row: one is longer than two chunks, and some begin within a chunk or at its start."""
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SMALL_MIXERS)
 def test_a_state_restarts_where_a_document_begins(name: str) -> None:
-    _, mixer = built(SMALL[name])
+    _, mixer = built(SMALL_MIXERS[name])
     shorten_chunks(mixer.double(), 4)
     x = inputs(length=sum(DOCUMENTS)).double().requires_grad_()
     weights = torch.randn(x.shape, dtype=x.dtype)
@@ -161,7 +164,7 @@ def test_documents_in_the_rows_of_a_compiled_hybrid() -> None:
     torch.testing.assert_close(compiled(ids, mask), alone, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", SMALL_MIXER_NAMES)
 @torch.no_grad()
 def test_wide_states_stay_wide(name: str) -> None:
     model = model_of(name).bfloat16()
@@ -177,9 +180,9 @@ def test_wide_states_stay_wide(name: str) -> None:
     assert full.isfinite().all()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SMALL_MIXERS)
 def test_gradients_are_finite_and_reach_every_parameter(name: str) -> None:
-    _, mixer = built(SMALL[name])
+    _, mixer = built(SMALL_MIXERS[name])
     x = inputs(length=40).requires_grad_()
     padding = torch.arange(40) < torch.tensor([[40], [21]])
     mixer(x, context(padding=padding))[padding].square().sum().backward()
@@ -193,7 +196,7 @@ def test_gradients_are_finite_and_reach_every_parameter(name: str) -> None:
             assert values.grad.any(), parameter
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", SMALL_MIXER_NAMES)
 def test_rates_do_not_decay(name: str) -> None:
     model = model_of(name)
     decaying, constant = tfkit.parameter_groups(model)
@@ -203,7 +206,7 @@ def test_rates_do_not_decay(name: str) -> None:
     assert {names[id(values)].rpartition(".")[2] for values in constant["params"]} & {*rates, "weight"}
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", SMALL_MIXER_NAMES)
 def test_bfloat16_model(name: str) -> None:
     """The recurrence is computed in float32, the norm after it in the type of its weights."""
     graph = model_of(name).meta["graph"]

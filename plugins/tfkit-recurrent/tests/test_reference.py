@@ -9,7 +9,7 @@ import pytest
 from tfkit.cli import main
 
 PLUGINS = [str(Path(__file__).parents[2] / name) for name in ("tfkit-recurrent", "tfkit-moe", "tfkit-mla")]
-QUICK = ("mamba2_130m", "recurrentgemma_2b")
+QUICK_SPECS = ("mamba2_130m", "recurrentgemma_2b")
 SPECS = (
     "falcon_h1_0_5b",
     "kimi_linear_48b_a3b",
@@ -21,7 +21,7 @@ SPECS = (
 )
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SPECS)])
+@pytest.mark.parametrize("name", [*QUICK_SPECS, *(pytest.param(name, marks=pytest.mark.slow) for name in SPECS)])
 def test_a_mixer_is_its_formula(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [word for plugin in PLUGINS for word in ("--plugin-dir", plugin)]
     assert main(["check", name, "--only", "meaning", "--no-plugins", *folders]) == 0

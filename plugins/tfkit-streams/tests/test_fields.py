@@ -12,7 +12,7 @@ import tfkit
 
 PUBLISHED = json.loads((Path(__file__).parents[3] / "tests/published/gemma4_e2b.json").read_text(encoding="utf-8"))
 SLIDING, FULL = "sliding_attention", "full_attention"
-NEAR = {SLIDING: {"rope_theta": 1e4}}
+SLIDING_ROPE = {SLIDING: {"rope_theta": 1e4}}
 
 
 def decoder(folder: Path, **changes: Any) -> Any:
@@ -68,11 +68,16 @@ def test_layers_with_full_attention_have_sizes_and_a_rotation(tmp_path: Path) ->
         ({"hidden_size_per_layer_input": 0}, "`hidden_size_per_layer_input` must be a positive integer"),
         ({"use_double_wide_mlp": "yes"}, "`use_double_wide_mlp` must be true or false; got `yes`"),
         (
-            {"rope_parameters": {**NEAR, FULL: {"rope_type": "proportional", "rope_theta": 1e6, "factor": 2.0}}},
+            {
+                "rope_parameters": {
+                    **SLIDING_ROPE,
+                    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "factor": 2.0},
+                }
+            },
             "the `factor` of a proportional rotation must be 1; got `2.0`",
         ),
         (
-            {"rope_parameters": {**NEAR, FULL: {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}},
+            {"rope_parameters": {**SLIDING_ROPE, FULL: {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}},
             "gemma4_text rotates entire heads",
         ),
     ],

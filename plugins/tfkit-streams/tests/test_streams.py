@@ -22,7 +22,7 @@ import tfkit
 from tfkit.testing import check_component
 
 PLUGINS = tfkit.load_plugins()
-WIDTH, LEAST = 16, 1e-6
+WIDTH, TOLERANCE = 16, 1e-6
 SPEC = """
 tfkit: 1
 name: small
@@ -77,7 +77,7 @@ def context(condition: Tensor | None = None) -> tfkit.Context:
 
 def equal(result: Tensor, expected: Tensor) -> None:
     assert result.shape == expected.shape
-    assert (result - expected).abs().max() <= LEAST
+    assert (result - expected).abs().max() <= TOLERANCE
     assert result.abs().max() > 0.1
 
 
@@ -159,7 +159,7 @@ def test_modulated_and_adaptive_are_adaln_zero() -> None:
             equal(layer.get_submodule(f"{name}_residual_write")(stream, y, kept), x + factor[:, None] * y)
 
 
-SMALL: dict[str, dict[str, Any]] = {
+SMALL_FIELDS: dict[str, dict[str, Any]] = {
     "manifold": {"streams": 3, "iterations": 4},
     "independent": {"streams": 3, "magnitude": 1.5},
     "gated": {"streams": 3, "rank": 4},
@@ -171,12 +171,12 @@ IN_LAYERS = [(slot, kind) for slot, kinds in KINDS.items() if slot not in ("bloc
 """The kinds, without blocks, and without an attention that takes a wire: one component cannot also give it."""
 TOGETHER = {"altup", "laurel", "sparse_glu"}
 """Kinds that `test_gemma3n.py` compares in one model."""
-QUICK = [pytest.param(slot, kind, marks=[pytest.mark.slow] * (kind in TOGETHER)) for slot, kind in IN_LAYERS]
+KINDS_IN_LAYERS = [pytest.param(slot, kind, marks=[pytest.mark.slow] * (kind in TOGETHER)) for slot, kind in IN_LAYERS]
 
 
-@pytest.mark.parametrize(("slot", "kind"), QUICK)
+@pytest.mark.parametrize(("slot", "kind"), KINDS_IN_LAYERS)
 def test_a_kind_is_its_formula(slot: str, kind: str) -> None:
-    options: dict[str, Any] = {"fields": SMALL.get(kind), "plugins": PLUGINS}
+    options: dict[str, Any] = {"fields": SMALL_FIELDS.get(kind), "plugins": PLUGINS}
     check_component(kind, slot=slot, within=["decoder"], only=["meaning", "cached"], **options)
 
 
@@ -184,7 +184,7 @@ def test_a_kind_is_its_formula(slot: str, kind: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("slot", "kind"), IN_LAYERS)
 def test_a_kind_has_every_property(slot: str, kind: str) -> None:
-    options: dict[str, Any] = {"fields": SMALL.get(kind), "plugins": PLUGINS}
+    options: dict[str, Any] = {"fields": SMALL_FIELDS.get(kind), "plugins": PLUGINS}
     check_component(kind, slot=slot, within=["decoder"], level="full", **options)
 
 

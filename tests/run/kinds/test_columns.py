@@ -307,11 +307,11 @@ def test_numbered_classes_of_features(tmp_path: Path) -> None:
 TASKS = (
     "{kind: labelled, files: rows.jsonl, text: source, tokenizer: bytes, order: sequential, divide: stored, target: %s}"
 )
-BOTH = TASKS % "{row: label, letter: letters}"
+TWO_TASKS = TASKS % "{row: label, letter: letters}"
 TASKS_LOSS = "loss={kind: cross_entropy, outputs: {letter: 1.0, row: 0.5}}"
 
 
-def tasks_run(folder: Path, data: str = BOTH, *sets: str, loss: str = TASKS_LOSS) -> Run:
+def tasks_run(folder: Path, data: str = TWO_TASKS, *sets: str, loss: str = TASKS_LOSS) -> Run:
     rows = [{**row, "letters": [ord(letter) % 3 for letter in row["source"]]} for row in ROWS]
     write_lines(folder / "rows.jsonl", rows)
     return columns_run(folder, "tasks", data, loss, *sets)
@@ -330,7 +330,7 @@ def losses_alone(model: Any, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
 
 
 def test_a_step_on_several_targets_is_the_sum_of_two_losses(tmp_path: Path) -> None:
-    trainer = Trainer(tasks_run(tmp_path, BOTH, "machine.micro_batch=2"), Memory())
+    trainer = Trainer(tasks_run(tmp_path, TWO_TASKS, "machine.micro_batch=2"), Memory())
     trainer.model.double()
     loss = trainer._gradients(trainer.batch(1), 1)
     weights = dict(trainer.model.named_parameters())
@@ -346,7 +346,7 @@ def test_a_step_on_several_targets_is_the_sum_of_two_losses(tmp_path: Path) -> N
 
 def test_metrics_of_several_targets(tmp_path: Path) -> None:
     sets = "eval={every: 3, splits: {val: all}, metrics: [loss, accuracy]}"
-    run = tasks_run(tmp_path, BOTH, sets)
+    run = tasks_run(tmp_path, TWO_TASKS, sets)
     trainer = Trainer(run, Memory())
     trainer.train()
     assert run.config.eval is not None
@@ -367,16 +367,16 @@ def test_errors_of_several_targets(
         (TASKS % "{row: label}", ("model.letter.n_classes=3",), TASKS_LOSS),
         (TASKS % "{row: label}", (), TASKS_LOSS),
         (TASKS % "label", (), TASKS_LOSS),
-        (BOTH, ("model.row.n_classes=data.n_classes",), TASKS_LOSS),
-        (BOTH, ("model.letter.n_classes=2",), TASKS_LOSS),
-        (BOTH, (), "loss={kind: cross_entropy, outputs: {letter: 1.0}}"),
-        (BOTH, (), "loss=cross_entropy"),
-        (BOTH, ("data.classes=[odd, even]",), TASKS_LOSS),
-        (BOTH, ("data.classes={rwo: [odd, even]}",), TASKS_LOSS),
-        (BOTH, ("data.classes={row: [odd]}",), TASKS_LOSS),
+        (TWO_TASKS, ("model.row.n_classes=data.n_classes",), TASKS_LOSS),
+        (TWO_TASKS, ("model.letter.n_classes=2",), TASKS_LOSS),
+        (TWO_TASKS, (), "loss={kind: cross_entropy, outputs: {letter: 1.0}}"),
+        (TWO_TASKS, (), "loss=cross_entropy"),
+        (TWO_TASKS, ("data.classes=[odd, even]",), TASKS_LOSS),
+        (TWO_TASKS, ("data.classes={rwo: [odd, even]}",), TASKS_LOSS),
+        (TWO_TASKS, ("data.classes={row: [odd]}",), TASKS_LOSS),
         (TASKS % "label", ("data.classes={row: [odd, even]}",), TASKS_LOSS),
         (
-            f"{{kind: mixture, of: {{tasks: {{data: {BOTH.replace(', order: sequential', '')}}}}}}}",
+            f"{{kind: mixture, of: {{tasks: {{data: {TWO_TASKS.replace(', order: sequential', '')}}}}}}}",
             (),
             TASKS_LOSS,
         ),

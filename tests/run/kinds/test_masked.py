@@ -16,14 +16,14 @@ from tfkit.run.training.evaluate import evaluate
 
 from .small import refused, small_run
 
-PLAIN = "{kind: text, files: tinyshakespeare}"
-TEXT = f"{{kind: masked, of: {PLAIN}}}"
+UNMASKED = "{kind: text, files: tinyshakespeare}"
+TEXT = f"{{kind: masked, of: {UNMASKED}}}"
 MASK = 65
 
 
 def read(folder: Path, split: str = "train") -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Tokens, what a model reads of them, and its targets."""
-    data, plain = small_run(folder, TEXT, length=128).data, small_run(folder, PLAIN, length=128).data
+    data, plain = small_run(folder, TEXT, length=128).data, small_run(folder, UNMASKED, length=128).data
     assert data.vocab_size == plain.vocab_size + 1 == MASK + 1
     numbers = np.arange(600)
     batch = data.examples(split, "shuffled").batch(numbers)

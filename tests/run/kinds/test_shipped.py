@@ -16,7 +16,7 @@ from ...sampling import chosen, some
 from ..training.runs import RECURRENT, WITH_MIXERS
 
 FAST = ("batch.sequences=2", "checkpoint.every=null", "eval.every=2", "eval.splits={val: {batches: 1}}", "steps=3")
-SMALL = {
+SMALL_RUNS = {
     "addition": ("schedule.warmup=2",),
     "calculator": ("data.problems=100", "data.test=4", "model.decoder.n_layers=1"),
     "calculator_exact": ("data.problems=100", "data.test=4", "model.decoder.n_layers=1", "schedule.warmup=2"),
@@ -34,12 +34,12 @@ VARIED = ("addition", "hybrid_recall", "hybrid_text", "masked", "reverse")
 
 
 def test_all_are_known() -> None:
-    assert sorted([*SMALL, "finetune_addition"]) == RUNS  # which begins with the weights of another run
+    assert sorted([*SMALL_RUNS, "finetune_addition"]) == RUNS  # which begins with the weights of another run
 
 
-@pytest.mark.parametrize("name", chosen(SMALL, {"calculator_exact", "hybrid_recall", "masked", "minigpt_swiglu"}))
+@pytest.mark.parametrize("name", chosen(SMALL_RUNS, {"calculator_exact", "hybrid_recall", "masked", "minigpt_swiglu"}))
 def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = [word for change in (*FAST, *SMALL[name]) for word in ("--set", change)]
+    sets = [word for change in (*FAST, *SMALL_RUNS[name]) for word in ("--set", change)]
     assert (
         main(
             [
@@ -61,7 +61,7 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [line["step"] for line in lines if "val.loss" in line] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("name", some(SMALL, 4))
+@pytest.mark.parametrize("name", some(SMALL_RUNS, 4))
 def test_its_size_is_the_published_one(name: str) -> None:
     run = load_run(name, WITH_MIXERS)
     assert run.steps == STEPS.get(name, 5000)

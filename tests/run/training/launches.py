@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 
 from tfkit.cli import main
 
-LONGEST = 150
+TIMEOUT = 150
 """Seconds until a launch is ended as one that hangs."""
 
 
@@ -46,7 +46,7 @@ def start(folder: Path, processes: int, *arguments: str, script: str | None = No
 def finish(started: subprocess.Popen[str]) -> tuple[int, str, str]:
     """The status, the output and the errors of a launch; ends one that hangs, with all of its processes."""
     try:
-        out, errors = started.communicate(timeout=LONGEST)
+        out, errors = started.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         os.killpg(started.pid, signal.SIGKILL)
         raise
@@ -91,7 +91,7 @@ def fork(processes: int, action: Callable[[], int]) -> int:
         child = os.fork()
         if child == 0:
             try:
-                signal.alarm(LONGEST)
+                signal.alarm(TIMEOUT)
                 os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank))
                 os._exit(action())
             except BaseException:

@@ -99,10 +99,10 @@ SOURCES: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-QUICK = ("step rotated away", "latest step of a run that went on", "weights removed")
+QUICK_CASES = ("step rotated away", "latest step of a run that went on", "weights removed")
 
 
-@pytest.mark.parametrize("case", chosen(SOURCES, QUICK))
+@pytest.mark.parametrize("case", chosen(SOURCES, QUICK_CASES))
 def test_a_run_needs_its_source_until_its_first_checkpoint(parent: Path, case: str) -> None:
     start, change = SOURCES[case]
     source = parent.parent / "source"

@@ -88,10 +88,10 @@ def test_the_plan_reports_the_matrices(tmp_path: Path, capsys: pytest.CaptureFix
 # ---- with torchao ----
 
 SIZES = {
-    **{"vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "max_position_embeddings": 64},
-    **{"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None},
-}
+    "vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
 RECIPES = ("tensorwise", "rowwise")
 torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="pip install -e '.[float8]'")
 

@@ -23,7 +23,7 @@ from ...sampling import some
 from .runs import TEXT, Memory, same, small_run, trained
 
 EVALUATED = ("eval={every: 2, splits: {val: all, train: {batches: 2}}}",)
-SHORTER = {
+SHORTER_NAMES = {
     "embedding.": "",
     "decoder.": "",
     "layers.": "",
@@ -76,7 +76,7 @@ def renamed(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     result = {}
     for name, tensor in state.items():
         new = name
-        for ours, theirs in SHORTER.items():
+        for ours, theirs in SHORTER_NAMES.items():
             new = new.replace(ours, theirs)
         result[f"layers.{new}" if new[0].isdigit() else new] = tensor.clone()
     return result

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from .killed import killed_at_random, stage
-from .launches import LONGEST, children, finish, forked, latest, launched, numbers, options, start, tensors
+from .launches import TIMEOUT, children, finish, forked, latest, launched, numbers, options, start, tensors
 from .runs import RECURRENT, same, write_run
 from .test_parallel_start import CASES, MOE
 
@@ -173,7 +173,7 @@ def test_all_processes_together_read_what_one_does(folder: Path) -> None:
 
 def until(running: subprocess.Popen[str], folder: Path, step: int) -> None:
     """Wait until a run has a checkpoint of that step, or a later one; one that does not get there is ended."""
-    end = time.monotonic() + LONGEST
+    end = time.monotonic() + TIMEOUT
     while latest(folder) < step:
         if running.poll() is not None or time.monotonic() > end:
             with contextlib.suppress(ProcessLookupError):

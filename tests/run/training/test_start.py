@@ -25,11 +25,16 @@ from ...sampling import chosen, spread
 from .runs import PLUGINS, Memory, same, small_run, trained, write_run
 
 transformers.utils.logging.disable_progress_bar()
-SMALL = {"vocab_size": 256, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
+SMALL_CONFIG = {"vocab_size": 256, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
 PUBLISHED: dict[str, transformers.PretrainedConfig] = {
     "gpt2": transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=12, vocab_size=256),
     "llama": transformers.LlamaConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=24, **SMALL
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=24,
+        **SMALL_CONFIG,
     ),
 }
 

@@ -91,13 +91,13 @@ def balanced(model: torch.fx.GraphModule) -> None:
             output.mul_(size.view(2, 1, 16).expand(2, 2, 16).flatten())
 
 
-OWN = properties_of(tfkit.load_plugins(entry_points=False))
+PROPERTIES = properties_of(tfkit.load_plugins(entry_points=False))
 """The properties of tfkit, without installed plugins."""
 
 
 def measured(checked: ModelUnderTest, red: str) -> Outcome:
     """The outcome of one property of tfkit."""
-    (outcome,) = outcomes(checked, OWN.chosen([red]))
+    (outcome,) = outcomes(checked, PROPERTIES.chosen([red]))
     return outcome
 
 

@@ -17,7 +17,7 @@ from tfkit.tools.check.reduced import reduced_model
 from .legal import PLUGINS, Data, changes, specs
 from .models import faults
 
-QUICK = ("look-ahead", "extents", "padding", "neighbours", "meaning", "silent")
+QUICK_PROPERTIES = ("look-ahead", "extents", "padding", "neighbours", "meaning", "silent")
 SEED = int(os.environ.get("TFKIT_LEGAL_SEED", random.randrange(10**6)))
 """Seed of the random specs. A failure prints it; the variable repeats the failure."""
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -33,7 +33,7 @@ def check(spec: Data, only: tuple[str, ...] = ()) -> None:
 @settings(SETTINGS, max_examples=3, derandomize=True)
 @given(specs())
 def test_random_specs_have_the_properties_of_reading(spec: Data) -> None:
-    check(spec, QUICK)
+    check(spec, QUICK_PROPERTIES)
 
 
 @settings(SETTINGS, max_examples=5, derandomize=True)

@@ -12,7 +12,7 @@ from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.runs import arguments_of
 
 from ...sampling import chosen, slow, spread
-from .models import OWN, faults, measured
+from .models import PROPERTIES, faults, measured
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 TEXT = """
@@ -129,7 +129,8 @@ def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
     """Two sequences, one behind the other: a mask that is none of the inputs."""
     subject = ModelUnderTest(tfkit.loads(BEHIND, plugins=PLUGINS), PLUGINS)
     actual = {
-        outcome.name: outcome.status for outcome in outcomes(subject, OWN.chosen(["extents", "padding", "meaning"]))
+        outcome.name: outcome.status
+        for outcome in outcomes(subject, PROPERTIES.chosen(["extents", "padding", "meaning"]))
     }
     assert actual == {"extents": "ok", "padding": "does not apply", "meaning": "ok"}
 

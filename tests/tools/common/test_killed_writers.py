@@ -78,10 +78,10 @@ CHANGES = {
     "solve": ["--set", "decoder.dropout=0.25"],
 }
 """What makes the second of two runs another one, where it is not the width."""
-QUICK = ("safetensors",)
+QUICK_WRITERS = ("safetensors",)
 
 
-@pytest.mark.parametrize("name", chosen(WRITERS, QUICK))
+@pytest.mark.parametrize("name", chosen(WRITERS, QUICK_WRITERS))
 def test_killed_at_every_moment(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

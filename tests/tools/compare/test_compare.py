@@ -124,7 +124,13 @@ def test_both_get_the_same_tokens_below_the_smaller_vocabulary() -> None:
     assert ours["tokens"].shape == (4, 16)
 
 
-SMALL = ["d_model=16", "vocab_size=32", "decoder.n_layers=1", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=32"]
+SMALL_SIZES = [
+    "d_model=16",
+    "vocab_size=32",
+    "decoder.n_layers=1",
+    "decoder.attention.n_heads=2",
+    "decoder.ffn.d_ff=32",
+]
 NO_CONFIG = {
     "cut": (b'{"model_type": "gpt2",\n  "n_layer":', "its JSON is broken at line 2, column 13: Expecting value"),
     "list": (b"[]", "its JSON is not an object"),
@@ -141,7 +147,7 @@ NO_CONFIG = {
 
 
 def load_other(folder: Path) -> Other:
-    model = tfkit.build(tfkit.load("gpt2", sets=SMALL), device="meta")
+    model = tfkit.build(tfkit.load("gpt2", sets=SMALL_SIZES), device="meta")
     return other_model(model, folder, None, device="cpu", dtype=torch.float32, seed=0)
 
 
@@ -163,7 +169,7 @@ def test_architectures_are_a_list_of_names(value: object, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_what_transformers_cannot_load_is_one_error(tmp_path: Path) -> None:
-    tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SMALL)), tmp_path / "gpt2", layout="huggingface")
+    tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SMALL_SIZES)), tmp_path / "gpt2", layout="huggingface")
     config = tmp_path / "gpt2" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"n_layer": "three"}))
     with pytest.raises(tfkit.SpecError, match=r"transformers cannot load `.*gpt2`\n.*n_layer"):

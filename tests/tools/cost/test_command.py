@@ -119,18 +119,18 @@ def test_a_sister_of_a_device_is_another_device(driver_name: str, name: str | No
     assert (actual.name if actual else None) == name
 
 
-MINE = "title: Mine\nflops: {bfloat16: 1e12, float32: 100e9}\nbandwidth: 1e9\nmemory: 4e9\n"
+DEVICE = "title: Mine\nflops: {bfloat16: 1e12, float32: 100e9}\nbandwidth: 1e9\nmemory: 4e9\n"
 
 
 def test_figures_of_ones_own(run: Callable[..., str], tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(MINE)
+    file.write_text(DEVICE)
     actual = cost(tfkit.load("gpt2"), length=64)
     floor = actual.floor(read_device(file))
     assert floor.compute == pytest.approx(actual.total.flops / 1e12)
     assert floor.transfer == pytest.approx(actual.total.traffic / 1e9)
     assert "floor on Mine: " in run("cost", "gpt2", "--length", "64", "--device", str(file))
-    file.write_text(MINE.replace("title: Mine\n", ""))
+    file.write_text(DEVICE.replace("title: Mine\n", ""))
     assert "floor on mine: " in run("cost", "gpt2", "--length", "64", "--device", str(file))
     diagnostic = run("cost", "gpt2", "--dtype", "float64", "--device", str(file), status=2, stderr=True)
     assert "there are no figures for float64 on mine; known: bfloat16, float32" in diagnostic
@@ -151,5 +151,5 @@ def test_figures_that_are_none(
     name: str, before: str, after: str, run: Callable[..., str], golden: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(MINE.replace(before, after))
+    Path("mine.yaml").write_text(DEVICE.replace(before, after))
     golden(f"cli/cost_figures_{name}", run("cost", "gpt2", "--device", "mine.yaml", status=1, stderr=True))

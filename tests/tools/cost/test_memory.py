@@ -35,7 +35,7 @@ def hold(bench: Any, case: Any) -> None:
     assert diagnostic.peak == pytest.approx(peak, rel=0.1 if routed else 0.01)
 
 
-SMALL = ("d_model=64", "vocab_size=5000", "dropout=0")
+SMALL_SIZES = ("d_model=64", "vocab_size=5000", "dropout=0")
 
 
 @pytest.mark.parametrize(("length", "recompute"), [(32, False), slow((32, True)), slow((4, False))])
@@ -47,7 +47,7 @@ SMALL = ("d_model=64", "vocab_size=5000", "dropout=0")
     ],
 )
 def test_small_models(bench: Any, spec: str, sets: tuple[str, ...], length: int, recompute: bool) -> None:
-    dry = SMALL if spec == "gpt2" else SMALL[:2]
+    dry = SMALL_SIZES if spec == "gpt2" else SMALL_SIZES[:2]
     hold(bench, bench.Case(spec, (*dry, *sets), 2, length, recompute))
 
 

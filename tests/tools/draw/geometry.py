@@ -10,7 +10,7 @@ from tfkit.tools.draw.canvas import Disc, Point, Rect, ShapeGroup, Way, Words
 from tfkit.tools.draw.svg import Picture
 
 Bounds = tuple[float, float, float, float]
-NEAR = 0.01
+EPS = 0.01
 
 
 def bounds(rect: Rect) -> Bounds:
@@ -121,11 +121,11 @@ def _name(title: str) -> str:
 
 
 def _same(a: Point, b: Point) -> bool:
-    return abs(a[0] - b[0]) < NEAR and abs(a[1] - b[1]) < NEAR
+    return abs(a[0] - b[0]) < EPS and abs(a[1] - b[1]) < EPS
 
 
 def _on(point: Point, a: Point, b: Point) -> bool:
     """Whether a point lies on a line between two others, and is neither."""
-    if abs(a[0] - b[0]) < NEAR:
-        return abs(point[0] - a[0]) < NEAR and min(a[1], b[1]) < point[1] - NEAR and point[1] + NEAR < max(a[1], b[1])
-    return abs(point[1] - a[1]) < NEAR and min(a[0], b[0]) < point[0] - NEAR and point[0] + NEAR < max(a[0], b[0])
+    if abs(a[0] - b[0]) < EPS:
+        return abs(point[0] - a[0]) < EPS and min(a[1], b[1]) < point[1] - EPS and point[1] + EPS < max(a[1], b[1])
+    return abs(point[1] - a[1]) < EPS and min(a[0], b[0]) < point[0] - EPS and point[0] + EPS < max(a[0], b[0])

@@ -25,8 +25,8 @@ from ...sampling import slow, some
 from ...small_specs import covering
 from .geometry import Reader, boxes, faults, ways
 
-QUICK = {"bart_base", "deepseek_v3", "gpt2"}
-EVERY = covering(*QUICK)
+QUICK_SPECS = {"bart_base", "deepseek_v3", "gpt2"}
+EVERY = covering(*QUICK_SPECS)
 ROOT = Path(__file__).parents[3]
 PICTURES = ROOT / "docs" / "pictures"
 draw_all = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "draw_all.py")))

@@ -273,10 +273,10 @@ TENSORS = {
         "return self.net(x * self.a) + self.b",
     ),
 }
-QUICK = {"sequential by name", "list of both", "buffers"}
+QUICK_CASES = {"sequential by name", "list of both", "buffers"}
 
 
-@pytest.mark.parametrize("name", chosen(CASES | TENSORS, QUICK))
+@pytest.mark.parametrize("name", chosen(CASES | TENSORS, QUICK_CASES))
 def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) -> None:
     init, body = (CASES | TENSORS)[name]
     reset = "" if name in CASES else RESET_BUFFERS if name == "buffers" else RESET

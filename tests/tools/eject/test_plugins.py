@@ -232,16 +232,16 @@ class Other(nn.Module):
     pass
 
 
-KINDS, OURS = (nn.Linear, nn.Embedding), (Other, nn.Linear)
-SIZES, NONE, FAR = [2, 3], [None, torch.float32], (float("-inf"), slice(1, 2), torch.relu)
+KINDS, PLUGIN_KINDS = (nn.Linear, nn.Embedding), (Other, nn.Linear)
+SIZES, NONE, VALUES = [2, 3], [None, torch.float32], (float("-inf"), slice(1, 2), torch.relu)
 """
 
 
 def test_constants_of_any_type(alone: Alone, tmp_path: Path) -> None:
     body = """
     hidden = relu(self.up(x)) * root(4.0)
-    if isinstance(self.up, KINDS) and not isinstance(self, OURS) and x.dim() in SIZES:
-        hidden = FAR[2](hidden).clamp(min=FAR[0])[..., : hidden.size(-1)]
+    if isinstance(self.up, KINDS) and not isinstance(self, PLUGIN_KINDS) and x.dim() in SIZES:
+        hidden = VALUES[2](hidden).clamp(min=VALUES[0])[..., : hidden.size(-1)]
     if NONE[0] is not None:
         hidden = hidden + 1.0
     return self.down(hidden.clamp(max=self.limit))
@@ -250,7 +250,7 @@ def test_constants_of_any_type(alone: Alone, tmp_path: Path) -> None:
     text = eject(graph)
     assert check(graph, text, alone).ran
     assert "if x.dim() in SIZES:" in text
-    assert "OURS" not in text
+    assert "PLUGIN_KINDS" not in text
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from tfkit.tools.eject.values import (
     ANY_VALUE,
     NONE,
     SOME_VALUE,
+    AbstractValue,
     Items,
     Known,
     Modules,
     Record,
-    Value,
     join,
     may_be_none,
     truth,
@@ -53,7 +53,7 @@ class Pair(NamedTuple):
         (Items(SOME_VALUE), SOME_VALUE, SOME_VALUE),
     ],
 )
-def test_of_two_values_what_both_have_is_known(a: Value, b: Value, actual: Value) -> None:
+def test_of_two_values_what_both_have_is_known(a: AbstractValue, b: AbstractValue, actual: AbstractValue) -> None:
     assert join(a, b) == actual
     if not isinstance(actual, Modules):  # which keep the order in which they are met
         assert join(b, a) == actual
@@ -81,7 +81,7 @@ def test_data_is_equal_by_value_and_all_else_by_identity() -> None:
         (Modules((FIRST,)), None),
     ],
 )
-def test_truth(value: Value, actual: bool | None) -> None:
+def test_truth(value: AbstractValue, actual: bool | None) -> None:
     assert truth(value) is actual
 
 

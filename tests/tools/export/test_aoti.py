@@ -13,12 +13,12 @@ from tfkit.tools.export.pt2 import Aoti
 from ...small_specs import reduced
 from .odd import one_layer
 
-SOME = ("gpt_oss_20b", "t5_small")
+NAMES = ("gpt_oss_20b", "t5_small")
 """Experts, a window and sinks; encoder and decoder. What is compiled are the programs of `test_pt2.py`."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_spec(name: str, tmp_path: Path) -> None:
     assert export(tfkit.build(reduced(name, layers=1)), tmp_path / "model.pt2", format="aoti").difference <= 1e-5
 

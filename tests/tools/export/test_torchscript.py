@@ -33,10 +33,10 @@ def test_a_spec(name: str, tmp_path: Path) -> None:
 
 
 def small(**changes: object) -> tfkit.Graph:
-    return tfkit.load("gpt2", sets=[*SMALL, *(f"{key}={value}" for key, value in changes.items())])
+    return tfkit.load("gpt2", sets=[*SMALL_SIZES, *(f"{key}={value}" for key, value in changes.items())])
 
 
-SMALL = (
+SMALL_SIZES = (
     "d_model=16",
     "vocab_size=40",
     "max_len=24",
@@ -143,7 +143,7 @@ def test_a_component_that_cannot_be_scripted_is_named_before_and_while_writing(t
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "free_words.py").write_text(PLUGIN)
     plugins = tfkit.load_plugins(plugin_dirs=[tmp_path / "plugins"], entry_points=False)
-    sets = [*SMALL, "decoder.ffn={kind: mlp, d_ff: 24, activation: free}"]
+    sets = [*SMALL_SIZES, "decoder.ffn={kind: mlp, d_ff: 24, activation: free}"]
     graph = tfkit.load("gpt2", sets=sets, plugins=plugins)
     expected = r"activation kind `free` cannot be scripted(.|\n)*\(graph\.decoder\.layers\.0\.ffn(.|\n)*free_words"
     with pytest.raises(tfkit.SpecError, match=expected):

@@ -59,7 +59,7 @@ graph:
 """
 WEIGHTS = ["--weights", "out/model.safetensors"]
 PROMPT = [*WEIGHTS, "--prompt", "the quick"]
-FEW = ["--max-new-tokens", "15"]
+LIMIT = ["--max-new-tokens", "15"]
 Golden = Callable[[str, str], None]
 Run = Callable[..., tuple[str, str]]
 
@@ -91,6 +91,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """`run("small.yaml", ...)` gives standard output and standard error; it must end with `status`."""
 
     def call(*arguments: str, status: int = 0) -> tuple[str, str]:
+        __tracebackhide__ = True
         actual = main(["generate", *arguments, "--no-plugins"])
         out, err = capsys.readouterr()
         assert actual == status, err

@@ -14,7 +14,7 @@ import pytest
 
 import tfkit
 
-from .conftest import FEW, PROMPT, Run
+from .conftest import LIMIT, PROMPT, Run
 
 pytestmark = pytest.mark.filterwarnings("ignore::tfkit.FirstLossWarning")  # sure of its tokens on purpose
 
@@ -38,7 +38,7 @@ def slow(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A model that takes a tenth of a second for each token."""
     environment = {**os.environ, "PYTHONPATH": str(Path(tfkit.__file__).parents[1])}
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "generate", "small.yaml", *PROMPT, *FEW],
+        [sys.executable, "-c", SLOW, "generate", "small.yaml", *PROMPT, *LIMIT],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=folder,
@@ -55,7 +55,7 @@ def test_it_streams(slow: subprocess.Popen[bytes], run: Run) -> None:
     calls = []
     while piece := os.read(slow.stdout.fileno(), 1000):
         calls.append((time.monotonic(), piece))
-    assert b"".join(piece for _, piece in calls).decode() == run("small.yaml", *PROMPT, *FEW)[0]
+    assert b"".join(piece for _, piece in calls).decode() == run("small.yaml", *PROMPT, *LIMIT)[0]
     assert len(calls) > 8
     assert calls[-1][0] - calls[0][0] > 1
 

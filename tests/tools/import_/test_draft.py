@@ -59,7 +59,7 @@ def test_an_open_line_is_refused_where_it_stands(tmp_path: Path) -> None:
     assert "n_odd" in diagnostic.span.source.line(diagnostic.span.line)
 
 
-OTHER: dict[str, dict[str, Any]] = {
+OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "unpublished_state": {"mamba_d_state": 64, "conv_kernel": 4},
     "unpublished_rwkv": {"rescale_every": 6},
     "unpublished_layers": {"layer_types": ["linear_attention", "full_attention"]},
@@ -67,9 +67,9 @@ OTHER: dict[str, dict[str, Any]] = {
 """Fields of such layers, by model types that no family will have."""
 
 
-@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("name", OTHER_CONFIGS)
 def test_layers_that_are_neither_attention_nor_ffn_are_said(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "hidden_size": 8, **OTHER[name]}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "hidden_size": 8, **OTHER_CONFIGS[name]}))
     message = f"the model type `{name}` is unknown, and has layers that are neither attention nor FFN"
     with pytest.raises(tfkit.SpecError, match=message):
         import_config(tmp_path)

@@ -12,7 +12,7 @@ from tfkit.run.checked_run import load_run
 
 from ...sampling import slow
 
-SHORT = ["--set", "steps=2", "--set", "schedule.warmup=1", "--set", "eval.splits.val.batches=1"]
+SHORT_RUN = ["--set", "steps=2", "--set", "schedule.warmup=1", "--set", "eval.splits.val.batches=1"]
 TINY = "{extends: char_swiglu, name: tiny, d_model: 16, max_len: 24, graph: {decoder: {n_layers: 1}}}\n"
 
 
@@ -25,7 +25,7 @@ def test_a_new_run_trains_a_spec_by_its_path(capsys: pytest.CaptureFixture[str])
     Path("tiny.yaml").write_text(TINY, encoding="utf-8")
     Path("runs").mkdir()
     assert main(["new", "run", "tiny.yaml", "-o", "runs/first.yaml"]) == 0
-    assert main(["train", "runs/first.yaml", "-o", "out", *SHORT]) == 0
+    assert main(["train", "runs/first.yaml", "-o", "out", *SHORT_RUN]) == 0
     run = load_run("runs/first.yaml", PLUGINS)
     assert (run.config.name, run.config.batch.length, run.graph.name) == ("train_tiny", 24, "tiny")
     assert main(["new", "run", "tiny.yaml", "-o", "runs/first.yaml"]) == 1

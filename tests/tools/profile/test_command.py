@@ -24,7 +24,7 @@ graph:
   decoder: {{block: decoder, n_layers: 2, attention: {{n_heads: 2}}, ffn: {{kind: gelu, d_ff: 32}}, norm: {norm}}}
   logits: {{block: lm_head, tie: embedding}}
 """
-QUICK = ("--steps", "2", "--warmup", "0", "--length", "8")
+QUICK_OPTIONS = ("--steps", "2", "--warmup", "0", "--length", "8")
 Run = Callable[..., str]
 
 
@@ -51,7 +51,7 @@ def rows(text: str) -> list[str]:
 
 
 def test_a_table(run: Run, golden: Callable[[str, str], None]) -> None:
-    text = run("profile", "one.yaml", "--device", "cpu", *QUICK)
+    text = run("profile", "one.yaml", "--device", "cpu", *QUICK_OPTIONS)
     head = [line for line in text.splitlines() if "memory: peak" not in line]
     operators = next(i for i, line in enumerate(head) if line.startswith("operator"))
     golden("cli/profile", masked("\n".join(head[: operators + 1])))
@@ -60,7 +60,7 @@ def test_a_table(run: Run, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 def test_other_modes_have_no_backward(mode: str, run: Run) -> None:
-    text = run("profile", "one.yaml", "--device", "cpu", "--mode", mode, "--by", "layer", *QUICK)
+    text = run("profile", "one.yaml", "--device", "cpu", "--mode", mode, "--by", "layer", *QUICK_OPTIONS)
     assert text.startswith(f"one: {mode}, 1 x {'token 8' if mode == 'decode' else '8 tokens'}, float32\n")
     assert "backward" not in text
     names = rows(text)
@@ -68,7 +68,7 @@ def test_other_modes_have_no_backward(mode: str, run: Run) -> None:
 
 
 def test_side_by_side(run: Run, golden: Callable[[str, str], None]) -> None:
-    text = run("profile", "one.yaml", "other.yaml", "--device", "cpu", "--mode", "prefill", *QUICK)
+    text = run("profile", "one.yaml", "other.yaml", "--device", "cpu", "--mode", "prefill", *QUICK_OPTIONS)
     lines = text.splitlines()
     golden("cli/profile_side_by_side", masked("\n".join(lines[: lines.index("")])))
     assert "one: prefill" in text
@@ -76,7 +76,7 @@ def test_side_by_side(run: Run, golden: Callable[[str, str], None]) -> None:
 
 
 def test_json(run: Run) -> None:
-    (report,) = json.loads(run("profile", "one.yaml", "--device", "cpu", "--mode", "prefill", *QUICK, "--json"))
+    (report,) = json.loads(run("profile", "one.yaml", "--device", "cpu", "--mode", "prefill", *QUICK_OPTIONS, "--json"))
     assert report["name"] == "one"
     times = [part["forward"] + part["backward"] for part in report["parts"]]
     assert sum(times) + report["unattributed"] == pytest.approx(report["step"])
@@ -93,7 +93,7 @@ def test_a_device_that_is_not_there_is_wrong_usage(run: Run) -> None:
 
 def test_a_folder(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    arguments = ("profile", "one.yaml", "--device", "cpu", "--mode", "prefill", *QUICK)
+    arguments = ("profile", "one.yaml", "--device", "cpu", "--mode", "prefill", *QUICK_OPTIONS)
     assert "wrote out: open out/report.html, or tensorboard --logdir out" in run(*arguments, "-o", "out")
     assert (tmp_path / "out/report.html").is_file()
     (tmp_path / "out/mine.txt").write_text("")

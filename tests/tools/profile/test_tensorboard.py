@@ -19,7 +19,13 @@ from tfkit.tools.profile.torch_trace import adapt_events, write_trace
 pytestmark = pytest.mark.slow
 pytest.importorskip("torch_tb_profiler", reason="TensorBoard is not installed: pip install torch-tb-profiler")
 
-SMALL = ("d_model=32", "decoder.n_layers=2", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=64", "vocab_size=64")
+SMALL_SIZES = (
+    "d_model=32",
+    "decoder.n_layers=2",
+    "decoder.attention.n_heads=2",
+    "decoder.ffn.d_ff=64",
+    "vocab_size=64",
+)
 VIEWS = ["Overview", "Operator", "Trace", "Memory", "Module"]
 PATIENCE = 60
 PLUGIN = "/data/plugin/pytorch_profiler"
@@ -29,7 +35,7 @@ PLUGIN = "/data/plugin/pytorch_profiler"
 def written(tmp_path_factory):
     """The folder that the tool has written, but the model is."""
     folder = tmp_path_factory.mktemp("tensorboard") / "log"
-    graph = tfkit.load("gpt2", sets=SMALL)
+    graph = tfkit.load("gpt2", sets=SMALL_SIZES)
     profile_models([graph], device="cpu", batch=2, length=8, steps=2, warmup=1, directory=folder)
     model = tfkit.build(graph, device="meta")
     return folder, model

@@ -47,16 +47,21 @@ def failures(model: Any, inputs: Inputs, expected: Tensor | None, n_attentions: 
         yield "_supports_sdpa"
     if (difference := gradients(model, inputs, masks, main)) > 1e-6:
         yield f"checkpointing changes a gradient by {difference}"
-    if hasattr(model, "lm_head") and "input_ids" in inputs and has_one_table(model.model):
-        model.resize_token_embeddings(model.config.vocab_size + 3)
-        if model(**inputs).logits.shape[-1] != model.lm_head.weight.shape[0]:
-            yield "resize_token_embeddings"
+    yield from resized(model, inputs)
     model.bfloat16()
     inputs = {name: value.bfloat16() if value.is_floating_point() else value for name, value in inputs.items()}
     model(**inputs, **masks)
     if expected is not None:
         inputs.pop("decoder_input_ids", None)
         model.generate(**inputs, **sources(masks), max_new_tokens=2)
+
+
+def resized(model: Any, inputs: Inputs) -> Iterator[str]:
+    """Add rows to the table of tokens, if a head reads it: the logits then have as many."""
+    if hasattr(model, "lm_head") and "input_ids" in inputs and has_one_table(model.model):
+        model.resize_token_embeddings(model.config.vocab_size + 3)
+        if model(**inputs).logits.shape[-1] != model.lm_head.weight.shape[0]:
+            yield "resize_token_embeddings"
 
 
 def has_one_table(body: Any) -> bool:

@@ -92,7 +92,7 @@ CHANGES = (
     "residual={kind: gated, rank: 3}",
 )
 """Changes of a stack. A family describes some of them."""
-QUICK = (
+QUICK_CASES = (
     ("gpt2", "ffn={kind: swiglu, d_ff: 24}"),
     ("gpt2", "norm={kind: lab}"),
     ("gpt2", "attention={kind: gqa, n_heads: 4, n_kv_heads: 2, qk_norm: rmsnorm}"),
@@ -133,7 +133,9 @@ def check_equal(folder: Path, model: fx.GraphModule, plugins: Any = None) -> Non
     assert all(torch.equal(*pair) for pair in zip(outputs(model), outputs(again), strict=True))
 
 
-@pytest.mark.parametrize(("name", "change"), chosen([(name, change) for name in STACKS for change in CHANGES], QUICK))
+@pytest.mark.parametrize(
+    ("name", "change"), chosen([(name, change) for name in STACKS for change in CHANGES], QUICK_CASES)
+)
 def test_a_saved_model_is_read_by_its_names(name: str, change: str, lab: Any, tmp_path: Path) -> None:
     model = tfkit.build(altered(name, change, lab), seed=4)
     tfkit.save(model, tmp_path / "out")

@@ -11,7 +11,7 @@ import transformers
 import tfkit
 from tfkit.tools.import_.importing import import_config
 
-MINE = """\
+SPEC = """\
 tfkit: 1
 extends: llama_7b
 name: mine
@@ -35,7 +35,7 @@ transformers.utils.logging.disable_progress_bar()
 
 def imported(folder: Path) -> Path:
     """The spec of a config.json by a family of my own, whose graph is not that of the shipped one."""
-    (folder / "mine.yaml").write_text(MINE)
+    (folder / "mine.yaml").write_text(SPEC)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     text = import_config(folder, family=folder / "mine.yaml").text
     (folder / "spec.yaml").write_text(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tests.small_specs import FEW, covering
+from tests.small_specs import SMALL_SPECS, covering
 from tfkit.cli import main
 from tfkit.component import Component, Config
 from tfkit.components.attention import GroupedQueryConfig
@@ -51,7 +51,7 @@ def test_text(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], N
     golden(f"prose/{name}", text_of(capsys, name))
 
 
-@pytest.mark.parametrize("name", covering(*FEW[::4]))
+@pytest.mark.parametrize("name", covering(*SMALL_SPECS[::4]))
 def test_every_component_is_described(capsys: pytest.CaptureFixture[str], name: str) -> None:
     graph = tfkit.load(name)
     values = prose_of(graph)

@@ -15,8 +15,8 @@ import tfkit
 from .test_interventions import hooked, keeping, zero
 from .test_trace import TOKENS, built, n_hooks
 
-OTHER = TOKENS.clone()
-OTHER[:, 2] = (OTHER[:, 2] + 5) % 11
+OTHER_TOKENS = TOKENS.clone()
+OTHER_TOKENS[:, 2] = (OTHER_TOKENS[:, 2] + 5) % 11
 
 
 def metric(logits: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def test_effects_equal_plain_hooks() -> None:
     model, names = built(), ["decoder.layers.*.stream.out", "decoder.layers.1.attention.heads.*"]
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
-    result = tfkit.attribution(model, names, TOKENS, {"tokens": OTHER}, metric)
+    result = tfkit.attribution(model, names, TOKENS, {"tokens": OTHER_TOKENS}, metric)
     streams = [f"decoder.layers.{n}.stream.out" for n in (0, 1)]
     heads = [f"decoder.layers.1.attention.heads.{n}" for n in (0, 1)]
     assert list(result.effects) == [*streams, *heads]
@@ -36,7 +36,7 @@ def test_effects_equal_plain_hooks() -> None:
     for name, path in paths.items():
         kept: list[Tensor] = []
         with torch.no_grad(), hooked(model, path, keeping(kept)):
-            before, after = metric(model(TOKENS)), metric(model(OTHER))
+            before, after = metric(model(TOKENS)), metric(model(OTHER_TOKENS))
         for position in range(6):
             index = (slice(None), int(name[-1]), position) if name in heads else (slice(None), position)
             with torch.no_grad(), hooked(model, path, zero(index, kept[1][index])):
@@ -50,7 +50,7 @@ def test_effects_equal_plain_hooks() -> None:
 
 def test_an_estimate_is_the_change_times_the_gradient() -> None:
     model, name = built().requires_grad_(False), "decoder.layers.0.ffn.out"
-    result = tfkit.attribution(model, name, TOKENS, OTHER, metric, gradient=True)
+    result = tfkit.attribution(model, name, TOKENS, OTHER_TOKENS, metric, gradient=True)
     values: list[Tensor] = []
 
     def leaf(value: Tensor) -> Tensor:
@@ -58,11 +58,11 @@ def test_an_estimate_is_the_change_times_the_gradient() -> None:
         return values[-1]
 
     with hooked(model, "decoder.layers.0.ffn", leaf):
-        number, _ = metric(model(TOKENS)), model(OTHER)
+        number, _ = metric(model(TOKENS)), model(OTHER_TOKENS)
     (gradient,) = torch.autograd.grad(number, values[0])
     expected = ((values[1] - values[0]) * gradient).sum((0, 2)).detach()
     torch.testing.assert_close(result.effects[name], expected)
-    exact = tfkit.attribution(model, name, TOKENS, OTHER, metric).effects[name]
+    exact = tfkit.attribution(model, name, TOKENS, OTHER_TOKENS, metric).effects[name]
     assert (exact - expected)[2].abs() < 0.5 * exact[2].abs()
     assert n_hooks(model) == 0
 
@@ -93,6 +93,11 @@ def test_the_table_and_the_picture_have_each_effect() -> None:
     ],
 )
 def test_a_wrong_argument_is_an_error(changes: dict[str, Any], message: str) -> None:
-    arguments = {"names": "decoder.layers.*.stream.out", "inputs": TOKENS, "source": OTHER, "metric": metric} | changes
+    arguments = {
+        "names": "decoder.layers.*.stream.out",
+        "inputs": TOKENS,
+        "source": OTHER_TOKENS,
+        "metric": metric,
+    } | changes
     with pytest.raises(ValueError, match=re.escape(message)):
         tfkit.attribution(built(), **arguments)

@@ -15,7 +15,7 @@ import tfkit
 
 from .test_trace import TOKENS, built, n_hooks
 
-OTHER = (TOKENS + 3) % 11
+OTHER_TOKENS = (TOKENS + 3) % 11
 STREAM, HEADS, WEIGHTS = (f"decoder.layers.0.{name}" for name in ("stream.out", "attention.heads", "attention.weights"))
 
 
@@ -67,11 +67,11 @@ def test_ablation_equals_plain_hooks(name: str, path: str, before: bool, index: 
     with tfkit.ablate(model, name):
         assert torch.equal(model(TOKENS), expected)
     with tfkit.trace(model, read=name) as values:
-        for tokens in (TOKENS, OTHER):
+        for tokens in (TOKENS, OTHER_TOKENS):
             model(tokens)
     full = name.rpartition(".")[0] if name[-1].isdigit() else name
     with tfkit.trace(model, read=full) as references:
-        for tokens in (TOKENS, OTHER):
+        for tokens in (TOKENS, OTHER_TOKENS):
             model(tokens)
     reference = torch.cat(references[full])
     mean = reference.mean((0, 2) if reference.dim() == 4 else (0, 1), keepdim=True)
@@ -101,14 +101,17 @@ def test_a_patch_equals_plain_hooks(positions: Any) -> None:
     index = (slice(None), slice(None) if positions is None else positions)
     streams: list[Tensor] = []
     with hooked(model, "decoder.layers.0", keeping(streams)):
-        of_other = model(OTHER)
+        of_other = model(OTHER_TOKENS)
     with hooked(model, "decoder.layers.0", zero(index, streams[0][index])):
         expected = model(TOKENS)
-    with tfkit.patch(model, STREAM, OTHER, positions=positions):
+    with tfkit.patch(model, STREAM, OTHER_TOKENS, positions=positions):
         output = model(TOKENS)
     assert torch.equal(output, expected)
     assert torch.equal(output, of_other) == (positions is None)
-    with tfkit.patch(model, STREAM, {"tokens": OTHER}, positions=positions), tfkit.trace(model, read=STREAM) as values:
+    with (
+        tfkit.patch(model, STREAM, {"tokens": OTHER_TOKENS}, positions=positions),
+        tfkit.trace(model, read=STREAM) as values,
+    ):
         model(TOKENS)
     assert torch.equal(values[STREAM], zero(index, streams[0][index])(values_of(model, TOKENS)))
 
@@ -139,7 +142,7 @@ def test_steering_equals_plain_hooks_and_trains_its_vector() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_each_step_of_generate_is_changed(masked: bool) -> None:
     """Decoding with caches gives the logits of a forward of the entire sequence in the same context."""
-    model, vector, prompt = built(), torch.randn(16), OTHER[:, :4]
+    model, vector, prompt = built(), torch.randn(16), OTHER_TOKENS[:, :4]
     mask = torch.ones_like(prompt, dtype=torch.bool)
     mask[0, :2] = not masked
     contexts: dict[str, Callable[[], Any]] = {
@@ -171,7 +174,7 @@ def test_a_patch_of_keys_is_an_error_where_slots_are_not_positions() -> None:
     model = built()
     patch = tfkit.patch(model, "decoder.layers.0.attention.k", TOKENS[:1, :4])
     with pytest.raises(ValueError, match=r"k` must be written by a function when a model reads step by step"), patch:
-        tfkit.generate(model, OTHER[:1, :4], max_new_tokens=2)
+        tfkit.generate(model, OTHER_TOKENS[:1, :4], max_new_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +186,8 @@ def test_a_patch_of_keys_is_an_error_where_slots_are_not_positions() -> None:
         (lambda m: tfkit.ablate(m, STREAM, mean={STREAM: []}), "with the sizes [b, t, 16]; got an empty list"),
         (lambda m: tfkit.ablate(m, STREAM, mean={STREAM: torch.ones(1, 6, 3)}), "sizes [b, t, 16]; got [1, 6, 3]"),
         (lambda m: tfkit.ablate(m, WEIGHTS, mean={WEIGHTS: torch.ones(1, 2, 6, 6)}), f"`{WEIGHTS}` has no mean"),
-        (lambda m: tfkit.patch(m, "decoder.layers.0.stream.on", OTHER), "exists: `decoder.layers.*.stream.in`"),
-        (lambda m: tfkit.patch(m, STREAM, OTHER[:, :5]), "torch.float32 [2, 6, 16]; got torch.float32 [2, 5, 16]"),
+        (lambda m: tfkit.patch(m, "decoder.layers.0.stream.on", OTHER_TOKENS), "exists: `decoder.layers.*.stream.in`"),
+        (lambda m: tfkit.patch(m, STREAM, OTHER_TOKENS[:, :5]), "float32 [2, 6, 16]; got torch.float32 [2, 5, 16]"),
         (lambda m: tfkit.steer(m, STREAM, torch.ones(2, 16)), f"the vector for `{STREAM}` must be [16]; got [2, 16]"),
         (lambda m: tfkit.steer(m, "decoder.layers.0.ffn.hidden.3", torch.ones(24)), "must be []; got [24]"),
         (lambda m: tfkit.steer(m, STREAM, torch.ones(16), positions=[3, 6]), f"`{STREAM}` has no positions [6] in the"),
@@ -204,4 +207,4 @@ def test_a_wrong_argument_is_an_error(call: Callable[[fx.GraphModule], Any], mes
 def test_a_layer_that_runs_several_times_cannot_be_patched() -> None:
     model = built("decoder.layers={groups: 1, order: looped}")
     with pytest.raises(ValueError, match=f"`{STREAM}` cannot be patched: its layer runs 2 times"):
-        tfkit.patch(model, STREAM, OTHER)
+        tfkit.patch(model, STREAM, OTHER_TOKENS)

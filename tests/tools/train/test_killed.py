@@ -73,5 +73,5 @@ def test_killed_at_every_moment() -> None:
 def test_killed_at_random(times: int, case: str) -> None:
     """In a process of its own: one that has computed gradients cannot be forked."""
     words = [sys.executable, "-m", "tests.tools.train.killed", str(times), case]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -252,13 +252,18 @@ def _scaling(file: Reading, parameters: dict[str, Any], outside: bool) -> dict[s
             parameters.setdefault("factor", file.compute(LENGTH) / original)
     elif kind == "dynamic":
         parameters[ORIGINAL] = file.compute(LENGTH)
+    _remove_idle(kind, parameters)
+    return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
+
+
+def _remove_idle(kind: str, parameters: dict[str, Any]) -> None:
+    """Remove the parameters that have no effect on a scaling."""
     if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
         for field in ("mscale", "mscale_all_dim"):  # either has an effect only with the other
             parameters.pop(field, None)
     if kind == "ntk":  # with `alpha`, the other fields have no effect
         for field in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             parameters.pop(field, None)
-    return {"kind": kind, **{ours: parameters.pop(theirs) for theirs, ours in names.items() if theirs in parameters}}
 
 
 def _head_width(file: Reading, path: str) -> int | None:

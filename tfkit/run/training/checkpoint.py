@@ -184,5 +184,5 @@ def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, restored: R
     for path, tensor in restored.optimizer.items():
         name, _, key = path.partition(SEPARATOR)
         like = parameters[name]
-        tensor = tensor.to(like.device, copy=True)
-        optimizer.state[like][key] = part(tensor, like) if tensor.shape == like.shape else tensor
+        moved = tensor.to(like.device, copy=True)
+        optimizer.state[like][key] = part(moved, like) if moved.shape == like.shape else moved

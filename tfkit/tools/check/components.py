@@ -118,16 +118,10 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
     embedding: dict[str, Any] = {"block": "embedding"}
     stack: dict[str, object] = {"block": "decoder" if layout == "memory" else layout, "n_layers": 1}
     stack |= {"attention": attention, "ffn": {"kind": "gelu", "d_ff": 24, "dropout": 0.1}}
-    if config.slot in ("attention", "ffn", "mixer", "norm", "residual"):
-        stack[config.slot] = part
-    elif config.slot == "activation":
-        stack["ffn"] = {"kind": "mlp", "d_ff": 24, "activation": part}
-    elif config.slot == "mask_rule":
-        attention |= {"position": "rope", "mask": {"rule": part} if layout == "encoder" else {"right": 0, "rule": part}}
-    elif config.slot == "rope_scaling":
-        attention["position"] = {"kind": "rope", "scaling": part}
-    elif config.slot == "position":
-        (embedding if issubclass(config, InputPositionConfig) else attention)["position"] = part
+    if config.slot == "position" and issubclass(config, InputPositionConfig):
+        embedding["position"] = part
+    else:
+        stack |= _in_slot(config.slot, layout, part, attention)
     if config.slot == "mixer" and layout != "memory":
         del stack["attention"]
     spec: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 16, "vocab_size": 11, "max_len": 32}
@@ -153,6 +147,20 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
         spec |= {"d_features": 8}
         stack |= {"input": "embedding", "layer_features": "features"}
     return {**spec, "graph": {**graph, "stack": stack, "logits": {"block": "lm_head"}}}
+
+
+def _in_slot(slot: str, layout: Layout, part: object, attention: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a stack with a component in a slot of its layers."""
+    if slot in ("attention", "ffn", "mixer", "norm", "residual"):
+        return {slot: part}
+    if slot == "activation":
+        return {"ffn": {"kind": "mlp", "d_ff": 24, "activation": part}}
+    if slot == "mask_rule":
+        mask = {"rule": part} if layout == "encoder" else {"right": 0, "rule": part}
+        return {"attention": {**attention, "position": "rope", "mask": mask}}
+    if slot == "rope_scaling":
+        return {"attention": {**attention, "position": {"kind": "rope", "scaling": part}}}
+    return {"attention": {**attention, "position": part}} if slot == "position" else {}
 
 
 def models_of(

@@ -300,8 +300,9 @@ def allow_rounding(
         largest = ILL_CONDITIONED * deviation.limit
         if deviation.broken and deviation.error <= largest:
             explained = 2 * runs * subject.effect_of_rounding(dtype, error)
-            deviation = replace(deviation, limit=max(deviation.limit, min(explained, largest)))
-        yield deviation
+            yield replace(deviation, limit=max(deviation.limit, min(explained, largest)))
+        else:
+            yield deviation
 
 
 def in_words(error: Exception) -> str:

@@ -241,7 +241,7 @@ def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:
                 generator = generator_of(seed, f"{path}.{name}.redrawn", parameter.device)
                 drawn = torch.randn(parameter.shape, generator=generator).to(parameter)
                 if parameter.dim() < 2:
-                    parameter += drawn * 0.2
+                    parameter.add_(drawn * 0.2)
                 elif isinstance(module, nn.Embedding):
                     parameter.copy_(drawn * 0.5)
                 else:

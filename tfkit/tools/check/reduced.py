@@ -236,7 +236,9 @@ class _Shrink:
             return tuple(value[len(value) * index // size] for index in range(size))
         return tuple(self._config(item, attention) if isinstance(item, Config) else item for item in value)
 
-    def _number(self, config: Config, name: str, value: int, most: int | None, attention: _Around) -> int:
+    def _number(  # noqa: C901  one case per meaning of a number, in order
+        self, config: Config, name: str, value: int, most: int | None, attention: _Around
+    ) -> int:
         """Return the small value of an integer."""
         if name in ("n_heads", "n_kv_heads") and isinstance(config, AttentionConfig):
             return self.heads[config.n_heads, config.kv_heads][name == "n_kv_heads"]

@@ -21,7 +21,7 @@ from tfkit.tools.cost.model_step import Step
 from tfkit.torch_private.dispatch import unobserved
 from tfkit.torch_private.tensors import tensors_in
 
-EVERYTHING = MaskConfig()
+NO_MASK = MaskConfig()
 MAX_QUERIES = 1024
 """Maximum number of queries whose keys are counted to estimate the fraction of pairs that a rule hides."""
 
@@ -87,7 +87,7 @@ def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) ->
         if core is not None and step is not None and isinstance(step.config, AttentionConfig):
             path_of_layer = path.removesuffix(f".{step.name}")
             rule = f"{path_of_layer.partition('.layers.')[0]}.{stacked[path_of_layer].context}.rule"
-            _place(core, watch, partial(of_core, step.mask or EVERYTHING, modules.get(rule)))
+            _place(core, watch, partial(of_core, step.mask or NO_MASK, modules.get(rule)))
 
 
 def _place(module: nn.Module, watch: Observer, place_of: Callable[[Any], Position]) -> None:
@@ -111,9 +111,9 @@ def _gathered(watch: Observer, layers: LayerRuns) -> Seen:
 def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int, rule: nn.Module | None = None) -> float:
     """Return the fraction of masked pairs for queries at the last key positions. A prefix is ignored.
 
-    With a `rule` and more than `MAX_QUERIES` queries, it is estimated from `MOST` evenly spaced queries.
+    With a `rule` and more than `MAX_QUERIES` queries, it is estimated from `MAX_QUERIES` evenly spaced queries.
     """
-    if mask == EVERYTHING:
+    if mask == NO_MASK:
         return 0.0
     first = n_keys - n_queries
     if rule is not None:

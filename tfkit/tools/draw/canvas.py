@@ -74,8 +74,7 @@ def _colours(which: int, used: set[str]) -> str:
         f".page{{fill:{ink['page']};stroke:{ink['edge']}}}.frame{{fill:{ink['frame']};stroke:{ink['edge']}}}",
         f".band{{fill:{ink['band']};stroke:{ink['edge']}}}",
     ]
-    for way in ("memory", "tie"):
-        rules.append(f".{way}{{stroke:{ink[way]}}}.tip.{way}{{fill:{ink[way]};stroke:none}}")
+    rules += [f".{way}{{stroke:{ink[way]}}}.tip.{way}{{fill:{ink[way]};stroke:none}}" for way in ("memory", "tie")]
     for name in sorted(FILLS):
         fill, outline = FILLS[name][2 * which : 2 * which + 2]
         if role(name) in used:

@@ -202,9 +202,8 @@ def _without_index(step: ast.For, after: set[str]) -> ast.For:
 def _shortened(steps: list[ast.stmt], live: set[str], around: set[str]) -> list[ast.stmt]:
     """Replace a choice between two values, or a loop that fills a list, by an expression."""
     statements: list[ast.stmt] = []
-    for index, step in enumerate(steps):
-        if isinstance(step, ast.If):
-            step = _choice(step) or step
+    for index, written in enumerate(steps):
+        step = (_choice(written) or written) if isinstance(written, ast.If) else written
         if isinstance(step, ast.For) and statements and (filled := _filled(statements[-1], step)) is not None:
             read_later = reads(step.target) & _live(steps[index + 1 :], live, around)
             step = step if read_later else filled

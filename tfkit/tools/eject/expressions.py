@@ -25,6 +25,7 @@ from tfkit.tools.eject.values import (
     ANY_VALUE,
     NONE,
     SOME_VALUE,
+    AbstractValue,
     Items,
     Known,
     Maybe,
@@ -32,7 +33,6 @@ from tfkit.tools.eject.values import (
     Modules,
     Record,
     Records,
-    Value,
     fields_of,
     is_constant,
     join,
@@ -43,7 +43,7 @@ from tfkit.tools.eject.values import (
 )
 
 Node = TypeVar("Node", bound=ast.AST)
-Written = tuple[Value, ast.expr]
+Written = tuple[AbstractValue, ast.expr]
 """The value of an expression, as far as it is known, and its rewritten syntax tree."""
 
 
@@ -66,7 +66,7 @@ class Expressions:
         self.self_name = code.tree.args.args[0].arg if module is not None else None
         self.records = records
         self.read = read
-        self.env: dict[str, Value] = {}
+        self.env: dict[str, AbstractValue] = {}
         self.uses: dict[str, Any] = {}
 
     def eval(self, node: ast.expr) -> Written:
@@ -163,7 +163,7 @@ class Expressions:
         base, written = self.eval(node.value)
         base = present(base)
         index, index_written = self.eval(node.slice)
-        value: Value = SOME_VALUE
+        value: AbstractValue = SOME_VALUE
         if isinstance(base, Record) and isinstance(index, Known) and isinstance(index.value, int):
             value = base.items[index.value]
         elif isinstance(base, Items):
@@ -201,7 +201,7 @@ class Expressions:
 
     _generatorexp = _listcomp
 
-    def bind(self, target: ast.expr, value: Value) -> None:
+    def bind(self, target: ast.expr, value: AbstractValue) -> None:
         """Assign a value to the names of a target."""
         if isinstance(target, ast.Name):
             self.env[target.id] = value
@@ -216,7 +216,7 @@ class Expressions:
         left, left_written = self.eval(node.left)
         operands = [self.eval(operand) for operand in node.comparators]
         right, *more = [value for value, _ in operands]
-        value: Value = SOME_VALUE
+        value: AbstractValue = SOME_VALUE
         if isinstance(node.ops[0], ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
             if isinstance(left, Known):
                 value = _truth((left.value is None) == isinstance(node.ops[0], ast.Is))
@@ -236,7 +236,7 @@ class Expressions:
         right, right_written = self.eval(node.right)
         if isinstance(node.op, ast.Add | ast.Sub) and right == Known(0, literal=True):
             return left, left_written
-        value: Value = SOME_VALUE
+        value: AbstractValue = SOME_VALUE
         if is_constant(left) and is_constant(right):
             value = Known(_result(ast.BinOp(_LEFT_NAME, node.op, _RIGHT_NAME), left, right), literal=True)
         return value, ast.BinOp(left_written, node.op, right_written)
@@ -287,12 +287,12 @@ class Expressions:
         elif isinstance(test, ast.Compare) and isinstance(name := test.left, ast.Name):
             none = isinstance(right := test.comparators[0], ast.Constant) and right.value is None
             value = self.env.get(name.id)
-            is_open = type(value) is Value or isinstance(value, Maybe)
+            is_open = type(value) is AbstractValue or isinstance(value, Maybe)
             if none and isinstance(test.ops[0], ast.Is | ast.IsNot) and value is not None and is_open:
                 self.env = self.env | {name.id: NONE if isinstance(test.ops[0], ast.Is) == holds else present(value)}
 
 
-def _attribute_of(module: nn.Module, name: str) -> Value:
+def _attribute_of(module: nn.Module, name: str) -> AbstractValue:
     if name == "training":
         return SOME_VALUE
     if name not in module.__dict__ and isinstance(getattr(type(module), name, None), FunctionType):
@@ -307,13 +307,13 @@ def _attribute_of(module: nn.Module, name: str) -> Value:
     return Known(value, literal=value is None or isinstance(value, bool) or switch)
 
 
-def items_of(container: Modules) -> Value:
+def items_of(container: Modules) -> AbstractValue:
     """Return the items of containers: modules, or the tensors of containers of parameters."""
     children = tuple(dict.fromkeys(child for module in container.modules for child in module.children()))
     return Modules(children) if children else SOME_VALUE
 
 
-def item_of(value: Value) -> Value:
+def item_of(value: AbstractValue) -> AbstractValue:
     """Return the value of the variable in a loop over `value`."""
     value = present(value)
     if isinstance(value, Modules):

@@ -24,7 +24,7 @@ from tfkit.tools.eject.source import refuse
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import INDENT, Class, Statement, docs_text, steps_text
 from tfkit.tools.eject.torch_modules import torch_class
-from tfkit.tools.eject.values import NONE, SOME_VALUE, Known, Value
+from tfkit.tools.eject.values import NONE, SOME_VALUE, AbstractValue, Known
 
 METHOD = "_init_weights"
 _BY_ROW = frozenset({"normal_", "uniform_", "trunc_normal_", "zeros_", "ones_", "constant_", "kaiming_uniform_"})
@@ -101,11 +101,11 @@ class InitialWeights:
         """Return the statements that fill the matrix `weight` by a rule."""
         if rule.method != "linear":
             return self._specialised(rule.method, weight=SOME_VALUE)
-        values: dict[str, Value] = {"residual": Known(rule.residual, literal=True)}
+        values: dict[str, AbstractValue] = {"residual": Known(rule.residual, literal=True)}
         values["n_layers"] = NONE if rule.n_layers is None else Known(rule.n_layers)
         return self._specialised("linear", weight=SOME_VALUE, **values)
 
-    def _specialised(self, method: str, **values: Value) -> list[ast.stmt]:
+    def _specialised(self, method: str, **values: AbstractValue) -> list[ast.stmt]:
         """Return the statements of a method of the `init`, specialised to these arguments."""
         source = getattr(type(self.init), method)
         if source is InitConfig.tied_table:

@@ -31,13 +31,13 @@ from tfkit.tools.eject.values import (
     ANY_VALUE,
     NONE,
     SOME_VALUE,
+    AbstractValue,
     Items,
     Known,
     Method,
     Modules,
     Record,
     Records,
-    Value,
     fields_of,
     is_constant,
     join,
@@ -47,7 +47,7 @@ from tfkit.tools.eject.values import (
 )
 
 ROUNDS = 12
-Env = dict[str, Value]
+Env = dict[str, AbstractValue]
 
 
 class Specialiser:
@@ -67,9 +67,9 @@ class Specialiser:
         self.records = Records()
         self.read: dict[nn.Module, set[str]] = {}
         self._running: set[Key] = set()
-        self._done: dict[Key, list[Value]] = {}
+        self._done: dict[Key, list[AbstractValue]] = {}
 
-    def run(self, entries: Mapping[nn.Module, Mapping[str, Value]] | None = None) -> None:
+    def run(self, entries: Mapping[nn.Module, Mapping[str, AbstractValue]] | None = None) -> None:
         """Repeat the abstract run until nothing changes.
 
         Args:
@@ -123,7 +123,7 @@ class Specialiser:
             self.functions[key] = Function(self, key)
         return self.functions[key]
 
-    def call(self, keys: Sequence[Key], arguments: Mapping[str, Value]) -> Value:
+    def call(self, keys: Sequence[Key], arguments: Mapping[str, AbstractValue]) -> AbstractValue:
         """Record a call of one of these functions, and return the known facts about its result."""
         functions = [self.function(key) for key in keys]
         for name, parameter in functions[0].code.parameters.items():
@@ -182,7 +182,7 @@ class Function(Expressions):
         self.whole = whole
         self.name: str = called.__name__ if module is None else called
         self.arguments: Env = {}
-        self.result: Value = SOME_VALUE
+        self.result: AbstractValue = SOME_VALUE
         self.needed: set[str] = set()
         self.body: list[ast.stmt] = []
         self.attributes: set[str] = set()
@@ -212,7 +212,7 @@ class Function(Expressions):
         self.env = dict(self.arguments)
         self.uses = {}
         self.exits: list[Env] = []
-        self.results: list[Value] = []
+        self.results: list[AbstractValue] = []
         body = self.block(self.code.tree.body)
         self.set_body([*self._first_values(body), *body])
         self.result = join_all(self.results) if self.results else NONE
@@ -250,7 +250,7 @@ class Function(Expressions):
                 break
         return statements
 
-    def step(self, step: ast.stmt) -> list[ast.stmt]:
+    def step(self, step: ast.stmt) -> list[ast.stmt]:  # noqa: C901  one case per type of statement
         """Return the remaining statements of a single statement."""
         if isinstance(step, ast.AnnAssign):
             return self.step(ast.Assign([step.target], step.value, lineno=0)) if step.value else []
@@ -295,7 +295,7 @@ class Function(Expressions):
             return [self.rewritten(step)]
         raise NotImplementedError(f"a `{type(step).__name__.lower()}`")
 
-    def _left(self, target: ast.expr, value: Value) -> ast.expr:
+    def _left(self, target: ast.expr, value: AbstractValue) -> ast.expr:
         """Return the target for unpacking a `NamedTuple`, without the names of removed fields."""
         record = present(value)
         if not (isinstance(target, ast.Tuple) and isinstance(record, Record) and record.type is not None):
@@ -379,7 +379,9 @@ class Function(Expressions):
         keywords = {keyword.arg: self.eval(keyword.value)[0] for keyword in node.keywords if keyword.arg}
         return join_all(self._passed(module, args, keywords) for module in modules), call
 
-    def _passed(self, module: nn.Module, args: Sequence[Value], keywords: Mapping[str, Value]) -> Value:
+    def _passed(
+        self, module: nn.Module, args: Sequence[AbstractValue], keywords: Mapping[str, AbstractValue]
+    ) -> AbstractValue:
         """Return the known facts about the result of a module for these arguments."""
         if type(module) is nn.Sequential:
             passed = list(args)
@@ -395,7 +397,7 @@ class Function(Expressions):
         arguments = {name: Known(value.value) if isinstance(value, Known) else value for name, value in values.items()}
         return self.whole.call([(module, "forward")], arguments)
 
-    def _opaque(self, node: ast.Call, written: ast.expr) -> tuple[list[Value], ast.Call]:
+    def _opaque(self, node: ast.Call, written: ast.expr) -> tuple[list[AbstractValue], ast.Call]:
         """Return the values of the positional arguments, and the call with its arguments specialised."""
         values = [self.eval(argument) for argument in node.args]
         keywords = [ast.keyword(keyword.arg, self.written(keyword.value)) for keyword in node.keywords]
@@ -411,13 +413,13 @@ class Function(Expressions):
         module = method.modules[0]
         if not is_library(getattr(type(module), method.name)):
             return self._specialised([(owner, method.name) for owner in method.modules], node, written)
-        value: Value = SOME_VALUE
+        value: AbstractValue = SOME_VALUE
         if method.name in ("values", "items"):
             child = items_of(Modules(method.modules))
             value = Items(child if method.name == "values" else Record(None, (SOME_VALUE, child)))
         return value, self._opaque(node, written)[1]
 
-    def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:
+    def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:  # noqa: C901  one case per function
         if function is tfkit.nn.as_attention_mask and self.module is not None:  # files have no pairwise masks
             function, written = tfkit.nn.as_padding_mask, self.use("as_padding_mask", tfkit.nn.as_padding_mask)
         if function in (tfkit.nn.is_scripting, tfkit.nn.can_look, tfkit.nn.is_pairwise):
@@ -505,7 +507,7 @@ class Function(Expressions):
         return value, _reduced(written, arguments, self.records.left(kind), len(node.args))
 
 
-def _library_result(function: Any, values: list[Value]) -> Value:
+def _library_result(function: Any, values: list[AbstractValue]) -> AbstractValue:
     """Return the known facts about the result of a function of Python or torch. Only torch's are never None."""
     if isinstance(function, FunctionType) and not (function.__module__ or "").startswith("torch"):
         return ANY_VALUE
@@ -521,7 +523,7 @@ def _library_result(function: Any, values: list[Value]) -> Value:
     return Known(function(value.value)) if function in (range, len) and isinstance(value, Known) else SOME_VALUE
 
 
-def _record_type(value: Value) -> type | None:
+def _record_type(value: AbstractValue) -> type | None:
     """Return the type of a `NamedTuple`; None for any other value."""
     record = present(value)
     return record.type if isinstance(record, Record) else None
@@ -530,7 +532,7 @@ def _record_type(value: Value) -> type | None:
 _EINOPS = (einops.rearrange, einops.repeat, einops.reduce, einops.einsum, einops.pack, einops.unpack)
 
 
-def _constant_text(value: Value) -> str:
+def _constant_text(value: AbstractValue) -> str:
     if isinstance(value, Known) and isinstance(value.value, str):
         return value.value
     raise NotImplementedError("a pattern or a reduction of einops that is not a constant text")
@@ -558,7 +560,7 @@ def _joined(a: Env, b: Env) -> Env:
     }
 
 
-def _unsure(value: Value | None) -> Value:
+def _unsure(value: AbstractValue | None) -> AbstractValue:
     if value is not None and is_constant(value):
         return Known(value.value)
     return value or Items(None)

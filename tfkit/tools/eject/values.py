@@ -11,17 +11,17 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Value:
+class AbstractValue:
     """Any value: nothing is known, and it may be None."""
 
 
 @dataclass(frozen=True)
-class Some(Value):
+class Some(AbstractValue):
     """A value that is not None, such as a tensor, or a number that depends on a tensor."""
 
 
 @dataclass(frozen=True, eq=False)
-class Known(Value):
+class Known(AbstractValue):
     """A known value. Literals are written where they are used; other values keep their names."""
 
     value: Any
@@ -38,14 +38,14 @@ class Known(Value):
 
 
 @dataclass(frozen=True)
-class Modules(Value):
+class Modules(AbstractValue):
     """One of these modules, as `layer` in a loop over layers."""
 
     modules: tuple[nn.Module, ...]
 
 
 @dataclass(frozen=True)
-class Method(Value):
+class Method(AbstractValue):
     """A method of one of these modules."""
 
     modules: tuple[nn.Module, ...]
@@ -53,33 +53,33 @@ class Method(Value):
 
 
 @dataclass(frozen=True)
-class Record(Value):
+class Record(AbstractValue):
     """A tuple, or a `NamedTuple` of type `type`."""
 
     type: type | None
-    items: tuple[Value, ...]
+    items: tuple[AbstractValue, ...]
 
 
 @dataclass(frozen=True)
-class Items(Value):
+class Items(AbstractValue):
     """A value with items. `item` holds the facts about all items; None if there are no items."""
 
-    item: Value | None
+    item: AbstractValue | None
 
 
 @dataclass(frozen=True)
-class Maybe(Value):
+class Maybe(AbstractValue):
     """A record or a list with known contents, or None."""
 
-    value: Value
+    value: AbstractValue
 
 
 NONE = Known(None, literal=True)
-ANY_VALUE = Value()
+ANY_VALUE = AbstractValue()
 SOME_VALUE = Some()
 
 
-def join(a: Value, b: Value) -> Value:
+def join(a: AbstractValue, b: AbstractValue) -> AbstractValue:
     """Return the facts that hold for both of two values."""
     if a == b:
         return a
@@ -99,27 +99,29 @@ def join(a: Value, b: Value) -> Value:
     return Items(ANY_VALUE) if any(map(may_be_none, parts)) else SOME_VALUE
 
 
-def join_all(values: Iterable[Value]) -> Value:
+def join_all(values: Iterable[AbstractValue]) -> AbstractValue:
     """Return the facts that hold for all of the values. There must be at least one."""
     return reduce(join, values)
 
 
-def may_be_none(value: Value) -> bool:
+def may_be_none(value: AbstractValue) -> bool:
     """Return True unless a value is known not to be None."""
-    return type(value) is Value or isinstance(value, Maybe) or (isinstance(value, Known) and value.value is None)
+    return (
+        type(value) is AbstractValue or isinstance(value, Maybe) or (isinstance(value, Known) and value.value is None)
+    )
 
 
-def present(value: Value) -> Value:
+def present(value: AbstractValue) -> AbstractValue:
     """Return the facts about a value in code where it is not None."""
-    return value.value if isinstance(value, Maybe) else SOME_VALUE if type(value) is Value else value
+    return value.value if isinstance(value, Maybe) else SOME_VALUE if type(value) is AbstractValue else value
 
 
-def is_constant(value: Value) -> TypeGuard[Known]:
+def is_constant(value: AbstractValue) -> TypeGuard[Known]:
     """Return True if a value is a literal."""
     return isinstance(value, Known) and value.literal
 
 
-def truth(value: Value) -> bool | None:
+def truth(value: AbstractValue) -> bool | None:
     """Return the truth of a value; None if it is unknown."""
     if isinstance(value, Known):
         try:
@@ -141,10 +143,10 @@ def fields_of(kind: type) -> tuple[str, ...]:
     return names
 
 
-class Records(dict[type, list[Value]]):
+class Records(dict[type, list[AbstractValue]]):
     """The `NamedTuple`s of a model, each with the values of its fields over all instances."""
 
-    def add(self, kind: type, items: list[Value]) -> Record:
+    def add(self, kind: type, items: list[AbstractValue]) -> Record:
         """Record an instance, and return its value."""
         self[kind] = [join(a, b) for a, b in zip(self.get(kind, items), items, strict=True)]
         return Record(kind, tuple(items))

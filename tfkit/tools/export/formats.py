@@ -177,8 +177,11 @@ def formats_of(plugins: Plugins) -> Formats:
             if format.name in named:
                 clashes.append(_clash(f"two formats have the name `{format.name}`", owners[format.name], plugin))
                 continue
-            for suffix in [suffix for suffix in format.suffixes if suffix in suffixes]:
-                clashes.append(_clash(f"two formats have the suffix `{suffix}`", suffixes[suffix], plugin))
+            clashes += [
+                _clash(f"two formats have the suffix `{suffix}`", suffixes[suffix], plugin)
+                for suffix in format.suffixes
+                if suffix in suffixes
+            ]
             named[format.name], owners[format.name] = format, plugin
             suffixes |= dict.fromkeys(format.suffixes, plugin)
     if clashes:

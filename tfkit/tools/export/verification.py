@@ -58,8 +58,7 @@ def check(model: fx.GraphModule, opened: Opened, format: Format) -> tuple[Check,
             calls, want = _recorded(model, lambda inputs=case.inputs: model(**inputs))  # type: ignore[misc]
             first = _first(opened.outputs(case.inputs, calls), want, tolerance)
             raise _differs(model, format, first, _amount(checks[-1], tolerance))
-    for sequences in _sequences(model, opened):
-        checks.append(_check_cached(model, opened, format, sequences, tolerance))
+    checks += [_check_cached(model, opened, format, sequences, tolerance) for sequences in _sequences(model, opened)]
     return tuple(checks)
 
 

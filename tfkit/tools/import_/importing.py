@@ -271,9 +271,9 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     config = _mapping(fields, graph.spec.provenance.spans[()])
     changed: list[tuple[str, str, str]] = []
     free = {place: value_at(model, place) for place in family.zeros.values() if place is not None}
-    for tree in _proving_trees(graph, family, plugins):
+    for proving in _proving_trees(graph, family, plugins):
         with _blaming(None, family):
-            tree = read_fields(config, tree, family)
+            tree = read_fields(config, proving, family)
             for place, value in free.items():
                 tree = _with(tree, place, value)
             again = resolve_spec(without_idle(tree, plugins), plugins, file=CONFIG).model

@@ -15,9 +15,10 @@ def renamed(state: State, *names: tuple[str, str]) -> dict[str, Tensor]:
     """Apply every replacement to every name, in the given order."""
     weights = {}
     for name, value in state.items():
+        new_name = name
         for old, new in names:
-            name = name.replace(old, new)
-        weights[name] = value
+            new_name = new_name.replace(old, new)
+        weights[new_name] = value
     return weights
 
 

@@ -72,7 +72,7 @@ class Enter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         streams = [x]
         for project in self.projections:
-            streams.append(rescaled(project(x), x))
+            streams.append(rescaled(project(x), x))  # noqa: PERF401  TorchScript has no `extend` of a generator
         return torch.stack(streams, dim=2)
 
 

@@ -23,7 +23,10 @@ SIZES = (1.0, 1e3)
 """Factors of an attention's input: large scores reveal a mask that subtracts a large number instead of infinity."""
 HEADS_ALONG: Mapping[str, int | None] = {
     **{f"project.{part}": 0 for part in ("q", "k", "v")},
-    **{"gate.linear": 0, "core.softmax": 0, "inner_norm": 0, "output": 1},
+    "gate.linear": 0,
+    "core.softmax": 0,
+    "inner_norm": 0,
+    "output": 1,
     **dict.fromkeys(("q_norm", "k_norm", "v_norm", "q_norm_rotated", "k_norm_rotated")),
 }
 """The axis of the heads in the weights of each module of an attention; None if the heads share the weights."""

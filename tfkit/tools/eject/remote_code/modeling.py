@@ -37,7 +37,7 @@ from tfkit.tools.eject.remote_code.separate import separated
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, remembering
-from tfkit.tools.eject.values import ANY_VALUE, SOME_VALUE, Items, Maybe, Value, may_be_none
+from tfkit.tools.eject.values import ANY_VALUE, SOME_VALUE, AbstractValue, Items, Maybe, may_be_none
 from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -143,13 +143,13 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     ).code()
 
 
-def _known(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, Value]:
+def _known(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, AbstractValue]:
     """Return the known values of the arguments of a body, beyond whether they may be None."""
     if not body.decodes:
         return {}
     if dynamic:
         return {"past": SOME_VALUE}
-    values: dict[str, Value] = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
+    values: dict[str, AbstractValue] = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
     values |= {
         name: Maybe(Items(Items(Items(SOME_VALUE)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]
     }

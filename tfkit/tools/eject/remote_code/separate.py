@@ -61,9 +61,9 @@ def _body(model: fx.GraphModule, body: Body, parts: Parts, class_name: str) -> f
         further["caches"] = program.input("caches", list[list[Tensor]], optional=True)
     if body.memory is not None:
         further["memory_caches"] = program.input("memory_caches", list[list[Tensor]], optional=True)
-    for node in body.nodes:
-        module = model.get_submodule(node.name)
-        if node is body.embedding:
+    for original in body.nodes:
+        node, module = original, model.get_submodule(original.name)
+        if original is body.embedding:
             node, module = _of_vectors(graph, node, module)
         pieces = node.config.pieces(node.signals) if body.decodes else Pieces()
         taken = {name: value for name, value in further.items() if getattr(pieces, name)}
@@ -114,9 +114,8 @@ def _head(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModul
     output: Value | None = None
     for value, step in module.steps.items():
         args = [values.get(argument, argument) for argument in step.args]
-        if step.op == "placeholder":
-            if step.name != "tie":
-                values[value] = values[last.wires["input"]]
+        if step.op == "placeholder" and step.name != "tie":
+            values[value] = values[last.wires["input"]]
         elif step.op == "call_module" and step.target == MATRIX:
             matrix = module.get_submodule(MATRIX)
             if "tie" in last.wires:

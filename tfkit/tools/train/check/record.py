@@ -67,13 +67,7 @@ def resume(subject: RunUnderTest) -> Iterator[Deviation]:
             if name not in resumed.hidden or not torch.equal(resumed.hidden[name], tensor):
                 cause = "it is neither a parameter nor a persistent buffer"
                 yield Deviation.fault(f"{how}, the tensor `{name}` of the loss differs: {cause}")
-        for what, tensors, expected in _tensors(end, last):
-            if tensors.keys() != expected.keys():
-                names = ", ".join(sorted(tensors.keys() ^ expected.keys()))
-                yield Deviation.fault(f"{how}, the run has other tensors in {what}: {names}")
-                continue
-            for name, tensor in expected.items():
-                yield difference(tensors[name], tensor, f"{how}, {what} `{name}` differs by {{}}", limit=0.0)
+        yield from _different_tensors(end, last, how)
         for config, state, before in zip(run.config.callbacks, end.callbacks, last.callbacks, strict=True):
             if state != before:
                 detail = f"{how}, the callback has a different state: its `state` and `restore` do not fit"
@@ -82,6 +76,16 @@ def resume(subject: RunUnderTest) -> Iterator[Deviation]:
             if line != expected_line:
                 differing = [name for name in {**line, **expected_line} if line.get(name) != expected_line.get(name)]
                 yield Deviation.fault(f"{how}, `{differing[0]}` of step {step} differs")
+
+
+def _different_tensors(end: Restored, last: Restored, how: str) -> Iterator[Deviation]:
+    for what, tensors, expected in _tensors(end, last):
+        if tensors.keys() != expected.keys():
+            names = ", ".join(sorted(tensors.keys() ^ expected.keys()))
+            yield Deviation.fault(f"{how}, the run has other tensors in {what}: {names}")
+            continue
+        for name, tensor in expected.items():
+            yield difference(tensors[name], tensor, f"{how}, {what} `{name}` differs by {{}}", limit=0.0)
 
 
 def _tensors(end: Restored, last: Restored) -> Iterator[tuple[str, Tensors, Tensors]]:
