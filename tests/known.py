@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tfkit.plugin.manager import available
+from tfkit.plugin.manager import available_plugins
 
-KNOWN = available().specs
+KNOWN = available_plugins().specs
 NAMES = list(KNOWN.files)
 RUNS, SWEEPS = (list(KNOWN.documents[sort].files) for sort in ("run", "sweep"))

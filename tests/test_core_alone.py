@@ -92,9 +92,8 @@ def commands(folder: Path, lines: str) -> str:
     """Run command lines in one process with the core in a folder, and return what they print."""
     call = [sys.executable, "-c", PROGRAM, str(folder)]
     environment = {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": "", "HOME": str(folder)}
-    options = {"cwd": folder, "env": environment, "input": lines, "text": True, "check": False}
-    result = subprocess.run(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # type: ignore[call-overload]
-    return str(result.stdout)
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(call, cwd=folder, env=environment, input=lines, text=True, check=False, **output).stdout
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError, closest_name, listing, quoted
 
 from .time_limit import cheaply
 
@@ -193,13 +193,13 @@ def test_errors_survive_pickling() -> None:
     ],
 )
 def test_closest(word: str, candidates: list[str], expected: str | None) -> None:
-    assert closest(word, candidates) == expected
+    assert closest_name(word, candidates) == expected
 
 
 def test_closest_is_cheap_for_absurd_words() -> None:
     with cheaply():
-        assert closest("n_heads" * 100_000, ["n_heads"] * 1000) is None
-        assert closest("n_heads", ["n_heads" * 10_000] * 100) is None
+        assert closest_name("n_heads" * 100_000, ["n_heads"] * 1000) is None
+        assert closest_name("n_heads", ["n_heads" * 10_000] * 100) is None
 
 
 def test_listing() -> None:

@@ -23,10 +23,10 @@ from tfkit.run.read_run import read_run
 from tfkit.run.read_sweep import read_sweep
 from tfkit.run.run_facts import read_facts
 from tfkit.spec.load import read_spec
-from tfkit.tools.common.history import lines
-from tfkit.tools.generate.prompts import _text
+from tfkit.tools.common.history import read_metric_lines
+from tfkit.tools.generate.prompts import _read_text
 from tfkit.tools.import_.importing import import_config
-from tfkit.tools.tokens import _chunks
+from tfkit.tools.tokens import _file_chunks
 
 PLUGINS = load_plugins()
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -50,14 +50,14 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "datasets": ("state.json", folder_rows),
     "npy": ("ids.npy", lambda path: TokensConfig(files=str(path)).build(4)),
     "bin": ("ids.bin", lambda path: TokensConfig(files=str(path)).build(4)),
-    "tfkit tokens": ("corpus.txt", lambda path: list(_chunks([path], "text"))),
+    "tfkit tokens": ("corpus.txt", lambda path: list(_file_chunks([path], "text"))),
     "tokenizer": ("tokenizer.json", lambda path: FileConfig(path=str(path)).build("")),
     "tokenizer of a model": ("tokenizer.json", load_tokenizer),
-    "prompt": ("prompt.txt", _text),
+    "prompt": ("prompt.txt", _read_text),
     "spec": ("spec.yaml", lambda path: read_spec(path, PLUGINS)),
     "run": ("run.yaml", lambda path: read_run(path, PLUGINS)),
     "sweep": ("sweep.yaml", lambda path: read_sweep(path, PLUGINS)),
-    "metrics": ("metrics.jsonl", lambda path: lines(path.parent)),
+    "metrics": ("metrics.jsonl", lambda path: read_metric_lines(path.parent)),
     "facts": ("run.json", lambda path: read_facts(path.parent)),
     "config": ("config.json", lambda path: import_config(path, plugins=PLUGINS)),
 }

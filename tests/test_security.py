@@ -15,7 +15,7 @@ import pytest
 import tfkit
 from tests.run.training.runs import PLUGINS
 from tfkit.tools.compare.comparison import compare
-from tfkit.tools.train.record import environment
+from tfkit.tools.train.record import current_environment
 
 SETS = ["d_model=16", "vocab_size=32", "decoder.n_layers=1", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=32"]
 Folder = Callable[..., Path]
@@ -107,7 +107,7 @@ def test_training_starts_no_program_of_a_repository(tmp_path: Path, monkeypatch:
     subprocess.run(["git", "config", "alias.rev-parse", f"!{program}"], check=True)
     Path(".gitattributes").write_text("* filter=x diff=x\n", encoding="utf-8")
     Path("notes.txt").write_text("other\n", encoding="utf-8")  # of equal length: git has to read the file
-    assert environment(PLUGINS)["git"] == commit
+    assert current_environment(PLUGINS)["git"] == commit
     assert not Path("ran").exists()
     subprocess.run(["git", "status"], check=True, capture_output=True)
     assert Path("ran").exists(), "the planted programs never run"

@@ -51,9 +51,9 @@ def _unknown(module: str, name: str, names: list[str]) -> str:
     text = f"module {module!r} has no attribute {name!r}"
     if name.startswith("_"):
         return text
-    from tfkit.errors import closest
+    from tfkit.errors import closest_name
 
-    near = closest(name, names)
+    near = closest_name(name, names)
     return f"{text}: one with a similar name is {near!r}" if near else text
 
 

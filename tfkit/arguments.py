@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
-from tfkit.errors import closest, listing, quoted
+from tfkit.errors import closest_name, listing, quoted
 
 __tracebackhide__ = True  # pytest shows the caller of a function, not the check of its arguments
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,17 +86,17 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _check(name, signature(), args, kwargs)
+        _check_call(name, signature(), args, kwargs)
         return function(*args, **kwargs)
 
     return cast(F, call)
 
 
-def _check(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     try:
         bound = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise TypeError(_misfit(name, signature, args, kwargs) or f"`{name}`: {error}") from None
+        raise TypeError(_signature_mismatch(name, signature, args, kwargs) or f"`{name}`: {error}") from None
     for field, value in bound.items():
         parameter = signature.parameters[field]
         if parameter.annotation is inspect.Parameter.empty:
@@ -113,15 +113,17 @@ def _check(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwarg
 
 def check_argument(function: str, name: str, value: object, hint: Any) -> None:
     """Raise TypeError or ValueError unless an argument of a function matches its annotation."""
-    if fits(value, hint):
+    if is_allowed_value(value, hint):
         return
-    near = closest(value, _options(hint)) if isinstance(value, str) else None
-    message = f"`{name}` of `{function}` must be {in_words(hint)}; got {shown(value)}"
-    kind = ValueError if fits(value, hint, kind_only=True) else TypeError
+    near = closest_name(value, _allowed_words(hint)) if isinstance(value, str) else None
+    message = f"`{name}` of `{function}` must be {in_words(hint)}; got {value_text(value)}"
+    kind = ValueError if is_allowed_value(value, hint, kind_only=True) else TypeError
     raise kind(f"{message}: a similar one is '{near}'" if near else message)
 
 
-def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+def _signature_mismatch(
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str | None:
     """Describe why arguments do not match a signature; None if Python's message is sufficient."""
     parameters = {field: parameter for field, parameter in signature.parameters.items() if field != "self"}
     named = [
@@ -132,7 +134,7 @@ def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwar
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if unknown := [field for field in kwargs if field not in named and not open_ended]:
         return unknown_argument(name, unknown[0], named)
-    placed = [field for field, parameter in parameters.items() if parameter.kind in _PLACED]
+    placed = [field for field, parameter in parameters.items() if parameter.kind in _POSITIONAL]
     count = len(args) - ("self" in signature.parameters)
     if count > len(placed):
         left = [field for field in named if field not in placed]
@@ -147,28 +149,28 @@ def _misfit(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwar
     return f"`{name}` needs `{missing[0]}`" if missing else None
 
 
-_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def unknown_argument(function: str, name: str, names: Collection[str]) -> str:
     """Describe an argument that a function does not have, and list its arguments."""
-    near = closest(name, names)
+    near = closest_name(name, names)
     help = f"an argument with a similar name is `{near}`" if near else f"it has {listing(names, 20) or 'none by name'}"
     subject = f"`{function}`" if function.isidentifier() else function
     return f"{subject} has no argument {quoted(name)}: {help}"
 
 
-def fits(value: object, hint: Any, *, kind_only: bool = False) -> bool:
+def is_allowed_value(value: object, hint: Any, *, kind_only: bool = False) -> bool:
     """Return True if a value matches an annotation; with `kind_only`, if its type matches."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         limits = [] if kind_only else [argument for argument in args[1:] if isinstance(argument, Limit)]
         classes = tuple(argument for argument in args[1:] if isinstance(argument, type))
-        inner = isinstance(value, classes) if classes else fits(value, args[0], kind_only=kind_only)
+        inner = isinstance(value, classes) if classes else is_allowed_value(value, args[0], kind_only=kind_only)
         return inner and all(limit.holds(cast(float, value)) for limit in limits)
     if origin in (Union, types.UnionType):
-        return any(fits(value, argument, kind_only=kind_only) for argument in args)
+        return any(is_allowed_value(value, argument, kind_only=kind_only) for argument in args)
     if origin is Literal:
         same = any(type(value) is type(argument) and value == argument for argument in args)
         return same or (kind_only and isinstance(value, str))
@@ -176,7 +178,9 @@ def fits(value: object, hint: Any, *, kind_only: bool = False) -> bool:
         return _is_a(value, hint, kind_only)
     if issubclass(origin, Mapping):
         pairs = value.items() if isinstance(value, Mapping) else ()
-        return isinstance(value, Mapping) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in pairs)
+        return isinstance(value, Mapping) and all(
+            is_allowed_value(k, args[0]) and is_allowed_value(v, args[1]) for k, v in pairs
+        )
     if issubclass(origin, Iterable):
         return _is_several(value, origin, args)
     return isinstance(value, origin)
@@ -202,7 +206,7 @@ def _is_several(value: object, origin: type, args: tuple[Any, ...]) -> bool:
     """
     if not isinstance(value, origin) or isinstance(value, str | bytes | Mapping):
         return False
-    return not isinstance(value, Collection) or not args or all(fits(item, args[0]) for item in value)
+    return not isinstance(value, Collection) or not args or all(is_allowed_value(item, args[0]) for item in value)
 
 
 _WORDS: dict[Any, str] = {
@@ -235,32 +239,35 @@ def in_words(hint: Any) -> str:
         return f"a mapping of {in_words(args[0])} to {in_words(args[1])}"
     if origin is not None and issubclass(origin, Iterable):
         return f"a list whose items are each {in_words(args[0])}"
-    return _an((origin or hint).__name__)
+    return _with_article((origin or hint).__name__)
 
 
-def _options(hint: Any) -> list[str]:
+def _allowed_words(hint: Any) -> list[str]:
     """Return the words that an annotation allows."""
     if get_origin(hint) is Literal:
         return [argument for argument in get_args(hint) if isinstance(argument, str)]
     return [
-        word for argument in get_args(hint) if get_origin(argument) or argument is hint for word in _options(argument)
+        word
+        for argument in get_args(hint)
+        if get_origin(argument) or argument is hint
+        for word in _allowed_words(argument)
     ]
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """Format a value for an error: the value if it is short, else its type."""
     if value is None or isinstance(value, bool | int | float):
-        return repr(value) if len(repr(value)) < 40 else _an(type(value).__name__)
+        return repr(value) if len(repr(value)) < 40 else _with_article(type(value).__name__)
     if isinstance(value, str):
         return quoted(repr(value)).strip("`")
     if isinstance(value, type):
         return f"the class {value.__name__}"
     more = ", ..." if isinstance(value, list | tuple) and len(value) > 1 else ""
-    inside = f" of {shown(value[0])}{more}" if isinstance(value, list | tuple) and value else ""
+    inside = f" of {value_text(value[0])}{more}" if isinstance(value, list | tuple) and value else ""
     name, module = type(value).__name__, type(value).__module__
     hides = name in vars(builtins) and module != "builtins"  # numpy.bool
-    return _an(f"{module}.{name}" if hides else name) + inside
+    return _with_article(f"{module}.{name}" if hides else name) + inside
 
 
-def _an(name: str) -> str:
+def _with_article(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import click
 
 from tfkit.console.commands import Command, CommandGroup
-from tfkit.console.completion import VARIABLE, complete
+from tfkit.console.completion import VARIABLE, run_completion
 from tfkit.console.output import warnings_as_text
-from tfkit.console.signals import Ended, ending
+from tfkit.console.signals import Ended, end_on_signal
 from tfkit.errors import (
     ChangedWeightsWarning,
     Diagnostic,
@@ -37,12 +37,12 @@ BY_SIGNAL = 128
 """Added to the number of a signal that ended the process, as shells do."""
 
 
-def _version(context: click.Context, option: click.Parameter, requested: bool) -> None:
+def _print_version(context: click.Context, option: click.Parameter, requested: bool) -> None:
     if not requested:
         return
-    from tfkit.plugin.discover import own_version
+    from tfkit.plugin.discover import tfkit_version
 
-    number = own_version()
+    number = tfkit_version()
     click.echo(f"tfkit {number}" if number else "tfkit, not installed")
     context.exit()
 
@@ -73,7 +73,7 @@ def _version(context: click.Context, option: click.Parameter, requested: bool) -
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_version,
+    callback=_print_version,
     help="Print the version and exit.",
 )
 def cli() -> None:
@@ -83,7 +83,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default the arguments of the process; return the exit status."""
     if arguments is None and VARIABLE in os.environ:
-        return complete(cli, os.environ[VARIABLE])
+        return run_completion(cli, os.environ[VARIABLE])
     if arguments is None:
         gc.disable()  # imports leave no garbage, and a GC pass over them costs a third of the time
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  it was closed before the start
@@ -94,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("error: the current folder does not exist any more", err=True)
         return WRONG_SPEC
     try:
-        with ending():
-            return _run(list(sys.argv[1:] if arguments is None else arguments))
+        with end_on_signal():
+            return _run_command(list(sys.argv[1:] if arguments is None else arguments))
     except Ended as end:
         click.echo(f"ended by {signal.Signals(end.number).name}", err=True)
         return BY_SIGNAL + end.number
@@ -121,7 +121,7 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     try:
         shown = (ChangedWeightsWarning, LeftOutWarning, NotFiniteWarning, PluginWarning)
         with cli.make_context("tfkit", arguments) as context, warnings_as_text(*shown):
@@ -138,7 +138,7 @@ def _run(arguments: list[str]) -> int:
         click.echo(str(_ended_by(end)), err=True)
         return WRONG_SPEC
     except click.UsageError as error:
-        click.echo(_usage(error), err=True)
+        click.echo(_usage_error_text(error), err=True)
         return WRONG_USAGE
     finally:
         sys.stdout.flush()
@@ -147,17 +147,17 @@ def _run(arguments: list[str]) -> int:
 
 def _ended_by(end: SystemExit) -> SpecError:
     """Return the error of code that ends the process, with the place of that code."""
-    from tfkit.plugin.hooks import in_words, where
+    from tfkit.plugin.hooks import error_location, in_words
 
     help = "code of a plugin must raise an exception instead of ending the process"
     message = f"the command was ended by code outside tfkit: {in_words(end)}"
-    return SpecError(Diagnostic(message, notes=tuple(filter(None, [where(end)])), help=help))
+    return SpecError(Diagnostic(message, notes=tuple(filter(None, [error_location(end)])), help=help))
 
 
-def _usage(error: click.UsageError) -> str:
+def _usage_error_text(error: click.UsageError) -> str:
     """Format an error of wrong usage like all other errors."""
     context = error.ctx
-    text = _number(error) or error.format_message().rstrip(".").replace("'", "`")
+    text = _number_error_text(error) or error.format_message().rstrip(".").replace("'", "`")
     lines = [f"error: {text[:1].lower()}{text[1:]}"]
     if context is not None:
         usage = context.command.get_usage(context).removeprefix("Usage: ")
@@ -166,7 +166,7 @@ def _usage(error: click.UsageError) -> str:
     return "\n".join(lines)
 
 
-def _number(error: click.UsageError) -> str | None:
+def _number_error_text(error: click.UsageError) -> str | None:
     """Describe an option's value that is not a valid number, in the words of the spec's errors."""
     if not isinstance(error, click.BadParameter) or error.param is None:
         return None
@@ -175,10 +175,10 @@ def _number(error: click.UsageError) -> str | None:
     if match is None or not isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
         return None
     what = "an integer" if isinstance(kind, click.types.IntParamType) else "a number"
-    bounds = _bounds(kind) if isinstance(kind, click.IntRange | click.FloatRange) else ""
+    bounds = _range_text(kind) if isinstance(kind, click.IntRange | click.FloatRange) else ""
     return f"{name} must be {what}{bounds}; got {quoted(match[1]) if match[1] is not None else match[2]}"
 
 
-def _bounds(kind: click.IntRange | click.FloatRange) -> str:
+def _range_text(kind: click.IntRange | click.FloatRange) -> str:
     least = f" {'above' if kind.min_open else 'from'} {kind.min:,}" if kind.min is not None else ""
     return least + (f" {'below' if kind.max_open else 'to'} {kind.max:,}" if kind.max is not None else "")

@@ -102,10 +102,10 @@ class Diagnostic:
         where += [f"({self.path})"] if self.path and self.path not in where else []
         lines = [f"{level}: {self.message}"]
         lines += [f"{margin}--> {'  '.join(where)}"] if where else []
-        lines += _excerpt(span, margin) if span else []
+        lines += _source_excerpt(span, margin) if span else []
         for note in [*self.notes, *([f"help: {self.help}"] if self.help else [])]:
-            lines += _wrapped(printable(note), f"{margin} = ")
-        return "\n".join(printable(line).rstrip() for line in lines)
+            lines += _wrapped_lines(printable_text(note), f"{margin} = ")
+        return "\n".join(printable_text(line).rstrip() for line in lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnostic as data, for `--json`. Without a position in a text, file, line and column are None."""
@@ -159,14 +159,14 @@ class SpecError(ValueError):
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         assert diagnostics, "a SpecError says what is wrong"
-        self.diagnostics: tuple[Diagnostic, ...] = _in_file_order(_distinct(diagnostics))
+        self.diagnostics: tuple[Diagnostic, ...] = _in_file_order(_distinct_diagnostics(diagnostics))
         super().__init__(*self.diagnostics)
 
     def __str__(self) -> str:
         texts = [diagnostic.render() for diagnostic in self.diagnostics]
         if len(texts) > 1:
             names = dict.fromkeys(d.span.source.name for d in self.diagnostics if d.span)
-            where = f" in {printable(', '.join(names))}" if names else ""
+            where = f" in {printable_text(', '.join(names))}" if names else ""
             texts.append(f"error: {len(texts)} errors{where}")
         return "\n\n".join(texts)
 
@@ -193,7 +193,7 @@ class Invalid(ValueError):  # noqa: N818 - reads as a sentence: raise Invalid(fi
         return self.message
 
 
-def closest(word: str, candidates: Iterable[str]) -> str | None:
+def closest_name(word: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that `word` was most likely meant to be, or None if none is similar.
 
     Case, `-` and `_` are ignored. A name that contains the other is similar (`heads`, `n_heads`).
@@ -201,14 +201,14 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
     names = [name for name in candidates if len(name) <= MAX_NAME]
     if len(word) > MAX_NAME or len(names) > MAX_NAMES:
         return None
-    likeness = {name: _likeness(_folded(word), _folded(name)) for name in names}
+    likeness = {name: _name_similarity(_folded_name(word), _folded_name(name)) for name in names}
     best = max(likeness, key=lambda name: likeness[name], default=None)
     return best if best is not None and likeness[best] >= MIN_SIMILARITY else None
 
 
-def similar(what: str, word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
+def similar_name_help(what: str, word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
     """Return the help for a word that is not in `names`: a similar name, or `otherwise`."""
-    near = closest(word, names)
+    near = closest_name(word, names)
     return f"{what} with a similar name exists: `{near}`" if near else otherwise
 
 
@@ -220,7 +220,7 @@ def listing(words: Iterable[str], limit: int = 12) -> str:
     return ", ".join([*items[:limit], f"... ({len(items)} in all)"])
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def number_ranges(numbers: Sequence[int]) -> str:
     """Format ascending integers: `0-4, 6-10`."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
@@ -228,15 +228,15 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def quoted(text: str, limit: int = 60) -> str:
     """Quote user text in backticks, shortened so that a message stays readable."""
-    shown = printable(text[: limit + 1])
+    shown = printable_text(text[: limit + 1])
     return f"`{shown}`" if len(shown) <= limit else f"`{shown[: limit - 3]}...`"
 
 
-def _folded(name: str) -> str:
+def _folded_name(name: str) -> str:
     return re.sub(r"[-_\s]+", "_", name.strip().lower())
 
 
-def _likeness(word: str, name: str) -> float:
+def _name_similarity(word: str, name: str) -> float:
     shorter, longer = sorted((word, name), key=len)
     contained = len(shorter) >= 3 and shorter in longer
     if not contained and 2 * len(shorter) < MIN_SIMILARITY * (len(shorter) + len(longer)):
@@ -244,7 +244,7 @@ def _likeness(word: str, name: str) -> float:
     return max(difflib.SequenceMatcher(None, word, name).ratio(), 0.8 if contained else 0.0)
 
 
-def _distinct(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+def _distinct_diagnostics(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Remove repeated errors: keep the first error with the same location and message, or location and path."""
     seen: set[tuple[object, ...]] = set()
     kept = []
@@ -269,29 +269,29 @@ def _in_file_order(diagnostics: list[Diagnostic]) -> tuple[Diagnostic, ...]:
     return tuple(sorted(diagnostics, key=place))
 
 
-def _excerpt(span: Span, margin: str) -> list[str]:
+def _source_excerpt(span: Span, margin: str) -> list[str]:
     """Return the source line and carets below the span, cut to `MAX_COLUMNS`."""
     room = MAX_COLUMNS - len(f"{margin} | ")
     line = span.source.line(span.line)
     start = min(span.column - 1, len(line))
     end = max(start + 1, min(start + span.length, len(line)))
     first, last = max(0, start - room), min(len(line), start + room)
-    cells = [_cell(char) for char in line[first:last]]
-    widths = [_width(cell) for cell in cells]
+    cells = [_cell_text(char) for char in line[first:last]]
+    widths = [_display_width(cell) for cell in cells]
     if last - first < len(line) or sum(widths) + (start == len(line)) > room:
-        before, after = _window(widths, start - first, end - first, room - 2 * len("..."))
+        before, after = _cell_range(widths, start - first, end - first, room - 2 * len("..."))
     else:
         before, after = 0, len(cells)
     left = "..." if first + before > 0 else ""
     right = "..." if first + after < len(line) else ""
     shown = "".join(cells[before:after])
-    indent = len(left) + sum(map(_width, cells[before : start - first]))
-    carets = sum(map(_width, cells[start - first : min(end - first, after)]))
+    indent = len(left) + sum(map(_display_width, cells[before : start - first]))
+    carets = sum(map(_display_width, cells[start - first : min(end - first, after)]))
     bar, head = f"{margin} |", f" {span.number}".ljust(len(margin))
     return [bar, f"{head} | {left}{shown}{right}", f"{bar} {' ' * indent}{'^' * max(1, carets)}"]
 
 
-def _wrapped(text: str, start: str) -> list[str]:
+def _wrapped_lines(text: str, start: str) -> list[str]:
     """Wrap a text to lines of at most `MAX_COLUMNS`, except longer words. Continuation lines are indented.
 
     Code in backticks is not broken, so that a command can be copied.
@@ -303,7 +303,7 @@ def _wrapped(text: str, start: str) -> list[str]:
     return [f"{start if index == 0 else ' ' * len(start)}{line}" for index, line in enumerate(lines)]
 
 
-def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, int]:
+def _cell_range(widths: list[int], start: int, end: int, room: int) -> tuple[int, int]:
     """Return the widest range of cells that fits: the span, then text on both sides of it."""
     edges = [0, *accumulate(widths)]
     before = after = min(start, len(widths))
@@ -319,19 +319,19 @@ def _window(widths: list[int], start: int, end: int, room: int) -> tuple[int, in
             return reach
 
 
-def _cell(char: str) -> str:
+def _cell_text(char: str) -> str:
     """Format a character of a source line: a tab as blanks, control characters escaped."""
-    return TAB if char == "\t" else printable(char)
+    return TAB if char == "\t" else printable_text(char)
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """Escape characters that a terminal might interpret or cannot show."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _width(text: str) -> int:
+def _display_width(text: str) -> int:
     """Return the number of terminal columns. Wide characters take two columns, and combining characters none."""
     if text.isascii():
         return len(text)

@@ -59,9 +59,9 @@ class Measurement(pytest.Item):
 
     def runtest(self) -> None:
         """Measure the property."""
-        from tfkit.tools.check.check import outcomes
+        from tfkit.tools.check.check import outcomes_of
 
-        (outcome,) = outcomes(self.subject, [self.measured])
+        (outcome,) = outcomes_of(self.subject, [self.measured])
         if outcome.status == "does not apply":
             pytest.skip(outcome.detail)
         if outcome.status == "failed":
@@ -70,11 +70,11 @@ class Measurement(pytest.Item):
 
 def _components(name: str) -> tuple[Any, str]:
     """Return the plugins and the name of the requested plugin; a plugin that is not installed is a usage error."""
-    from tfkit.plugin.discover import canonical
+    from tfkit.plugin.discover import normalized_name
     from tfkit.plugin.manager import load_plugins
 
     plugins = load_plugins()
-    matches = [plugin.name for plugin in plugins.loaded if canonical(plugin.name) == canonical(name)]
+    matches = [plugin.name for plugin in plugins.loaded if normalized_name(plugin.name) == normalized_name(name)]
     if not matches:
         installed = ", ".join(plugin.name for plugin in plugins.loaded)
         raise pytest.UsageError(f"--tfkit: there is no plugin {name!r}; installed: {installed}")

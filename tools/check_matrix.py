@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.tools.check.models import PROPERTIES, subject  # noqa: E402
 from tests.tools.check.planted import BUGS, Bug  # noqa: E402
-from tfkit.tools.check.check import outcomes  # noqa: E402
+from tfkit.tools.check.check import outcomes_of  # noqa: E402
 from tools.pages import write_table  # noqa: E402
 
 PAGE = ROOT / "docs" / "check_bugs.md"
@@ -31,7 +31,7 @@ def broken(bug: Bug) -> list[str]:
     try:
         slow = {prop.name for prop in PROPERTIES.properties if prop.level == "full"} - {bug.red} | {"script"}
         properties = [prop for prop in PROPERTIES.properties if prop.of == "model" and prop.name not in slow]
-        results = [next(outcomes(checked, [prop])) for prop in properties]
+        results = [next(outcomes_of(checked, [prop])) for prop in properties]
     finally:
         for patcher in patches:
             patcher.stop()

@@ -12,8 +12,8 @@ from tfkit.graph.expand import load
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.common.units import count_text
 from tfkit.tools.draw.picture import draw
-from tfkit.tools.draw.svg import write
-from tfkit.tools.list_.gallery import Shipped, shipped
+from tfkit.tools.draw.svg import write_picture
+from tfkit.tools.list_.gallery import Shipped, shipped_specs
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "pictures"
@@ -30,11 +30,11 @@ def main() -> None:
     """Write the pictures of the docs, the pictures of all specs, and the page that shows all specs."""
     plugins = load_plugins()
     for path in DOCS.glob("*.svg"):
-        write(draw(*(load(name, plugins=plugins) for name in specs_of(path))), path)
+        write_picture(draw(*(load(name, plugins=plugins) for name in specs_of(path))), path)
     PICTURES.mkdir(parents=True, exist_ok=True)
-    specs = shipped()
+    specs = shipped_specs()
     for spec in specs:
-        write(draw(load(spec.name, plugins=plugins)), PICTURES / f"{spec.name}.svg")
+        write_picture(draw(load(spec.name, plugins=plugins)), PICTURES / f"{spec.name}.svg")
     (PICTURES / "README.md").write_text(page(specs), encoding="utf-8")
 
 

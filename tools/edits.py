@@ -26,8 +26,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import tfkit
 from tests.plugin.test_faults import plugins
 from tests.run.training.runs import Memory, write_run
-from tfkit.building.edits import copied, edits, origins
-from tfkit.building.model import unwrapped
+from tfkit.building.edits import copied_model, model_edits, tensor_origins
+from tfkit.building.model import unwrapped_model
 from tfkit.run.checked_run import load_run
 from tfkit.run.contract import Callback, CallbackConfig
 from tfkit.run.training.loop import Trainer
@@ -174,7 +174,7 @@ def built() -> Any:
 def output(model: Any) -> Tensor:
     """Return the output of a copy in float32."""
     with torch.no_grad():
-        return copied(unwrapped(model), dtype=torch.float32).eval()(TOKENS).double()
+        return copied_model(unwrapped_model(model), dtype=torch.float32).eval()(TOKENS).double()
 
 
 def far(a: Tensor, b: Tensor) -> bool:
@@ -205,7 +205,7 @@ def costed(model: Any, inner: Any, edited: bool) -> str:
     cost, warned = called(lambda: tfkit.cost(model, batch=2, length=8))
     assert cost.total.parameters == sum(p.numel() for p in inner.parameters())
     with FlopCounterMode(display=False) as counter:
-        copied(inner, device="meta").train()(TOKENS.to("meta"))
+        copied_model(inner, device="meta").train()(TOKENS.to("meta"))
     assert cost.total.flops_forward == counter.get_total_flops(), (cost.total.flops_forward, counter.get_total_flops())
     assert cost.memory.weights == sum(t.nbytes for t in (*inner.parameters(), *inner.buffers()))
     assert warned == edited
@@ -231,7 +231,7 @@ def compared(model: Any, inner: Any, edited: bool) -> str:
 def reference(inner: Any) -> Any:
     """Return the model of the spec with the weights that the edited model has under the names of the spec."""
     model, weights = built(), inner.state_dict()
-    names = {origin: name for name, origin in origins(inner).items() if origin}
+    names = {origin: name for name, origin in tensor_origins(inner).items() if origin}
     model.load_state_dict({name: weights[names[name]].float() for name in model.state_dict()})
     return model
 
@@ -286,7 +286,7 @@ def exported(format: str) -> Callable[..., str]:
                 program = torch.export.load(path).module() if format == "pt2" else torch.jit.load(path)
                 inputs = {"tokens": TOKENS, "tokens_mask": torch.ones_like(TOKENS, dtype=torch.bool)}
                 with torch.no_grad():
-                    assert not far(program(**inputs).double(), copied(inner).eval()(**inputs).double())
+                    assert not far(program(**inputs).double(), copied_model(inner).eval()(**inputs).double())
         return "true"
 
     return run
@@ -378,9 +378,9 @@ def cell(tool: str, edit: str) -> str:
     """Return the result of a tool for an edit."""
     model, function = built(), EDITS[edit]
     model = function(model) if edit in RETURNED else (function(model), model)[1]
-    inner: Any = unwrapped(model)
+    inner: Any = unwrapped_model(model)
     try:
-        return trained(edit) if tool == "train" else TOOLS[tool](model, inner, bool(edits(inner)))
+        return trained(edit) if tool == "train" else TOOLS[tool](model, inner, bool(model_edits(inner)))
     except (tfkit.SpecError, ValueError) as error:
         return f"refused: {str(error).splitlines()[0].removeprefix('error: ')}"
     except Exception as error:

@@ -18,7 +18,7 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.run_facts import FACTS, Facts, read_facts
 from tfkit.spec.folder import RUN
 from tfkit.tools.common.atomic_files import written_folder
-from tfkit.tools.common.history import METRICS, lines
+from tfkit.tools.common.history import METRICS, read_metric_lines
 
 RUNS = Path(__file__).parents[1] / "docs" / "experiments" / "runs"
 
@@ -43,7 +43,7 @@ def keep(run: Path, facts: Facts) -> None:
         for session in facts.sessions
     ]
     kept = {**vars(facts), "environment": environment, "sessions": sessions}
-    evaluations = [line for line in lines(run) if "lr" not in line]
+    evaluations = [line for line in read_metric_lines(run) if "lr" not in line]
     with written_folder(RUNS / run.name) as target:
         shutil.copyfile(run / RUN, target / RUN)
         (target / FACTS).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

@@ -29,12 +29,12 @@ Digests = dict[str, str]
 
 def main() -> int:
     """Compare the checkouts, and print the differences."""
-    from tfkit.plugin.manager import available
+    from tfkit.plugin.manager import available_plugins
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")
     parser.add_argument("specs", nargs="*", help="names of specs; all unless given")
-    options, shipped = parser.parse_args(), list(available().specs.files)
+    options, shipped = parser.parse_args(), list(available_plugins().specs.files)
     python, names = options.checkout.resolve() / ".venv/bin/python", options.specs or shipped
     if not python.exists():
         parser.error(f"{options.checkout} is not a checkout with a .venv")

@@ -28,7 +28,7 @@ import torch
 
 import tfkit
 from tfkit.cli import cli, main
-from tfkit.errors import printable
+from tfkit.errors import printable_text
 
 SECONDS = 20
 SMALL_SIZES = [
@@ -180,7 +180,7 @@ def _fault(arguments: list[str], argument: str, value: str) -> str | None:
         return f"status {status}: {text[:200]}"
     if "Traceback" in text or not re.search(r"^error: ", text, re.MULTILINE):
         return f"no error: {text[-300:]}"
-    shown = printable(value)[:40]
+    shown = printable_text(value)[:40]
     names_it = shown in text.replace("\n     ", " ") or argument in text
     if not names_it and len(value) < 50:
         return f"the value is not named: {text[:300]}"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import tfkit
 from tests.sampling import chosen
 from tests.small_specs import reduced
-from tfkit.building.builder import allocate
+from tfkit.building.builder import allocate_tensors
 from tfkit.nn import Written
 from tfkit.testing import check_script, example_inputs
 
@@ -77,7 +77,7 @@ def test_memory_is_allocated_once_for_a_shared_module_and_only_where_there_is_no
         module.append(module[0])
     module[3].bias = filled = nn.Parameter(torch.ones(3))
     module.register_buffer("seen", torch.ones(1, device="meta"), persistent=False)
-    allocate(module, "cpu")
+    allocate_tensors(module, "cpu")
     tensors = [*module.parameters(), *module.buffers()]
     assert {tensor.device.type for tensor in tensors} == {"cpu"}
     assert module[0] is module[4]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import tfkit
-from tfkit.building.edits import _equal, edits
+from tfkit.building.edits import _is_equal, model_edits
 
 SETS = ["d_model=12", "vocab_size=23", "decoder.n_layers=2", "decoder.attention.n_heads=3", "decoder.ffn.d_ff=20"]
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -80,7 +80,7 @@ def test_a_changed_module_is_not_saved_as_its_spec(text: str, tmp_path: Path) ->
     before = model(TOKENS)
     EDITS[text](model)
     assert not torch.equal(model(TOKENS), before)
-    assert edits(model) == [(text, False)]
+    assert model_edits(model) == [(text, False)]
     with pytest.raises(tfkit.SpecError) as error:
         tfkit.save(model, tmp_path / "out")
     assert "the model must compute what its spec `gpt2` describes; its modules were changed" in str(error.value)
@@ -94,7 +94,7 @@ def test_a_changed_module_is_not_saved_as_its_spec(text: str, tmp_path: Path) ->
 def test_changed_tensors_are_never_saved(text: str, tmp_path: Path) -> None:
     model = built()
     TENSORS[text](model)
-    assert (text, True) in edits(model)
+    assert (text, True) in model_edits(model)
     with pytest.raises(tfkit.SpecError, match="the model must have the tensors of `gpt2`; its modules were changed"):
         tfkit.save(model, tmp_path / "out", allow_change=True)
     assert not list(tmp_path.iterdir())
@@ -131,7 +131,7 @@ def test_the_root_has_no_name() -> None:
     model.forward = MethodType(lambda self, tokens: self.embedding(tokens), model)
     model.register_forward_hook(double)
     model.register_parameter("bias", nn.Parameter(torch.zeros(7)))
-    assert [text for text, _ in edits(model)] == [
+    assert [text for text, _ in model_edits(model)] == [
         "bias: a tensor that the spec does not have",
         "forward: replaced on the module",
         "the model: a forward hook, which can change its output",
@@ -148,7 +148,7 @@ class Packed(nn.Linear):
 def test_a_state_that_is_no_tensor_is_an_edit() -> None:
     model = built()
     model.decoder.layers[1].ffn.up = Packed(12, 20)
-    assert edits(model) == [
+    assert model_edits(model) == [
         ("decoder.layers.1.ffn.up.weight: tuple, and a tensor by the spec", True),
         ("decoder.layers.1.ffn.up: Packed, and Linear by the spec", False),
     ]
@@ -157,12 +157,14 @@ def test_a_state_that_is_no_tensor_is_an_edit() -> None:
 def test_classes_of_one_name_are_told_apart() -> None:
     model = built()
     model.decoder.layers[1].ffn.up = nn.Linear(12, 20)
-    assert edits(model) == [("decoder.layers.1.ffn.up: torch.nn.modules.linear.Linear, and Linear by the spec", False)]
+    assert model_edits(model) == [
+        ("decoder.layers.1.ffn.up: torch.nn.modules.linear.Linear, and Linear by the spec", False)
+    ]
 
 
 def test_nan_equals_nan() -> None:
-    assert _equal({"bound": float("nan")}, {"bound": float("nan")})
-    assert not _equal({"bound": float("nan")}, {"bound": 0.3})
+    assert _is_equal({"bound": float("nan")}, {"bound": float("nan")})
+    assert not _is_equal({"bound": float("nan")}, {"bound": 0.3})
 
 
 def test_several_differences_are_counted() -> None:
@@ -177,7 +179,7 @@ def test_several_differences_are_counted() -> None:
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"attention_backend": "eager"}, {"recompute": True}])
 def test_options_of_a_build_are_no_edits(options: dict[str, Any]) -> None:
-    assert edits(built(**options)) == []
+    assert model_edits(built(**options)) == []
 
 
 def test_use_of_a_model_is_no_edit() -> None:
@@ -186,4 +188,4 @@ def test_use_of_a_model_is_no_edit() -> None:
     model.train()(TOKENS).sum().backward()
     model.decoder.layers[0].compile(backend="eager")
     model.requires_grad_(False)
-    assert edits(model) == []
+    assert model_edits(model) == []

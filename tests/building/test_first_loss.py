@@ -19,7 +19,7 @@ from tests.small_specs import COVERING, reductions
 from tfkit.building.first_loss import first_losses
 from tfkit.cli import main
 from tfkit.tools.common.model_inputs import random_inputs
-from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.runner import build_model, loaded_module
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 997
@@ -147,8 +147,8 @@ def test_an_ejected_model_starts_as_the_built_one(name: str) -> None:
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # new memory is then filled with NaN
     try:
-        with loaded(tfkit.eject(graph)) as module:
-            ejected = made(module)
+        with loaded_module(tfkit.eject(graph)) as module:
+            ejected = build_model(module)
     finally:
         torch.use_deterministic_algorithms(False)
     check_statistics(ejected, built(graph))
@@ -160,15 +160,15 @@ def test_an_ejected_model_starts_as_the_built_one(name: str) -> None:
 def test_each_initialization_is_ejected(kind: str) -> None:
     graph = graph_of(f"init={kind}", "decoder.ffn.bias=true", TIED)
     torch.manual_seed(0)
-    with loaded(tfkit.eject(graph)) as module:
-        check_statistics(made(module), built(graph))
+    with loaded_module(tfkit.eject(graph)) as module:
+        check_statistics(build_model(module), built(graph))
 
 
 @pytest.mark.slow
 def test_the_gpt2_of_the_docs_starts_near_even_guesses() -> None:
     torch.manual_seed(0)
-    with loaded((ROOT / "docs/examples/gpt2.py").read_text("utf-8")) as module:
-        assert abs(measured(tfkit.load("gpt2"), made(module))) < 1
+    with loaded_module((ROOT / "docs/examples/gpt2.py").read_text("utf-8")) as module:
+        assert abs(measured(tfkit.load("gpt2"), build_model(module))) < 1
 
 
 # ---- the estimate, and the warning ----

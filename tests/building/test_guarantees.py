@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import tfkit
 from tests.plugin.test_faults import plugins
 from tests.small_specs import SHIPPED, reduced
-from tfkit.building.builder import evaluating
+from tfkit.building.builder import evaluation_mode
 from tfkit.building.guarantees import Watch
 from tfkit.component import (
     ActivationConfig,
@@ -333,6 +333,6 @@ def test_built_in_components_keep_their_promises(name: str, dtype: torch.dtype) 
     model = tfkit.build(graph, dtype=dtype)
     inputs = {n: x.to(dtype) if x.is_floating_point() else x for n, x in example_inputs(graph, padding="left").items()}
     watch = Watch(model)
-    with evaluating(model), torch.no_grad(), watch.watching():
+    with evaluation_mode(model), torch.no_grad(), watch.watching():
         call(model, inputs)
     assert not watch.broken

@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import tfkit
-from tfkit.building.model import unwrapped
+from tfkit.building.model import unwrapped_model
 from tfkit.tools.save.save import save
 
 from ..sampling import some
@@ -92,7 +92,7 @@ def test_what_peft_puts_into_a_model_is_part_of_it() -> None:
     tuner.model, wrapped.base_model = model, tuner
     with torch.no_grad():
         model.decoder.layers[0].ffn.up.weight.mul_(2)  # as an adapter does
-    assert unwrapped(wrapped) is model
+    assert unwrapped_model(wrapped) is model
     assert tfkit.Loss(wrapped)(TOKENS) == tfkit.Loss(model)(TOKENS)
     wrapped.active_peft_config = type("Config", (), {"is_prompt_learning": True})
     with pytest.raises(ValueError, match="the prompts that PEFT has learned are not in the model"):
@@ -159,7 +159,7 @@ def test_a_loss_has_the_value_and_the_gradients_of_the_model_alone(name: str) ->
         expected.backward()
         torch.testing.assert_close(actual, expected)
     theirs = dict(other.named_parameters())
-    gradients = {name: full(first.grad) for name, first in unwrapped(loss).named_parameters()}
+    gradients = {name: full(first.grad) for name, first in unwrapped_model(loss).named_parameters()}
     assert gradients.keys() == theirs.keys()
     for path, gradient in gradients.items():
         torch.testing.assert_close(gradient, theirs[path].grad)

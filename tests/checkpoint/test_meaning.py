@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import tfkit
-from tfkit.checkpoint.fitting import DIGEST, MEANING
-from tfkit.checkpoint.links import published
+from tfkit.checkpoint.fitting import DIGEST, SEMANTICS
+from tfkit.checkpoint.links import published_map
 from tfkit.checkpoint.weight_map import write_shards
-from tfkit.graph.semantics import Meaning, changes, meaning_of, parsed
+from tfkit.graph.semantics import Semantics, parse_semantics, semantics_of, value_changes
 from tfkit.tools.common.loading_weights import build_with_weights, load_weights
 from tfkit.tools.save.save import save
 
@@ -99,19 +99,19 @@ def test_what_says_nothing_about_the_numbers_may_change(change: str, weights: Pa
 
 def test_other_names_of_nodes_and_inputs_mean_the_same() -> None:
     text = SPEC.replace("logits:", "head:").replace("max_len: 32", "max_len: 32\ninputs: [ids]")
-    here = meaning_of(tfkit.loads(text))
-    assert here.digest == meaning_of(graph_of()).digest
-    assert changes(meaning_of(graph_of()), here) == []
+    here = semantics_of(tfkit.loads(text))
+    assert here.digest == semantics_of(graph_of()).digest
+    assert value_changes(semantics_of(graph_of()), here) == []
     cross = SPEC.replace("tie: embedding", "tie: embedding, softcap: 2.0").replace("logits:", "head:")
-    (change,) = changes(meaning_of(graph_of()), meaning_of(tfkit.loads(cross)))
+    (change,) = value_changes(semantics_of(graph_of()), semantics_of(tfkit.loads(cross)))
     assert str(change) == "head.softcap: null in the file, 2.0 here"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vaswani_base", "gemma3_1b", "bert_base", "albert_base"])
 def test_what_is_written_is_what_is_read(name: str) -> None:
-    meaning = meaning_of(tfkit.load(name))
-    again = parsed(json.loads(meaning.text))
-    assert changes(again, meaning) == []
+    meaning = semantics_of(tfkit.load(name))
+    again = parse_semantics(json.loads(meaning.text))
+    assert value_changes(again, meaning) == []
     assert again.digest == meaning.digest
     assert len(meaning.text) < 8000
 
@@ -133,14 +133,14 @@ def test_every_writer_says_what_its_weights_mean(layout: str, tmp_path: Path) ->
         family = graph.spec.family
         assert family is not None
         metadata = safetensors_metadata(graph)
-        write_shards(published(model, family), model.state_dict(), out, metadata=metadata, max_bytes=9000)
+        write_shards(published_map(model, family), model.state_dict(), out, metadata=metadata, max_bytes=9000)
     else:
         save(model, out, layout=layout)  # type: ignore[arg-type]
     for file in out.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             text = opened.metadata()
         assert text["format"] == "pt"
-        assert text[DIGEST] == meaning_of(graph).digest
+        assert text[DIGEST] == semantics_of(graph).digest
     build_with_weights(graph, out)
     with pytest.raises(tfkit.SpecError, match="belong to a different model"):
         build_with_weights(tfkit.load("gpt2", sets=[*GPT2, "decoder.norm.eps=0.1"]), out)
@@ -150,7 +150,7 @@ def written(weights: Path, meaning: object) -> None:
     """The file of the weights, saying something else."""
     file = weights / "model.safetensors"
     text = meaning if isinstance(meaning, str) else json.dumps(meaning)
-    save_file(load_file(file), file, metadata={"format": "pt", MEANING: text})
+    save_file(load_file(file), file, metadata={"format": "pt", SEMANTICS: text})
 
 
 def test_files_that_say_nothing_load_as_they_are(weights: Path) -> None:
@@ -160,7 +160,7 @@ def test_files_that_say_nothing_load_as_they_are(weights: Path) -> None:
 
 
 def test_a_field_that_did_not_exist_means_its_default(weights: Path) -> None:
-    report = json.loads(meaning_of(graph_of()).text)
+    report = json.loads(semantics_of(graph_of()).text)
     for path in ("layers.0-3.attention.softcap", "layers.0-3.norm.offset"):
         del report["graph"]["decoder"][path]
     written(weights, report)
@@ -192,7 +192,7 @@ def test_what_a_file_says_is_not_believed_unchecked(metadata: Any, weights: Path
 
 @pytest.mark.parametrize("value", [10**400, {"a": 1}, [1, {}], "text", True, 1e308])
 def test_values_of_any_kind_are_differences(value: Any, weights: Path) -> None:
-    report = json.loads(meaning_of(graph_of()).text)
+    report = json.loads(semantics_of(graph_of()).text)
     report["graph"]["decoder"]["layers.0-3.norm.eps"] = value
     written(weights, report)
     with pytest.raises(tfkit.SpecError, match=r"decoder\.norm\.eps: "):
@@ -227,11 +227,11 @@ def test_a_plugin_says_which_of_its_fields_do_not_matter(tmp_path: Path) -> None
     (tmp_path / "tfkit_scaled.py").write_text(PLUGIN)
     plugins = tfkit.load_plugins(plugin_dirs=[tmp_path], entry_points=False)
 
-    def meaning(**fields: Any) -> Meaning:
+    def meaning(**fields: Any) -> Semantics:
         ffn = json.dumps({"kind": "scaled", **fields})
-        return meaning_of(tfkit.loads(SPEC, sets=[f"decoder.ffn={ffn}"], plugins=plugins))
+        return semantics_of(tfkit.loads(SPEC, sets=[f"decoder.ffn={ffn}"], plugins=plugins))
 
     assert meaning().digest == meaning(rate=0.75).digest
-    assert [str(change) for change in changes(meaning(), meaning(factor=2.0))] == [
+    assert [str(change) for change in value_changes(meaning(), meaning(factor=2.0))] == [
         "decoder.ffn.factor: 1.0 in the file, 2.0 here"
     ]

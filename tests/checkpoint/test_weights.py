@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import tfkit
-from tfkit.checkpoint.links import published
-from tfkit.checkpoint.weight_map import TensorPlace, WeightMap, sort_metadata, write_shards
+from tfkit.checkpoint.links import published_map
+from tfkit.checkpoint.weight_map import TensorLocation, WeightMap, sort_metadata, write_shards
 from tfkit.tools.common.loading_weights import build_with_weights, load_weights
 
 SPEC: dict[str, Any] = {
@@ -85,7 +85,7 @@ def test_any_map_gives_back_the_same_bits(checkpoint: dict[str, Any], max_bytes:
     for old in tmp_path.iterdir():
         old.unlink()
     family = model.meta["graph"].spec.family
-    write_shards(published(model, family), model.state_dict(), tmp_path, metadata={}, max_bytes=max_bytes)
+    write_shards(published_map(model, family), model.state_dict(), tmp_path, metadata={}, max_bytes=max_bytes)
     actual = build_with_weights(model.meta["graph"], tmp_path).state_dict()
     assert all(torch.equal(actual[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -113,7 +113,7 @@ SIMPLE_MAP: dict[str, Any] = {
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     model = model_of(SIMPLE_MAP)
-    write_shards(published(model, model.meta["graph"].spec.family), model.state_dict(), tmp_path, metadata={})
+    write_shards(published_map(model, model.meta["graph"].spec.family), model.state_dict(), tmp_path, metadata={})
     return tmp_path / "model.safetensors"
 
 
@@ -223,7 +223,7 @@ def test_a_file_has_at_most_five_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_value_at_an_index_of_two_axes() -> None:
     state = {"w": torch.zeros(2, 5, 3)}
-    TensorPlace("w").fill(state, torch.ones(3), (1, 4))
+    TensorLocation("w").fill(state, torch.ones(3), (1, 4))
     assert state["w"].nonzero().tolist() == [[1, 4, channel] for channel in range(3)]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.torch_private.torchscript import quiet
+from tfkit.torch_private.torchscript import no_deprecation_warnings
 from tools.edits import SETS, Layer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [9, 2, 6, 5, 3, 5]])
@@ -50,7 +50,7 @@ def test_layers_are_added_removed_and_exchanged() -> None:
     model.decoder.layers.insert(0, second)
     model.decoder.layers[3] = extra
     layers = [second, first, third, extra]
-    with quiet():
+    with no_deprecation_warnings():
         scripted = torch.jit.script(model)
     for same in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), scripted):
         torch.testing.assert_close(same(TOKENS), by_hand(model, layers))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.graph.semantics import changes, meaning_of
+from tfkit.graph.semantics import semantics_of, value_changes
 from tfkit.testing import check_model
 from tfkit.tools.show.layer_programs import programs_of
 
@@ -62,9 +62,9 @@ def test_recomputation_has_the_same_gradients() -> None:
 
 def test_the_order_decides_the_values_and_nothing_else_does() -> None:
     looped, in_a_row = (tfkit.loads(TEXT, sets=[f"decoder.layers.order={order}"]) for order in ("looped", "in_a_row"))
-    assert "decoder.order" not in meaning_of(in_a_row).flat  # files of earlier versions have no such value
+    assert "decoder.order" not in semantics_of(in_a_row).flat  # files of earlier versions have no such value
     for there, here in ((looped, in_a_row), (in_a_row, looped)):
-        assert [change.path for change in changes(meaning_of(there), meaning_of(here))] == ["decoder.order"]
+        assert [change.path for change in value_changes(semantics_of(there), semantics_of(here))] == ["decoder.order"]
 
 
 def test_an_order_of_layers_that_run_once_is_refused() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import tfkit
 from tfkit.component import AttentionBackend
 from tfkit.graph.wiring import node_ignoring_pairs
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 
 from ..sampling import chosen, some
 from .attentions import BACKENDS, FEATURES, spec
@@ -39,7 +39,7 @@ def of_documents() -> Iterator[tuple[int, Tensor]]:
 
 def built(name: str, backend: AttentionBackend = "sdpa") -> Any:
     layout, config, sets = KINDS[name]
-    text = render(spec(layout, config).spec.model)
+    text = render_spec(spec(layout, config).spec.model)
     return tfkit.build(tfkit.loads(text, sets=sets), attention_backend=backend)
 
 

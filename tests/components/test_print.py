@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import tfkit
-from tfkit.building.builder import assemble
+from tfkit.building.builder import assemble_model
 from tfkit.component import WireMarker, marker
 from tfkit.testing import small_spec
 
@@ -228,7 +228,7 @@ BESIDE: dict[str, Part] = {
 
 def text_of(spec: Part) -> str:
     """Everything that the model of a spec says of itself."""
-    model = assemble(tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS))
+    model = assemble_model(tfkit.loads(yaml.safe_dump(spec, sort_keys=False), plugins=PLUGINS))
     codes = {path: module.code for path, module in model.named_modules() if hasattr(module, "code")}
     return "\n".join([str(model), *(f"{path}: {code}" for path, code in codes.items())])
 
@@ -316,4 +316,4 @@ def blocks(kind: str) -> Callable[[Part], Part]:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_it_reads_well(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"print/{name}", str(assemble(reduced(name))))
+    golden(f"print/{name}", str(assemble_model(reduced(name))))

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation.logits_process import LogitsProcessor
 
-from tfkit.decoding.sampling import Sampler, Sampling, drawn, top_p
+from tfkit.decoding.sampling import Sampler, Sampling, drawn_tokens, top_p
 
 CPU = torch.device("cpu")
 VOCAB = 11
@@ -100,13 +100,13 @@ def test_the_order_is_that_of_generate() -> None:
 def test_draws_follow_the_probabilities() -> None:
     probabilities = torch.tensor([0.0, 0.5, 0.0, 0.25, 0.125, 0.125, 0.0])
     draws = (torch.arange(4096, dtype=torch.float64) + 0.5) / 4096
-    tokens = drawn(probabilities.log().expand(4096, -1), draws)
+    tokens = drawn_tokens(probabilities.log().expand(4096, -1), draws)
     assert torch.equal(tokens.bincount(minlength=7) / 4096, probabilities)
 
 
 def test_the_ends_of_the_draws_are_possible_tokens() -> None:
     scores = torch.tensor([[-torch.inf, 0.3, 0.1, -torch.inf]]).expand(2, -1)
-    assert drawn(scores, torch.tensor([0.0, 1 - 2**-32], dtype=torch.float64)).tolist() == [1, 2]
+    assert drawn_tokens(scores, torch.tensor([0.0, 1 - 2**-32], dtype=torch.float64)).tolist() == [1, 2]
 
 
 def test_small_probabilities_are_not_lost() -> None:
@@ -114,7 +114,7 @@ def test_small_probabilities_are_not_lost() -> None:
     scores[0, 0] = math.log(999 * 128_000)  # the others share a thousandth: less for each than float32 sums can show
     first, other = scores.double().softmax(dim=-1)[0, :2]
     for token in (1, 40_000, 100_000, 128_000):
-        assert int(drawn(scores, (first + (token - 0.5) * other)[None])) == token
+        assert int(drawn_tokens(scores, (first + (token - 0.5) * other)[None])) == token
 
 
 def test_half_precision_is_widened_before_anything_is_done_to_it() -> None:

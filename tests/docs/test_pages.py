@@ -22,7 +22,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.plugin import hookspecs
 from tfkit.plugin.hooks import HOOKS
 from tfkit.tools.eject.write import eject
-from tfkit.tools.list_.gallery import shipped
+from tfkit.tools.list_.gallery import shipped_specs
 from tfkit.tools.sweep import sweep
 
 from ..tools.sweep.in_process import InProcess
@@ -86,7 +86,7 @@ def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def test_a_page_does_what_it_says(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "work", InProcess())
+    monkeypatch.setattr(sweep, "train_missing_runs", InProcess())
     follow(page, tmp_path, lambda command: run(command, capsys.readouterr), hurry=True)
 
 
@@ -201,7 +201,7 @@ def test_the_first_screen_is_targets_of_the_makefile() -> None:
 def test_one_command_installs_all_that_the_specs_need() -> None:
     (command,) = re.findall(r'`(pip install "\.\[all\]".*?)`', README.read_text(encoding="utf-8"))
     projects = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in command.split()[3:]]
-    assert {project["name"] for project in projects} == {name for spec in shipped() for name in spec.requires}
+    assert {project["name"] for project in projects} == {name for spec in shipped_specs() for name in spec.requires}
 
 
 def test_the_readme_counts_the_specs_of_a_wheel() -> None:
@@ -212,7 +212,7 @@ def test_the_readme_counts_the_specs_of_a_wheel() -> None:
     text = README.read_text(encoding="utf-8")
     assert f"the name of one of the {brought} specs that come with tfkit" in text
     assert f"the {brought} models that come with tfkit" in text
-    assert f"[plugins](plugins) | {len(shipped()) - brought} further models" in text
+    assert f"[plugins](plugins) | {len(shipped_specs()) - brought} further models" in text
 
 
 def test_no_message_sends_to_a_registry_for_tfkit() -> None:

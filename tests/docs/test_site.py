@@ -19,7 +19,7 @@ from tfkit.plugin.commands import built_in_commands
 from tfkit.plugin.manager import load_plugins
 
 pytest.importorskip("tools.docs.build", reason="the site is built in a checkout")
-from tfkit.tools.components.component_docs import describe
+from tfkit.tools.components.component_docs import component_doc
 from tools.docs import guide, kinds, models, names, runs
 from tools.docs.build import all_pages, write_pages
 from tools.docs.page import ROOT, Page, docstring, table
@@ -108,7 +108,7 @@ def test_a_formula_has_the_functions_that_it_calls() -> None:
     def formula(slot: str, kind: str) -> str:
         registered = load_plugins().registry.find(slot, kind)
         assert registered is not None
-        return "".join(kinds._formula(describe(registered)))
+        return "".join(kinds._formula(component_doc(registered)))
 
     assert "def delta_rule(" in formula("mixer", "gated_delta")  # called in a comprehension
     assert "Here `activation` is `silu`" in formula("ffn", "swiglu")

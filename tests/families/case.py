@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.checkpoint.tensor_names import matcher
+from tfkit.checkpoint.tensor_names import name_matcher
 from tfkit.errors import LeftOutWarning
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.import_.importing import Imported, import_config
@@ -92,7 +92,7 @@ def reference(case: Case) -> nn.Module:
     model: nn.Module = AUTO[case.kind].from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if matcher(case.uncounted).fullmatch(name):
+            if name_matcher(case.uncounted).fullmatch(name):
                 continue
             norm = parameter.dim() == 1 and name.endswith("weight")
             parameter.normal_(case.norm_mean if norm else 0.0, case.std)
@@ -249,7 +249,7 @@ def check_cached(trial: Trial) -> None:
 
 def check_count(trial: Trial) -> None:
     """The number of parameters is theirs."""
-    uncounted = matcher(trial.case.uncounted)
+    uncounted = name_matcher(trial.case.uncounted)
     theirs = {p: p.numel() for name, p in trial.theirs.named_parameters() if not uncounted.fullmatch(name)}
     buffers = sum(trial.theirs.get_buffer(name).numel() for name in trial.case.buffers)
     assert sum(p.numel() for p in trial.ours.parameters()) == sum(theirs.values()) + buffers
@@ -266,9 +266,9 @@ def check_saved(trial: Trial) -> None:
     before, after = load_file(trial.folder / "theirs" / "model.safetensors"), load_file(back / "model.safetensors")
     family = trial.ours.meta["graph"].spec.family
     before = {_today(name, family.older): tensor for name, tensor in before.items()}
-    left = matcher([*family.copies, *family.ignored, *family.zeros, *family.computed])
+    left = name_matcher([*family.copies, *family.ignored, *family.zeros, *family.computed])
     assert not {name for name in before.keys() ^ after.keys() if not left.fullmatch(name)}
-    tables = matcher(family.computed)
+    tables = name_matcher(family.computed)
     for name in after:
         assert before[name].dtype == after[name].dtype, name
         if tables.fullmatch(name):
@@ -278,7 +278,9 @@ def check_saved(trial: Trial) -> None:
             assert torch.equal(before[name], after[name]), name
     again, loaded = AUTO[trial.case.kind].from_pretrained(back, output_loading_info=True, attn_implementation="eager")
     assert not {*loaded["unexpected_keys"], *loaded["mismatched_keys"]}
-    filled = matcher(name for name, text in family.computed.items() if text.startswith("of_mixer"))  # by their class
+    filled = name_matcher(
+        name for name, text in family.computed.items() if text.startswith("of_mixer")
+    )  # by their class
     lost = {name for name in loaded["missing_keys"] if tables.fullmatch(name) and not filled.fullmatch(name)}
     assert trial.case.leaves_out or not lost
     if trial.case.repair is not None:

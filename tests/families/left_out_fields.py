@@ -13,7 +13,7 @@ import transformers
 
 from tfkit.component import ABSENT
 from tfkit.errors import SpecError
-from tfkit.graph.semantics import meaning_of
+from tfkit.graph.semantics import semantics_of
 
 from .cases import earlier
 from .changed_fields import NOT_THE_MODEL, quiet
@@ -62,7 +62,7 @@ def verdict(name: str, place: tuple[str, ...], folder: Path) -> tuple[Verdict, s
 def meaning(name: str, config: Mapping[str, Any], folder: Path) -> tuple[str | None, str]:
     """The digest of the model of a config.json; None if there is none, and the error."""
     try:
-        return meaning_of(imported(name, config, folder)).digest, ""
+        return semantics_of(imported(name, config, folder)).digest, ""
     except SpecError as error:
         return None, str(error)
 

@@ -17,11 +17,11 @@ import transformers
 from torch import nn
 
 import tfkit
-from tfkit.checkpoint.links import published
-from tfkit.checkpoint.tensor_names import matcher
+from tfkit.checkpoint.links import published_map
+from tfkit.checkpoint.tensor_names import name_matcher
 from tfkit.spec import source
 from tfkit.spec.load import read_tree
-from tfkit.spec.source import plain
+from tfkit.spec.source import plain_data
 from tfkit.tools.import_.importing import import_config
 
 from .. import known
@@ -46,7 +46,7 @@ AUTO = {
 
 
 def test_the_gallery_is_large() -> None:
-    kinds = {str(plain(read_tree(name, known.KNOWN))["checkpoint"]) for name in NAMES}
+    kinds = {str(plain_data(read_tree(name, known.KNOWN))["checkpoint"]) for name in NAMES}
     assert len(NAMES) >= 100
     assert len(kinds) >= 45
 
@@ -89,9 +89,9 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     that were learned. What is computed (sinusoids) is a parameter of theirs at times, and never read.
     """
     family = model.meta["graph"].spec.family
-    read = {name for link in published(model, family).links for name in link.file}
+    read = {name for link in published_map(model, family).links for name in link.file}
     without_place = [*family.ignored, *family.zeros, *family.constants, *family.computed]
-    ignored = matcher(text for text in without_place if not any(map(matcher([text]).fullmatch, read)))
+    ignored = name_matcher(text for text in without_place if not any(map(name_matcher([text]).fullmatch, read)))
     entries = dict(theirs.named_parameters(remove_duplicate=False))
     counted = {id(p): p for name, p in entries.items() if not ignored.fullmatch(name)}
     saved = {name: value for name, value in theirs.state_dict().items() if name not in entries}
@@ -124,4 +124,4 @@ def test_a_spec_reads_whole_or_beside_one_other() -> None:
 
 def own_keys(name: str) -> dict[str, Any]:
     """What the file of a spec says itself."""
-    return plain(source.read(known.KNOWN.files[name].path))
+    return plain_data(source.read(known.KNOWN.files[name].path))

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import tfkit
 from tfkit.tools.compare.comparison import compare
-from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.runner import build_model, loaded_module
 from tfkit.tools.eject.write import eject
 from tfkit.tools.import_.importing import import_config
 
@@ -77,8 +77,8 @@ def test_compared_with_their_class(name: str, tmp_path: Path) -> None:
 def test_ejected(name: str, tmp_path: Path) -> None:
     trial = Trial.of(HEADS[name], tmp_path)
     ids = torch.randint(3, 61, (3, 9))
-    with loaded(eject(trial.ours.meta["graph"])) as module:
-        alone = made(module).eval()
+    with loaded_module(eject(trial.ours.meta["graph"])) as module:
+        alone = build_model(module).eval()
         alone.load_state_dict(trial.ours.state_dict())
         torch.testing.assert_close(alone(ids), trial.ours(ids), rtol=0, atol=0)
 

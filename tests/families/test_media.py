@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, fx
 
 import tfkit
-from tfkit.checkpoint.tensor_names import matcher
+from tfkit.checkpoint.tensor_names import name_matcher
 from tfkit.errors import LeftOutWarning
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.compare.other_model import CHANNELS_FIRST, NAMES
@@ -87,7 +87,7 @@ def test_a_published_model_is_exactly_this(name: str, tmp_path: Path) -> None:
     close(actual[0] if isinstance(actual, tuple) else actual, expected)
     if isinstance(actual, tuple):
         close(actual[1], trial.theirs(**case.inputs)[1])
-    left_out = matcher(case.left_out)
+    left_out = name_matcher(case.left_out)
     theirs = {path: p.numel() for path, p in trial.theirs.named_parameters() if not left_out.fullmatch(path)}
     assert sum(p.numel() for p in trial.ours.parameters()) == sum(theirs.values())
     save(trial.ours, tmp_path / "ours", layout="huggingface", allow_drop=bool(case.left_out))

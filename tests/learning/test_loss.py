@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
 from tests.sampling import slow
-from tfkit.learning.chunked_loss import MAX_ROWS, MIN_LOGITS, PIECES, count_pieces
+from tfkit.learning.chunked_loss import MAX_ROWS, MIN_LOGITS, TARGET_CHUNKS, chunk_count
 from tfkit.learning.loss import Loss, loss
 
 from ..sampling import some
@@ -194,12 +194,12 @@ def test_nothing_is_computed_twice(name: str) -> None:
 
 
 def test_the_number_of_pieces() -> None:
-    assert count_pieces(2048, 65) == 1
-    assert count_pieces(8192, 50257) == PIECES
-    assert count_pieces(2048, 128_256) == PIECES
-    assert count_pieces(16 * MAX_ROWS, 128_256) == 16
-    assert count_pieces(3, 2 * MIN_LOGITS) == 3
-    assert count_pieces(0, 65) == 1
+    assert chunk_count(2048, 65) == 1
+    assert chunk_count(8192, 50257) == TARGET_CHUNKS
+    assert chunk_count(2048, 128_256) == TARGET_CHUNKS
+    assert chunk_count(16 * MAX_ROWS, 128_256) == 16
+    assert chunk_count(3, 2 * MIN_LOGITS) == 3
+    assert chunk_count(0, 65) == 1
 
 
 # ---- what is learned ----

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 import tfkit
-from tfkit.learning.chunked_loss import PiecewiseLoss
+from tfkit.learning.chunked_loss import ChunkedLoss
 from tfkit.learning.loss import Loss, loss
 
 from .models import build, gradients, inputs_of
@@ -48,7 +48,7 @@ def test_sums_of_many_pieces_keep_their_digits(dtype: torch.dtype) -> None:
     true = rows.detach().double().requires_grad_()
     expected = plain(exact(true), targets)
     (expected * 1024).backward()
-    total = PiecewiseLoss(head, {}, {})(rows, targets, 64)
+    total = ChunkedLoss(head, {}, {})(rows, targets, 64)
     (total / 4096 * 1024).backward()  # 1024: what a gradient scaler does against underflow
     assert total.dtype == torch.float32
     assert distance(total.detach() / 4096, expected.detach()) < 1e-5

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 import tfkit
-from tfkit.graph.input_shapes import beyond
+from tfkit.graph.input_shapes import max_len_text
 
 from ..sampling import chosen, some
 
@@ -182,7 +182,7 @@ def test_a_compiled_model_takes_numbers() -> None:
 def test_more_tokens_than_max_len_are_an_error(call: str, position: str) -> None:
     model = model_of(POSITIONS[position])
     CALLS[call](model, tokens_of(MAX_LEN - 1))
-    words = f"more than {beyond(MAX_LEN)}|the maximum length of the model|do not fit"
+    words = f"more than {max_len_text(MAX_LEN)}|the maximum length of the model|do not fit"
     with pytest.raises((ValueError, torch.jit.Error), match=words.replace("(", r"\(").replace(")", r"\)")):
         CALLS[call](model, tokens_of(MAX_LEN + 1))
 
@@ -191,7 +191,7 @@ def test_more_tokens_than_max_len_are_an_error(call: str, position: str) -> None
 def test_the_forward_says_what_graph_limits_say(position: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is compared below
         model_of(POSITIONS[position])(tokens_of(MAX_LEN + 1))
-    assert str(caught.value) == f"the 9 tokens of `tokens` are more than {beyond(MAX_LEN)}"
+    assert str(caught.value) == f"the 9 tokens of `tokens` are more than {max_len_text(MAX_LEN)}"
 
 
 @pytest.mark.parametrize("options", ["source", "target"])

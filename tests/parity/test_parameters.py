@@ -15,7 +15,7 @@ from torch import nn
 
 import tfkit
 from tfkit.spec.load import read_tree
-from tfkit.spec.source import plain
+from tfkit.spec.source import plain_data
 
 from ..known import KNOWN, NAMES
 from ..sampling import some
@@ -159,7 +159,7 @@ def test_what_every_file_says() -> None:
     for name in NAMES:
         lines = KNOWN.files[name].path.read_text(encoding="utf-8").splitlines()
         assert max(map(len, lines)) <= 120, name
-        tree = plain(read_tree(name, KNOWN))
+        tree = plain_data(read_tree(name, KNOWN))
         assert tree["name"] == name
         assert tree["source"].startswith("https://"), name
         assert len(tree["description"]) <= 80, name

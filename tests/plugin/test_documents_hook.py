@@ -15,7 +15,7 @@ from tfkit.cli import cli, main
 from tfkit.console.completion import VARIABLE
 from tfkit.errors import SpecError
 from tfkit.graph.documents import document_types
-from tfkit.plugin.manager import available
+from tfkit.plugin.manager import available_plugins
 from tfkit.tools.list_.gallery import shipped_documents
 
 from .written import load, write
@@ -198,7 +198,7 @@ def test_names_without_running_the_plugin(run: Run) -> None:
 
 def test_a_file_that_cannot_be_read_is_listed_with_its_error() -> None:
     write("lab/src/tfkit_lab/surveys/torn.yaml", "model: [\n")
-    entries = shipped_documents(["survey"], available(plugin_dirs="lab", entry_points=False))
+    entries = shipped_documents(["survey"], available_plugins(plugin_dirs="lab", entry_points=False))
     assert {entry.name: entry.error for entry in entries} == {"torn": "the text ends inside brackets", "trees": None}
 
 
@@ -255,12 +255,12 @@ def test_two_documents_of_the_same_name() -> None:
     write("lab/pyproject.toml", POINTS.replace("survey =", "run ="))
     write("lab/src/tfkit_lab/surveys/reverse.yaml", BIRDS)
     with pytest.raises(SpecError, match="there are two runs named `reverse`"):
-        available(plugin_dirs="lab", entry_points=False)
+        available_plugins(plugin_dirs="lab", entry_points=False)
 
 
 def test_a_folder_without_documents() -> None:
     write("lab/pyproject.toml", POINTS.replace("tfkit_lab.surveys", "tfkit_lab"))
-    (broken,) = available(plugin_dirs="lab", entry_points=False).broken
+    (broken,) = available_plugins(plugin_dirs="lab", entry_points=False).broken
     assert "which it declares for `tfkit.documents`, holds no *.yaml" in broken.cause
 
 

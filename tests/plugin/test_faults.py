@@ -36,7 +36,7 @@ from tfkit.run.contract import (
     TrackerConfig,
 )
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.tools.train.train import train_run
 
 from ..sampling import some
@@ -596,7 +596,7 @@ def test_a_metric_that_the_run_does_not_list_has_no_place(tmp_path: Path) -> Non
     odd = plugins(LateMetric)
     run = load_run(write_run(tmp_path), odd)
     with pytest.raises(tfkit.SpecError) as caught:
-        evaluate(tfkit.build(run.graph), run, {"val": SplitConfig(batches=1)}, [LateMetric(where="sums")])
+        evaluate_splits(tfkit.build(run.graph), run, {"val": SplitConfig(batches=1)}, [LateMetric(where="sums")])
     (error,) = caught.value.diagnostics
     assert (error.message, error.span, error.path) == ("metric kind `odd` failed in `sums`", None, "")
 

@@ -13,7 +13,7 @@ from tfkit.component import Signal
 from tfkit.testing import check_model
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.model_inputs import random_inputs
-from tfkit.torch_private.torchscript import quiet
+from tfkit.torch_private.torchscript import no_deprecation_warnings
 
 from ..sampling import slow
 
@@ -143,7 +143,7 @@ def test_another_length_is_refused() -> None:
     assert classes(torch.randn(2, 64, 3)).shape == (2, 10)
     with pytest.raises(ValueError, match=r"`pixels` must have 64 positions; got \[2, 16, 3\]"):
         classes(torch.randn(2, 16, 3))
-    with quiet():
+    with no_deprecation_warnings():
         scripted = torch.jit.script(classes)
     with pytest.raises(torch.jit.Error, match="pixels must have 64 positions, which this model always reads; got 16"):
         scripted(torch.randn(2, 16, 3))
@@ -156,7 +156,7 @@ def test_another_length_of_an_optional_input_is_refused() -> None:
     assert not torch.equal(model(tokens), model(tokens, tokens))
     with pytest.raises(ValueError, match=r"`types` must have 4 positions; got \[2, 1\]"):
         model(tokens, tokens[:, :1])
-    with quiet():
+    with no_deprecation_warnings():
         scripted = torch.jit.script(model)
     assert torch.equal(scripted(tokens), model(tokens))
     with pytest.raises(torch.jit.Error, match="types must have 4 positions, which this model always reads; got 1"):

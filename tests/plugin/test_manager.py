@@ -16,7 +16,7 @@ import pytest
 from tfkit.errors import SpecError
 from tfkit.plugin import discover
 from tfkit.plugin.hooks import stdout_to_stderr
-from tfkit.plugin.manager import available, load_plugins
+from tfkit.plugin.manager import available_plugins, load_plugins
 from tfkit.plugin.missing import how_to_get, where_it_is
 
 from .conftest import PlainConfig
@@ -149,7 +149,7 @@ def test_the_environment_adds_folders(install: Callable[..., None], monkeypatch:
     assert kinds(plugins) == ["one", "two"]
     assert origins(plugins)["one"] == f"{first}, by TFKIT_PLUGIN_DIR"
     assert kinds(load()) == [], "a call that asks for what it names gets no more"
-    assert sorted(available().versions) == ["one", "two"]
+    assert sorted(available_plugins().versions) == ["one", "two"]
 
 
 def test_the_environment_gives_way_to_what_is_named(
@@ -193,9 +193,9 @@ def test_one_folder_needs_no_list() -> None:
 
 def test_what_is_available_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     write("plugins/one.py", "raise SystemExit")
-    assert available(plugin_dirs="plugins", entry_points=False).versions == {"one": ""}
+    assert available_plugins(plugin_dirs="plugins", entry_points=False).versions == {"one": ""}
     monkeypatch.setenv("TFKIT_DISABLE", "one")
-    assert available(plugin_dirs="plugins", entry_points=False).versions == {}
+    assert available_plugins(plugin_dirs="plugins", entry_points=False).versions == {}
 
 
 # ---- a plugin that a spec needs ----

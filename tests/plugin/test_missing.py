@@ -9,8 +9,8 @@ import pytest
 import tfkit
 from tfkit.errors import Source
 from tfkit.plugin import missing
-from tfkit.plugin.known_specs import own_specs
-from tfkit.plugin.manager import available
+from tfkit.plugin.known_specs import built_in_specs_folder
+from tfkit.plugin.manager import available_plugins
 from tfkit.spec.tree import node_of
 from tfkit.tools.import_.importing import family_of
 
@@ -23,11 +23,11 @@ HEAD = """\
 
 def index() -> dict[str, dict[str, str]]:
     """The specs of the installed plugins, by plugin."""
-    names = available().specs
+    names = available_plugins().specs
     types = {name: model_type for model_type, name in names.by_model_type.items()}
     result: dict[str, dict[str, str]] = {}
     for name, spec in names.files.items():
-        if spec.path.parent != own_specs():
+        if spec.path.parent != built_in_specs_folder():
             result.setdefault(spec.plugin.split(" ")[0], {})[name] = types.get(name, "")
     return dict(sorted(result.items()))
 
@@ -76,6 +76,6 @@ def test_one_that_is_extended() -> None:
 def test_a_family_of_a_plugin_that_is_not_loaded() -> None:
     span = Source("config.json", "{}").span(0)
     config = node_of({"model_type": "mixtral"}, span)
-    assert family_of(config, available().specs) == "mixtral_8x7b"
+    assert family_of(config, available_plugins().specs) == "mixtral_8x7b"
     with pytest.raises(tfkit.SpecError, match="model type `mixtral` comes with the plugin tfkit-moe, which is not"):
-        family_of(config, available(entry_points=False).specs)
+        family_of(config, available_plugins(entry_points=False).specs)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tfkit.errors import SpecError
-from tfkit.plugin.known_specs import known_specs, own_specs
-from tfkit.plugin.manager import available
+from tfkit.plugin.known_specs import built_in_specs_folder, named_specs
+from tfkit.plugin.manager import available_plugins
 from tfkit.spec.extending import find_spec
 from tfkit.spec.load import read_tree
-from tfkit.spec.source import plain
-from tfkit.tools.list_.gallery import shipped
+from tfkit.spec.source import plain_data
+from tfkit.tools.list_.gallery import shipped_specs
 
 from .written import HEAD, causes, load, origins, write
 
@@ -31,23 +31,23 @@ def project(points: str = POINTS) -> None:
 
 
 def test_without_a_plugin_they_are_those_of_tfkit() -> None:
-    assert known_specs().files["gpt2"].path == own_specs() / "gpt2.yaml"
-    assert {file.plugin for file in known_specs().files.values()} == {"built in"}
+    assert named_specs().files["gpt2"].path == built_in_specs_folder() / "gpt2.yaml"
+    assert {file.plugin for file in named_specs().files.values()} == {"built in"}
 
 
 def test_of_a_project_without_running_it() -> None:
     project()
-    plugins = available(plugin_dirs="lab", entry_points=False)
+    plugins = available_plugins(plugin_dirs="lab", entry_points=False)
     spec = plugins.specs.files["lab_gpt"]
     assert (spec.plugin, spec.path) == ("tfkit-lab 0.3", Path("lab/src/tfkit_lab/specs/lab_gpt.yaml").resolve())
-    assert plain(read_tree("lab_gpt", plugins.specs))["d_model"] == 768
+    assert plain_data(read_tree("lab_gpt", plugins.specs))["d_model"] == 768
     assert "tfkit_lab" not in sys.modules
 
 
 def test_of_a_distribution(install: Callable[..., None]) -> None:
     install("tfkit-lab", "0.3", "raise AssertionError('imported')", "[tfkit.specs]\nlab = tfkit_pack.specs\n")
     write("site/tfkit_pack/specs/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")
-    (actual,) = (spec for spec in shipped() if spec.name == "lab_gpt")
+    (actual,) = (spec for spec in shipped_specs() if spec.name == "lab_gpt")
     assert (actual.plugin, actual.model_type, actual.kind) == ("tfkit-lab 0.3", "gpt2", "decoder")
     assert load(entry_points=True).specs.files["lab_gpt"].plugin == "tfkit-lab 0.3"
 
@@ -58,7 +58,7 @@ def test_of_a_hook() -> None:
     plugins = load("one.py")
     assert plugins.specs.files["mine"].plugin == "one.py"
     assert find_spec("mine", plugins.specs) == Path("mine/mine.yaml").resolve()
-    assert "mine" not in available(plugin_dirs="one.py", entry_points=False).specs.files
+    assert "mine" not in available_plugins(plugin_dirs="one.py", entry_points=False).specs.files
 
 
 def test_the_specs_of_a_plugin_whose_code_fails_are_data() -> None:
@@ -118,12 +118,12 @@ def test_a_wrong_declaration_leaves_out_its_plugin(points: str, cause: str) -> N
 
 def test_a_wrong_declaration_is_found_without_running_anything() -> None:
     project(POINTS.replace("tfkit_lab", "tfkit_bal"))
-    plugins = available(plugin_dirs="lab", entry_points=False)
+    plugins = available_plugins(plugin_dirs="lab", entry_points=False)
     assert [value.name for value in plugins.broken] == ["tfkit-lab"]
-    assert plugins.specs.files == known_specs().files
+    assert plugins.specs.files == named_specs().files
 
 
-@pytest.mark.parametrize("ask", [load, lambda folder: available(plugin_dirs=folder, entry_points=False)])
+@pytest.mark.parametrize("ask", [load, lambda folder: available_plugins(plugin_dirs=folder, entry_points=False)])
 def test_two_specs_of_one_name_name_both(ask: Callable[..., object]) -> None:
     project()
     spec_path = write("lab/src/tfkit_lab/specs/gpt2.yaml", "extends: llama_7b\nname: gpt2\n").resolve()
@@ -131,12 +131,14 @@ def test_two_specs_of_one_name_name_both(ask: Callable[..., object]) -> None:
         ask("lab")
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.message == "there are two specs named `gpt2`"
-    assert diagnostic.notes == (f"built in: {own_specs() / 'gpt2.yaml'}", f"tfkit-lab 0.3: {spec_path}")
+    assert diagnostic.notes == (f"built in: {built_in_specs_folder() / 'gpt2.yaml'}", f"tfkit-lab 0.3: {spec_path}")
 
 
 def test_a_spec_that_cannot_be_read_is_listed_with_the_cause() -> None:
     project()
     write("lab/src/tfkit_lab/specs/far.yaml", "extends: elsewhere\nname: far\n")
-    actual = {spec.name: spec for spec in shipped(plugins=available(plugin_dirs="lab", entry_points=False))}
+    actual = {
+        spec.name: spec for spec in shipped_specs(plugins=available_plugins(plugin_dirs="lab", entry_points=False))
+    }
     assert actual["far"].error == "there is no spec named `elsewhere`"
     assert actual["lab_gpt"].error is None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.testing import check_cached_step, check_capture, check_component, check_script, example_inputs
-from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.components import models_of, with_component
 from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.properties.all import properties_of
@@ -89,7 +89,7 @@ def measured(config: type[Any], name: str) -> Outcome:
     """The outcome of a property in a decoder around a component, as `tfkit check` reports it."""
     plugins = with_component(PLUGINS, config)
     (subject,) = models_of(config, plugins, options={}, fields=None, within=["decoder"]).values()
-    (outcome,) = outcomes(subject, properties_of(plugins).chosen([name]))
+    (outcome,) = outcomes_of(subject, properties_of(plugins).chosen([name]))
     return outcome
 
 

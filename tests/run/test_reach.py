@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfkit.plugin.import_code import OWN_NAME, load_file
+from tfkit.plugin.import_code import MODULE_PREFIX, load_file
 from tfkit.run import reach
 
 FILES = {
@@ -77,7 +77,7 @@ def unused(x):
 def forgotten() -> Iterator[None]:
     before = set(sys.modules)
     yield
-    for name in [name for name in sys.modules if name.startswith(OWN_NAME) and name not in before]:
+    for name in [name for name in sys.modules if name.startswith(MODULE_PREFIX) and name not in before]:
         del sys.modules[name]
 
 
@@ -90,7 +90,7 @@ def digests(folder: Path, **edits: tuple[str, str]) -> dict[str, str]:
         assert old in text
         (folder / name).write_text(text.replace(old, new) if old else text, encoding="utf-8")
     module: Any = load_file(folder)[0]
-    return dict(reach.reached(module.OwnConfig))
+    return dict(reach.digests_of_class(module.OwnConfig))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,9 @@ def test_a_file_that_is_no_source_counts_as_one_piece(tmp_path: Path) -> None:
     first, second = (load_file(tmp_path / f"own{number}.py")[0] for number in range(2))
     for number in range(2):
         (tmp_path / f"own{number}.py").write_bytes(b"\x00" * (number + 1))
-    (first_digest,), (second_digest,) = (reach.reached(module.OwnConfig).values() for module in (first, second))  # type: ignore[attr-defined]
+    (first_digest,), (second_digest,) = (
+        reach.digests_of_class(module.OwnConfig).values() for module in (first, second)
+    )  # type: ignore[attr-defined]
     assert first_digest != second_digest
 
 
@@ -150,9 +152,9 @@ def test_the_code_of_tfkit_that_computes_counts() -> None:
     from tfkit.run.training.loop import Trainer
 
     assert {"tfkit.components.feedforward", "tfkit.nn.layers", "tfkit.component.slots"} <= {
-        *reach.reached(SwiGLUConfig)
+        *reach.digests_of_class(SwiGLUConfig)
     }
-    loop = reach.reached(Trainer)
+    loop = reach.digests_of_class(Trainer)
     assert {"tfkit.run.training.loop", "tfkit.run.training.order", "tfkit.building.initialize"} <= {*loop}
     assert {"tfkit.learning.loss", "tfkit.learning.chunked_loss", "tfkit.learning.adamw"} <= {*loop}
     assert all(name.startswith(reach.COMPUTING) for name in loop)

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 import tfkit
 from tests.run.training.runs import PLUGINS, RUN, TEXT, WITH_MIXERS, small_run, write_run
 from tfkit.errors import SpecError
-from tfkit.plugin.known_specs import own_specs
+from tfkit.plugin.known_specs import built_in_specs_folder
 from tfkit.run.checked_run import load_run
 from tfkit.run.run_spec import RunSpec, render_run
 from tfkit.spec.schema import document_schema
@@ -198,7 +198,9 @@ def test_an_editor_accepts_what_tfkit_accepts(more: str, schema: Draft202012Vali
     schema.validate(yaml.safe_load(RUN + more))
 
 
-@pytest.mark.parametrize("path", some(sorted((own_specs() / "runs").glob("*.yaml")), 2), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", some(sorted((built_in_specs_folder() / "runs").glob("*.yaml")), 2), ids=lambda path: path.stem
+)
 def test_an_editor_accepts_what_comes_with_tfkit(path: Path) -> None:
     schema = Draft202012Validator(document_schema(RunSpec, WITH_MIXERS))
     schema.validate(yaml.safe_load(path.read_text(encoding="utf-8")))

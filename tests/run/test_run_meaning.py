@@ -13,9 +13,9 @@ from tfkit.component import Component, Config, slot
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import ScheduleConfig
 from tfkit.run.kinds.schedules import ConstantConfig, CosineConfig
-from tfkit.run.run_meaning import RunMeaning
+from tfkit.run.run_meaning import RunSemantics
 from tfkit.run.run_spec import RunSpec
-from tfkit.spec.annotations import extra, shape_of
+from tfkit.spec.annotations import shape_of, slot_setting
 from tfkit.spec.model_spec import ModelSpec
 
 
@@ -49,13 +49,13 @@ def run(tmp_path: Path) -> Run:
     return small_run(tmp_path)
 
 
-Of = Callable[[ScheduleConfig], RunMeaning]
+Of = Callable[[ScheduleConfig], RunSemantics]
 
 
 @pytest.fixture
 def of(run: Run) -> Of:
     """The meaning of a run with a schedule."""
-    return lambda schedule: RunMeaning(
+    return lambda schedule: RunSemantics(
         run.config.model_copy(update={"schedule": schedule}), run.graph.spec.model, {"steps": 8}
     )
 
@@ -139,7 +139,7 @@ def _with_parts(classes: Sequence[type[Config]]) -> list[type[Config]]:
 def _defaults(cls: type[Config]) -> Iterator[str]:
     name = f"{cls.slot} {cls.kind_name()}" if issubclass(cls, Component) else cls.__name__
     for field, info in cls.model_fields.items():
-        kind = extra(info, "default_kind")
+        kind = slot_setting(info, "default_kind")
         if kind is not None or not (info.is_required() or field == cls.word_key):
             yield f"{name}: {field} = {kind or repr(info.get_default(call_default_factory=True))}"
     yield from (f"{name}: {field} = {text}" for field, text in cls.derived.items())

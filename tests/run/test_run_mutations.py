@@ -23,7 +23,7 @@ from tfkit.run.read_run import SIZES
 from tfkit.run.run_spec import LISTS, RunSpec
 from tfkit.run.training.loop import Trainer
 from tfkit.spec.document import MODEL
-from tfkit.spec.source import parse, plain
+from tfkit.spec.source import parse, plain_data
 from tfkit.tools.cost.of_run import flops_of_step
 
 PARTS = """\
@@ -127,7 +127,7 @@ def check_refusal(error: tfkit.SpecError) -> None:
 
 def check_text(text: str, run: Run) -> None:
     """Everything that the text says is in the run."""
-    data = plain(parse(text, "run"))
+    data = plain_data(parse(text, "run"))
     merged = data.pop("extends", None) is not None
     model = data.pop(MODEL, {})
     for key, value in data.items():

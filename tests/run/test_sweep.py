@@ -13,7 +13,7 @@ from tests.run.training.runs import PLUGINS, RUN, WITH_MIXERS, write_run
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import load_run
 from tfkit.tools.params.count import count_params
-from tfkit.tools.sweep.arms import Arms, choices
+from tfkit.tools.sweep.arms import Arms, all_choices
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
 
@@ -240,7 +240,7 @@ def test_sweeps_that_come_with_tfkit(name: str) -> None:
 
 def runs_of(arms: Arms, name: str) -> list[Path]:
     """The folders of all runs that an arm may need: trials and, whichever of them is the best, runs."""
-    arm, combinations = arms.arm(name), choices(arms.file.tuned)
+    arm, combinations = arms.arm(name), all_choices(arms.file.tuned)
     return [
         sweep_run.folder
         for choice in combinations

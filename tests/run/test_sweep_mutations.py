@@ -19,7 +19,7 @@ import tfkit
 from tests.run.training.runs import PLUGINS, RUN, write_run
 from tests.spec.test_mutations import MUTATIONS, SETTINGS, VALUES, compare_field, misplaced_key, mutants_of
 from tfkit.run.sweep_spec import CompareConfig, EqualConfig, FitConfig, SweepSpec, TuneConfig
-from tfkit.spec.source import parse, plain
+from tfkit.spec.source import parse, plain_data
 from tfkit.tools.sweep.sweep import Sweep
 
 from .test_run_mutations import check_refusal
@@ -96,7 +96,7 @@ def check(text: str, folder: Path) -> bool:
 
 def check_text(text: str, sweep: Sweep) -> None:
     """Everything that the text says is in the sweep, and its runs are those of the text."""
-    data, config = plain(parse(text, "sweep")), sweep.file.config
+    data, config = plain_data(parse(text, "sweep")), sweep.file.config
     for key, value in data.items():
         assert key in SweepSpec.model_fields, f"{key} is no key of sweeps"
         counted = key == "sizes" and value is not None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import tfkit
 from tfkit.errors import Invalid
 from tfkit.spec.arithmetic import Expression
-from tfkit.spec.families import expanded
+from tfkit.spec.families import expanded_names
 
 SPEC = """
 tfkit: 1
@@ -106,8 +106,8 @@ def test_without_an_inverse(text: str) -> None:
 
 
 def test_brackets() -> None:
-    assert expanded("[a b].[x y]") == ["a.x", "a.y", "b.x", "b.y"]
-    assert expanded("plain") == ["plain"]
+    assert expanded_names("[a b].[x y]") == ["a.x", "a.y", "b.x", "b.y"]
+    assert expanded_names("plain") == ["plain"]
     for name in ("[a", "a]", "[]"):
         with pytest.raises(Invalid):
-            expanded(name)
+            expanded_names(name)

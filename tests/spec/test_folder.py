@@ -127,7 +127,7 @@ def test_tools_in_python_use_the_weights_of_a_folder(folder: Path, monkeypatch: 
         built.append(same(model, tfkit.build("out").state_dict()))
 
     monkeypatch.setattr(measurement, "assemble_profile", assemble_profile)
-    monkeypatch.setattr(measurement, "_run", lambda *_: None)
+    monkeypatch.setattr(measurement, "_run_steps", lambda *_: None)
     tfkit.profile(graph, device="cpu", length=4)
     assert built == [True]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfkit.errors import Source, SpecError
-from tfkit.spec.source import parse, parse_value, plain
+from tfkit.spec.source import parse, parse_value, plain_data
 
 from ..sampling import some
 from ..time_limit import cheaply
@@ -54,7 +54,7 @@ def test_hostile_texts_are_refused_cheaply(name: str) -> None:
 
 @pytest.mark.slow
 def test_limits_are_generous_enough() -> None:
-    assert len(plain(parse("a: [" + "1," * 49_997 + "]", "s"))["a"]) == 49_997
+    assert len(plain_data(parse("a: [" + "1," * 49_997 + "]", "s"))["a"]) == 49_997
     failure(lambda: parse("a: [" + "1," * 49_999 + "]", "s"))
     parse("a: " + "[" * 39 + "]" * 39, "s")
     failure(lambda: parse("a: " + "[" * 40 + "]" * 40, "s"))
@@ -99,7 +99,7 @@ def test_a_damaged_spec_is_read_or_refused(edits: list[tuple[int, int, str]], as
     except SpecError as refusal:
         check(refusal, text)
     else:
-        plain(node)
+        plain_data(node)
 
 
 def check(error: SpecError, text: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tfkit.errors import SpecError
-from tfkit.spec.merge import MODEL_KEYS, assign, extended, merge, nested, without
+from tfkit.spec.merge import MODEL_KEYS, apply_set, merge, merge_documents, nested_patch, without_keys
 from tfkit.spec.provenance import SET
-from tfkit.spec.source import parse, plain
+from tfkit.spec.source import parse, plain_data
 from tfkit.spec.tree import Mapping, Scalar
 
 FIELDS = frozenset({"d_model", "bias", "graph", "outputs", "checkpoint"})
@@ -20,7 +20,7 @@ def tree(text: str, name: str = "base.yaml") -> Mapping:
 
 
 def merged(base: str, patch: str) -> Any:
-    return plain(merge(tree(base), tree(patch, "patch.yaml")))
+    return plain_data(merge(tree(base), tree(patch, "patch.yaml")))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_null_takes_away_what_a_spec_names_itself() -> None:
 
 def test_null_at_the_top_takes_away_only_for_what_extends() -> None:
     base, patch = tree("bias: true\nd_model: 8"), tree("bias: null\ninit: null")
-    assert plain(extended(base, patch)) == {"d_model": 8, "init": None}
-    assert plain(merge(base, patch)) == {"bias": None, "d_model": 8, "init": None}
+    assert plain_data(merge_documents(base, patch)) == {"d_model": 8, "init": None}
+    assert plain_data(merge(base, patch)) == {"bias": None, "d_model": 8, "init": None}
 
 
 def test_values_keep_their_places_and_keys_those_of_the_last_who_said_them() -> None:
@@ -95,14 +95,14 @@ def test_values_keep_their_places_and_keys_those_of_the_last_who_said_them() -> 
 def test_nothing_is_changed_in_place() -> None:
     base, patch = tree("a: {b: 1}\ngraph: {n: {block: norm}}"), tree("a: {b: 2}\ngraph: {n: null}")
     merge(base, patch)
-    assert plain(base) == {"a": {"b": 1}, "graph": {"n": {"block": "norm"}}}
-    assert plain(patch) == {"a": {"b": 2}, "graph": {"n": None}}
+    assert plain_data(base) == {"a": {"b": 1}, "graph": {"n": {"block": "norm"}}}
+    assert plain_data(patch) == {"a": {"b": 2}, "graph": {"n": None}}
 
 
 def test_small_parts() -> None:
     root = tree("a: 1\nb: 2")
-    assert plain(without(root, {"a", "z"})) == {"b": 2}
-    assert plain(nested(["x", "y"], root)) == {"x": {"y": {"a": 1, "b": 2}}}
+    assert plain_data(without_keys(root, {"a", "z"})) == {"b": 2}
+    assert plain_data(nested_patch(["x", "y"], root)) == {"x": {"y": {"a": 1, "b": 2}}}
     words = {("graph", "a"): "block", ("inputs", "a"): "type", ("graph", "a", "norm"): "kind"}
     words |= {("checkpoint",): "extends", ("checkpoint", "tensors"): "kind"}
     assert {path: MODEL_KEYS.word_key(path) for path in words} == words
@@ -122,7 +122,7 @@ graph:
 
 def assigned(argument: str, *path: str) -> Any:
     """The value at a path of the base, changed by one argument."""
-    value: Any = plain(assign(tree(BASE), argument, FIELDS))
+    value: Any = plain_data(apply_set(tree(BASE), argument, FIELDS))
     for key in path:
         value = value[int(key)] if isinstance(value, list) else value[key]
     return value
@@ -157,7 +157,7 @@ def test_nothing_after_the_sign_takes_nothing_away() -> None:
 
 
 def test_the_place_is_that_of_the_argument() -> None:
-    actual = assign(tree(BASE), "decoder.attention.n_heads=4", FIELDS)
+    actual = apply_set(tree(BASE), "decoder.attention.n_heads=4", FIELDS)
     part = actual.items["graph"].items["decoder"].items["attention"]  # type: ignore[union-attr]
     assert isinstance(part, Mapping)
     value, key = part.items["n_heads"], part.keys["n_heads"]
@@ -180,7 +180,7 @@ def test_the_place_is_that_of_the_argument() -> None:
 )
 def test_what_cannot_be_set_is_told_where_it_stands(argument: str, message: str, column: int) -> None:
     with pytest.raises(SpecError) as caught:
-        assign(tree(BASE), argument, FIELDS)
+        apply_set(tree(BASE), argument, FIELDS)
     (only,) = caught.value.diagnostics
     assert only.message == message
     assert only.span is not None

@@ -24,14 +24,14 @@ from safetensors.torch import save_file
 import tfkit
 from tests.run.test_run_mutations import check_refusal
 from tests.run.training.runs import PLUGINS, WITH_MIXERS
-from tfkit.plugin.known_specs import own_specs
+from tfkit.plugin.known_specs import built_in_specs_folder
 from tfkit.run.checked_run import load_run
 from tfkit.run.run_spec import RunSpec
 from tfkit.run.sweep_spec import SweepSpec
-from tfkit.spec.source import MAX_BYTES, parse, plain
+from tfkit.spec.source import MAX_BYTES, parse, plain_data
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.sweep.sweep import Sweep
-from tfkit.tools.train.plan import plan
+from tfkit.tools.train.plan import run_plan
 
 from ..sampling import some
 from ..time_limit import cheaply
@@ -198,8 +198,8 @@ def written(value: Any) -> str:
 
 
 def originals(kind: str) -> dict[str, dict[Any, Any]]:
-    files = sorted((own_specs() / kind).glob("*.yaml"))
-    return {path.stem: plain(parse(small(path), path.name)) for path in files}
+    files = sorted((built_in_specs_folder() / kind).glob("*.yaml"))
+    return {path.stem: plain_data(parse(small(path), path.name)) for path in files}
 
 
 def small(path: Path) -> str:
@@ -219,7 +219,10 @@ SLOW = ("calculator", "calculator_exact", "reverse", "architecture", "ladder")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a mutant finds the runs and weights that it names."""
     folder = tmp_path_factory.mktemp("mutants")
-    for path in (*(own_specs() / "runs").glob("*.yaml"), *(own_specs() / "sweeps").glob("*.yaml")):
+    for path in (
+        *(built_in_specs_folder() / "runs").glob("*.yaml"),
+        *(built_in_specs_folder() / "sweeps").glob("*.yaml"),
+    ):
         place = folder / path.parent.name / path.name
         place.parent.mkdir(exist_ok=True)
         place.write_text(small(path), encoding="utf-8")
@@ -238,7 +241,7 @@ def read(path: Path, *, planned: bool = True) -> None:
         return
     run = load_run(path, WITH_MIXERS, count=flops_of_step)
     if planned:
-        plan(run)
+        run_plan(run)
 
 
 def check(name: str, numbers: Iterable[int], path: Path, *, planned: bool = True) -> int:

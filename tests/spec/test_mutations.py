@@ -23,7 +23,7 @@ import tfkit.errors
 from tfkit.component import Config, Signal
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
-from tfkit.spec.source import parse, plain
+from tfkit.spec.source import parse, plain_data
 
 from ..known import KNOWN
 from ..sampling import some
@@ -199,7 +199,7 @@ def without_like(node: Any) -> Any:
 
 
 def check_text(text: str, graph: Graph) -> None:
-    data = plain(parse(text, "spec"))
+    data = plain_data(parse(text, "spec"))
     if "extends" in data:
         return  # what it says is merged with another text
     model, inherited = graph.spec.model, set(graph.spec.provenance.inherited.values())
@@ -278,7 +278,7 @@ def check_null(text: str, key: str) -> None:
 def data_of(text: str) -> dict[str, Any]:
     """What the text says; nothing if it is not YAML."""
     try:
-        return plain(parse(text, "spec"))
+        return plain_data(parse(text, "spec"))
     except tfkit.SpecError:
         return {}
 

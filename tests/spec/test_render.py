@@ -16,7 +16,7 @@ from tfkit.errors import SpecError
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import Registry
 from tfkit.spec.load import parse_spec, read_spec
-from tfkit.spec.render import render, schema_line
+from tfkit.spec.render import render_spec, schema_line
 
 from ..sampling import some
 from ..small_specs import covering_first
@@ -27,16 +27,16 @@ INSTALLED = load_plugins()
 
 def round_trip(text: str, plugins: Plugins = PLUGINS) -> str:
     model = parse_spec(text, plugins).model
-    rendered = render(model)
+    rendered = render_spec(model)
     assert parse_spec(rendered, plugins).model == model, rendered
-    assert render(parse_spec(rendered, plugins).model) == rendered
+    assert render_spec(parse_spec(rendered, plugins).model) == rendered
     return rendered
 
 
 @pytest.mark.parametrize("name", covering_first(8))
 def test_shipped_specs_load_again_as_the_same_model(name: str) -> None:
     model = read_spec(name, INSTALLED).model
-    rendered = render(model)
+    rendered = render_spec(model)
     assert parse_spec(rendered, INSTALLED).model == model
     assert rendered.startswith(f"tfkit: 1\nname: {name}\n")
     assert max(map(len, rendered.splitlines())) <= 120
@@ -148,7 +148,7 @@ STRINGS = [
 def test_text(text: str) -> None:
     spec = stack("n_layers: 1", FFN, head=f"description: {json.dumps(text, ensure_ascii=False)}\n{HEAD}")
     model = parse_spec(stack("n_layers: 1", FFN), PLUGINS).model.model_copy(update={"description": text})
-    assert parse_spec(render(model), PLUGINS).model == model
+    assert parse_spec(render_spec(model), PLUGINS).model == model
     if text.isprintable():
         round_trip(spec)
 
@@ -158,7 +158,7 @@ def test_text(text: str) -> None:
 def test_any_text(text: str) -> None:
     model = parse_spec(stack("n_layers: 1", FFN), PLUGINS).model
     model = model.model_copy(update={"description": text, "source": text})
-    assert parse_spec(render(model), PLUGINS).model == model
+    assert parse_spec(render_spec(model), PLUGINS).model == model
 
 
 @settings(max_examples=30, deadline=None)
@@ -229,9 +229,9 @@ def test_what_no_text_can_say() -> None:
     decoder: Any = model.graph["decoder"]
     decoder.layers.variants["v"].ffn.table.pop("a")
     with pytest.raises(ValueError, match="`table`: a variant cannot remove"):
-        render(model)
+        render_spec(model)
     with pytest.raises(ValueError, match="`<<` cannot be a key"):
-        render(model.model_copy(update={"graph": {"<<": model.graph["embedding"]}}))
+        render_spec(model.model_copy(update={"graph": {"<<": model.graph["embedding"]}}))
 
 
 @pytest.mark.slow

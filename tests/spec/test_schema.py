@@ -22,9 +22,9 @@ from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.plugin.registry import Registry
 from tfkit.spec.load import parse_spec, read_spec, read_tree
 from tfkit.spec.render import SCHEMA as SCHEMA_FILE
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 from tfkit.spec.schema import json_schema
-from tfkit.spec.source import parse, plain, read
+from tfkit.spec.source import parse, plain_data, read
 
 from ..known import KNOWN
 from ..sampling import some
@@ -45,7 +45,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def is_valid(text: str) -> bool:
-    return VALIDATOR.is_valid(plain(parse(text, "test")))
+    return VALIDATOR.is_valid(plain_data(parse(text, "test")))
 
 
 def test_it_is_a_schema() -> None:
@@ -82,16 +82,16 @@ def test_it_is_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("name", covering_first(8))
 def test_shipped_specs_are_valid(name: str) -> None:
-    spec = plain(read(KNOWN.files[name].path))
+    spec = plain_data(read(KNOWN.files[name].path))
     WITH_PLUGINS.validate(spec)
-    if "requires" not in plain(read_tree(name, KNOWN)):
+    if "requires" not in plain_data(read_tree(name, KNOWN)):
         VALIDATOR.validate(spec)
 
 
 @pytest.mark.parametrize("name", covering_first(8))
 def test_rendered_specs_are_valid(name: str) -> None:
     model = read_spec(name, INSTALLED).model
-    (WITH_PLUGINS if model.requires else VALIDATOR).validate(plain(parse(render(model), name)))
+    (WITH_PLUGINS if model.requires else VALIDATOR).validate(plain_data(parse(render_spec(model), name)))
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_what_is_mistyped_is_found_where_it_is(path: Path) -> None:
     """An editor marks the key that the loader names; a bare word that stands for a kind as a whole."""
     with pytest.raises(SpecError) as caught:
         read_spec(path, PLUGINS)
-    best = best_match(VALIDATOR.iter_errors(plain(read(path))))
+    best = best_match(VALIDATOR.iter_errors(plain_data(read(path))))
     where = [str(part) for part in best.absolute_path]
     assert any(marks(where, best.message, diagnostic.path.split(".")) for diagnostic in caught.value.diagnostics), (
         best.message
@@ -157,7 +157,7 @@ DEEP = {
 
 @pytest.mark.parametrize("node", DEEP)
 def test_a_deep_mistake_in_a_change_is_found_where_it_is(node: str) -> None:
-    best = best_match(VALIDATOR.iter_errors(plain(parse(f"extends: gpt2\nname: m\ngraph: {{{node}}}", "test"))))
+    best = best_match(VALIDATOR.iter_errors(plain_data(parse(f"extends: gpt2\nname: m\ngraph: {{{node}}}", "test"))))
     path, culprit = DEEP[node].split(" ")
     assert ".".join(str(part) for part in best.absolute_path) == f"graph.{path}"
     assert culprit in best.message
@@ -272,4 +272,4 @@ def test_plugins_are_part_of_it() -> None:
         "{kind: odd, strength: d_model / 3}": True,
         "{kind: odd, strong: 1}": False,
     }.items():
-        assert validator.is_valid(plain(parse(tiny(f"n_layers: 1, ffn: {ffn}"), "test"))) == valid
+        assert validator.is_valid(plain_data(parse(tiny(f"n_layers: 1, ffn: {ffn}"), "test"))) == valid

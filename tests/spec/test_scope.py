@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfkit.spec.arithmetic import ExpressionError
-from tfkit.spec.resolve import Scope, Scoped, compute
+from tfkit.spec.resolve import Scope, Scoped, compute_value
 from tfkit.spec.source import parse
 from tfkit.spec.tree import Mapping
 
@@ -21,7 +21,7 @@ def scope_of(text: str, around: Scope | None = None, path: tuple[str, ...] = ())
 
 def value(text: str, scope: Scope, path: tuple[str, ...] = ("here",)) -> tuple[object, set[tuple[str, ...]]]:
     used: set[tuple[str, ...]] = set()
-    return compute(text, scope, path, used), used
+    return compute_value(text, scope, path, used), used
 
 
 def test_names_are_values_of_the_scope_and_what_is_read_is_noted() -> None:
@@ -54,7 +54,7 @@ def test_circles_are_told_with_all_their_names(text: str, circle: tuple[str, ...
 def test_the_place_itself_is_part_of_a_circle() -> None:
     scope = scope_of("a: b + 1\nb: 2 * a")
     with pytest.raises(ExpressionError) as caught:
-        compute("2 * a", scope, ("b",), set())
+        compute_value("2 * a", scope, ("b",), set())
     assert set(caught.value.circle) == {"a", "b"}
 
 

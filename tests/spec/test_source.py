@@ -11,7 +11,7 @@ import pytest
 
 from tfkit.errors import Source
 from tfkit.spec import source
-from tfkit.spec.source import Mapping, Node, Scalar, Sequence, parse, parse_value, plain, read
+from tfkit.spec.source import Mapping, Node, Scalar, Sequence, parse, parse_value, plain_data, read
 
 from .texts import GOOD, failure
 
@@ -106,7 +106,7 @@ def test_words_by_yaml_1_2() -> None:
     ],
 )
 def test_merge_keys(text: str, expected: dict[str, Any]) -> None:
-    spec = plain(parse(f"base: &base {{x: 1, y: 2}}\nother: &other {{x: 9, v: 8}}\n{text}\n", "s"))
+    spec = plain_data(parse(f"base: &base {{x: 1, y: 2}}\nother: &other {{x: 9, v: 8}}\n{text}\n", "s"))
     assert list(spec["b"].items()) == list(expected.items())
     assert spec["base"] == {"x": 1, "y": 2}
 
@@ -125,7 +125,7 @@ def test_errors_in_one_value_point_into_the_whole_argument(text: str) -> None:
 
 def test_one_value() -> None:
     def value(text: str) -> Any:
-        return plain(parse_value(Source("--set", f"a.b={text}"), 4))
+        return plain_data(parse_value(Source("--set", f"a.b={text}"), 4))
 
     assert value("12") == 12
     assert value("") is None
@@ -153,7 +153,7 @@ def test_read(tmp_path: Path) -> None:
     path = tmp_path / "good.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
     spec = read(path)
-    assert plain(spec) == plain(parse(GOOD, "s"))
+    assert plain_data(spec) == plain_data(parse(GOOD, "s"))
     assert spec.span.source.name == str(path)
     assert read(str(path), name="specs/good.yaml").span.source.name == "specs/good.yaml"
 
@@ -184,7 +184,7 @@ def test_unreadable_files(tmp_path: Path, golden: Callable[[str, str], None], mo
     def refuse(*_: object) -> bytes:
         raise PermissionError
 
-    monkeypatch.setattr(source, "contents", refuse)
+    monkeypatch.setattr(source, "file_bytes", refuse)
     golden("source/no_permission", str(failure(lambda: read("tiny.yaml"))))
 
 
@@ -203,7 +203,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     writer = os.open(path, os.O_WRONLY)
     Timer(0.05, lambda: (os.write(writer, GOOD.encode()), os.close(writer))).start()
-    assert plain(read(path)) == plain(parse(GOOD, "s"))
+    assert plain_data(read(path)) == plain_data(parse(GOOD, "s"))
     os.close(reader)
 
 

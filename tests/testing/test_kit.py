@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import tfkit
 from tfkit.components.attention import MultiHeadConfig
 from tfkit.nn import Context
-from tfkit.plugin.registry import place_of
+from tfkit.plugin.registry import class_location
 from tfkit.testing import (
     check_alone,
     check_cached_step,
@@ -92,7 +92,7 @@ def test_an_unknown_kind_or_slot() -> None:
 # ---- components that are wrong, each in one way ----
 
 
-NAME = f"ffn kind `wrong`, {place_of(FFNConfig)},"
+NAME = f"ffn kind `wrong`, {class_location(FFNConfig)},"
 HEADLINE = f"{NAME} breaks a guarantee"
 FFN = "ffn kind `wrong`, `stack.layers.0.ffn`, "
 WEIGHT = "`stack.layers.0.ffn.weight` "

@@ -17,11 +17,11 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.flop_counter import FlopCounterMode
 
 import tfkit
-from tfkit.building.edits import as_model, copied, edits
-from tfkit.tools.check.check import outcomes
+from tfkit.building.edits import as_model, copied_model, model_edits
+from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import PROPERTIES
-from tfkit.tools.export.formats import metadata
+from tfkit.tools.export.formats import model_metadata
 from tools.edits import SETS, Layer, ffn, fx_edit
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [9, 2, 6, 5, 3, 5]])
@@ -91,7 +91,7 @@ def test_parameters_and_costs_are_those_of_the_modules(edit: str) -> None:
     with warned:
         cost = tfkit.cost(model, batch=2, length=6)
     with FlopCounterMode(display=False) as counter:
-        copied(model, device="meta").train()(TOKENS.to("meta"))
+        copied_model(model, device="meta").train()(TOKENS.to("meta"))
     assert (cost.total.flops_forward, cost.total.parameters) == (counter.get_total_flops(), n_parameters)
     assert cost.dtype == "float32"
 
@@ -221,7 +221,7 @@ def test_a_check_measures_the_modules_and_builds_no_spec(monkeypatch: pytest.Mon
         "places",
     }
     chosen = [prop for prop in PROPERTIES if prop.name in names]
-    results = {outcome.name: outcome.status for outcome in outcomes(subject, chosen)}
+    results = {outcome.name: outcome.status for outcome in outcomes_of(subject, chosen)}
     measured = {"look-ahead": "failed", "inputs-kept": "ok", "meaning": "failed"}
     assert results == dict.fromkeys(names, "does not apply") | measured
 
@@ -270,9 +270,9 @@ def test_a_model_that_cannot_be_copied_is_an_error() -> None:
 def test_a_copy_has_every_edit() -> None:
     for name, edit in EDITS.items():
         model = edited(edit)
-        assert edits(copied(model)) == edits(model), name
+        assert model_edits(copied_model(model)) == model_edits(model), name
         with torch.no_grad():
-            assert torch.equal(copied(model)(TOKENS), model(TOKENS))
+            assert torch.equal(copied_model(model)(TOKENS), model(TOKENS))
 
 
 def test_an_unchanged_model_gives_no_warning() -> None:
@@ -284,8 +284,8 @@ def test_an_unchanged_model_gives_no_warning() -> None:
 
 
 def test_a_file_of_an_edited_model_has_no_spec() -> None:
-    assert "changed" not in metadata(built())
-    texts = metadata(edited(activation))
+    assert "changed" not in model_metadata(built())
+    texts = model_metadata(edited(activation))
     assert texts["changed"] == "decoder.layers.1.ffn.activation: ReLU, and GELU by the spec"
     assert "spec" not in texts
 

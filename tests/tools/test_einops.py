@@ -13,15 +13,15 @@ from torch import fx
 
 import tfkit
 from tfkit.plugin.manager import load_plugins
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.remote_code.folder import write_folder
 from tfkit.tools.eject.remote_code.modeling import code_of
 from tfkit.tools.eject.remote_code.proof import Folders
-from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.runner import build_model, loaded_module
 from tfkit.tools.eject.write import eject
 from tfkit.tools.export.export import export
-from tfkit.torch_private.torchscript import quiet
+from tfkit.torch_private.torchscript import no_deprecation_warnings
 
 from ..sampling import slow, some
 
@@ -283,8 +283,8 @@ def test_einmix_is_filled_as_by_its_constructor(tmp_path: Path) -> None:
     weights = [model.get_parameter(f"decoder.layers.{layer}.ffn.mix.weight") for layer in (0, 1)]
     assert torch.equal(weights[0], again.get_parameter("decoder.layers.0.ffn.mix.weight"))
     assert not torch.equal(*weights)
-    with loaded(eject(graph)) as module:
-        weights.append(made(module).get_parameter("decoder.layers.0.ffn.mix.weight"))
+    with loaded_module(eject(graph)) as module:
+        weights.append(build_model(module).get_parameter("decoder.layers.0.ffn.mix.weight"))
     bound = (3 / 8) ** 0.5
     assert all(0.9 * bound < weight.abs().max() <= bound for weight in weights)
     bias = model.get_parameter("decoder.layers.0.ffn.mix.bias")
@@ -303,7 +303,7 @@ def test_a_step_of_training_and_cached_decoding(graph: tfkit.Graph) -> None:
 def test_layers_script(layers: tuple[str, str], tmp_path: Path) -> None:
     model = tfkit.build(graph_with(tmp_path, *layers), seed=3).eval()
     tokens = torch.arange(10).reshape(2, 5)
-    with quiet():
+    with no_deprecation_warnings():
         assert torch.equal(torch.jit.script(model)(tokens), model(tokens))
 
 
@@ -343,4 +343,4 @@ def test_a_folder_for_transformers(tmp_path: Path) -> None:
         for name, plugin in PLUGINS.items():
             (tmp_path / name).mkdir()
             model = trained(graph_with(tmp_path, *plugin))
-            write_folder(model, tmp_path / name, render(model.meta["graph"].spec.model), process)
+            write_folder(model, tmp_path / name, render_spec(model.meta["graph"].spec.model), process)

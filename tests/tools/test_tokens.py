@@ -20,7 +20,7 @@ from tests.run.training.runs import TEXT as LINES
 from tfkit.cli import main
 from tfkit.run.kinds import tokens as kind
 from tfkit.tools import tokens as tool
-from tfkit.tools.tokenizer import train
+from tfkit.tools.tokenizer import train_tokenizer
 
 SEPARATOR = "<|end|>"
 TEXT = LINES.replace("1 goats went up the hill.\n", "1 goats. \n\n\n  ")
@@ -32,7 +32,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with texts, and a tokenizer of them; chunks have 200 characters."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tool, "CHUNK", 200)
-    train([TEXT], vocab_size=400, special=[SEPARATOR]).save("tokenizer.json")
+    train_tokenizer([TEXT], vocab_size=400, special=[SEPARATOR]).save("tokenizer.json")
     Path("text.txt").write_text(TEXT, encoding="utf-8")
     rows = [{"body": f"row {number}\nof many"} for number in range(40)]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

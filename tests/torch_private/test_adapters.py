@@ -131,19 +131,19 @@ def test_a_backend_by_name_and_sizes_that_were_equal_once() -> None:
 
     def count(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
         captured.append(graph)
-        return compiler.backend("eager")(graph, examples)
+        return compiler.backend_function("eager")(graph, examples)
 
     torch.compiler.reset()
     compiled = torch.compile(lambda x, y: x.sum() + 2 * y.sum(), backend=count, dynamic=True, fullgraph=True)
-    with compiler.sizes_apart():
+    with compiler.distinct_sizes():
         for x, y in ((4, 4), (5, 7), (6, 6)):
             torch.testing.assert_close(compiled(torch.ones(x), torch.ones(y)), torch.tensor(float(x + 2 * y)))
     assert len(captured) == 1
 
 
 def test_modes_are_those_that_compile_takes() -> None:
-    assert {"default", "reduce-overhead", "max-autotune"} <= set(compiler.modes())
-    for mode in compiler.modes():
+    assert {"default", "reduce-overhead", "max-autotune"} <= set(compiler.compile_modes())
+    for mode in compiler.compile_modes():
         torch.compile(nn.Identity(), mode=mode)
 
 
@@ -248,14 +248,14 @@ class Odd(nn.Module):
 def test_scripting_says_nothing_of_its_age() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with torchscript.quiet():
+        with torchscript.no_deprecation_warnings():
             torch.jit.script(nn.Linear(2, 2))
             torch.jit.load  # noqa: B018
     assert caught == []
 
 
 def test_a_program_runs_as_it_is_written() -> None:
-    with torchscript.quiet():
+    with torchscript.no_deprecation_warnings():
         program = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
     with torchscript.as_written():
         for _ in range(3):
@@ -268,11 +268,11 @@ def test_a_program_runs_as_it_is_written() -> None:
 
 def test_what_failed_is_forgotten(tmp_path: Path) -> None:
     module = Odd()
-    with torchscript.quiet():
+    with torchscript.no_deprecation_warnings():
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no_such_method"):
                 torch.jit.script(module)
-            torchscript.forget()
+            torchscript.forget_classes()
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "linear.ts")
 
 

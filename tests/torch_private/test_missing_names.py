@@ -17,7 +17,15 @@ import torch
 
 from tests.torch_private.without_names import FEATURES
 from tfkit.tools.check.measure import Deviation, outcome_of, property_of
-from tfkit.torch_private import Missing, MissingNameError, attribute, dispatch, optional, private, transforms
+from tfkit.torch_private import (
+    MissingName,
+    MissingNameError,
+    dispatch,
+    optional_name,
+    private_attribute,
+    private_name,
+    transforms,
+)
 
 ADAPTERS = sorted(Path(__file__).parents[2].glob("tfkit/torch_private/*.py"))
 NAME, FEATURE = "torch._inductor.no_such_name", "decoding backwards"
@@ -62,9 +70,9 @@ def test_a_missing_name_costs_one_feature_and_gives_one_message() -> None:
 
 
 def test_the_use_of_a_missing_name_names_the_version_and_the_feature() -> None:
-    missing = private(NAME, FEATURE)
-    assert isinstance(missing, Missing)
-    for use in (lambda: missing(2), lambda: missing.config, lambda: attribute(missing, "config", FEATURE)):
+    missing = private_name(NAME, FEATURE)
+    assert isinstance(missing, MissingName)
+    for use in (lambda: missing(2), lambda: missing.config, lambda: private_attribute(missing, "config", FEATURE)):
         with pytest.raises(MissingNameError, match=TEXT):
             use()
 
@@ -74,20 +82,20 @@ def test_the_use_of_a_missing_name_names_the_version_and_the_feature() -> None:
     with pytest.raises(MissingNameError, match=TEXT):
         Mode()
     with pytest.raises(MissingNameError, match=r"has no `Linear\._speed`, which tfkit needs for decoding backwards"):
-        attribute(torch.nn.Linear(2, 3), "_speed", FEATURE)
+        private_attribute(torch.nn.Linear(2, 3), "_speed", FEATURE)
 
 
 def test_an_optional_name_that_is_missing_is_reported_once() -> None:
-    assert optional("torch.Tensor._version", FEATURE) is vars(torch._C.TensorBase)["_version"]
+    assert optional_name("torch.Tensor._version", FEATURE) is vars(torch._C.TensorBase)["_version"]
     with pytest.warns(UserWarning, match=rf"^torch .* has no `{NAME}2`, which tfkit needs for {FEATURE}$"):
-        assert optional(f"{NAME}2", FEATURE) is None
+        assert optional_name(f"{NAME}2", FEATURE) is None
     with warnings.catch_warnings(action="error"):
-        assert optional(f"{NAME}2", FEATURE) is None
+        assert optional_name(f"{NAME}2", FEATURE) is None
 
 
 def test_a_counter_that_would_miss_an_operation_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatch.DispatchMode()
-    monkeypatch.setattr(dispatch, "OPERATIONS", (dispatch.SOFTMAX, Missing(NAME, FEATURE)))
+    monkeypatch.setattr(dispatch, "OPERATIONS", (dispatch.SOFTMAX, MissingName(NAME, FEATURE)))
     with pytest.raises(MissingNameError, match=TEXT):
         dispatch.DispatchMode()
 
@@ -95,9 +103,9 @@ def test_a_counter_that_would_miss_an_operation_is_not_created(monkeypatch: pyte
 @pytest.mark.parametrize("index", range(3))
 def test_operations_are_watched_if_torch_cannot_tell(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not transforms.is_watched()
-    names = [*transforms._names()]
+    names = [*transforms._observer_functions()]
     names[index] = None
-    monkeypatch.setattr(transforms, "_names", lambda: names)
+    monkeypatch.setattr(transforms, "_observer_functions", lambda: names)
     assert transforms.is_watched()
 
 
@@ -105,7 +113,7 @@ def test_a_property_that_needs_a_missing_name_does_not_apply() -> None:
     @property_of("backwards", "can be read from its end")
     def backwards(_: Any) -> Iterator[Deviation]:
         yield Deviation(0.0, "")
-        private(NAME, FEATURE)(3)
+        private_name(NAME, FEATURE)(3)
 
     outcome = outcome_of(backwards, None)  # type: ignore[arg-type]
     assert outcome.status == "does not apply"

@@ -55,7 +55,9 @@ def test_an_archive_of_programs(tmp_path: Path) -> None:
 
 def test_a_program_in_smaller_operations() -> None:
     whole = made()["once"]
-    before, after = ({str(node.target) for node in value.graph.nodes} for value in (whole, programs.decomposed(whole)))
+    before, after = (
+        {str(node.target) for node in value.graph.nodes} for value in (whole, programs.decomposed_program(whole))
+    )
     assert "aten.add.Tensor" in before
     assert "aten.add.Tensor" not in after
     assert "prims.add.default" in after

@@ -59,9 +59,9 @@ def check(model: Any, _: Path) -> None:
     from tfkit import load_plugins
     from tfkit.tools.check.measure import outcome_of
     from tfkit.tools.check.model_under_test import ModelUnderTest
-    from tfkit.tools.check.properties.forms import captured
+    from tfkit.tools.check.properties.forms import captured_model
 
-    outcome = outcome_of(captured, ModelUnderTest(model.meta["graph"], load_plugins()))
+    outcome = outcome_of(captured_model, ModelUnderTest(model.meta["graph"], load_plugins()))
     if outcome.status == "does not apply":
         raise ValueError(outcome.detail)
 
@@ -129,15 +129,15 @@ def library(model: Any, folder: Path) -> None:
 
 
 def forget(model: Any, _: Path) -> None:
-    from tfkit.torch_private.torchscript import forget
+    from tfkit.torch_private.torchscript import forget_classes
 
-    forget()
+    forget_classes()
 
 
 def decompose(model: Any, _: Path) -> None:
-    from tfkit.torch_private.programs import decomposed
+    from tfkit.torch_private.programs import decomposed_program
 
-    decomposed(torch.export.export(nn.Linear(2, 3), (torch.zeros(1, 2),)))
+    decomposed_program(torch.export.export(nn.Linear(2, 3), (torch.zeros(1, 2),)))
 
 
 def checked(model: Any, _: Path) -> None:

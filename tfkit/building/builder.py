@@ -17,16 +17,16 @@ from tfkit.arguments import AnyPath, Seed, Sets, checked
 from tfkit.building.first_loss import warn_of_first_losses
 from tfkit.building.guarantees import check_guarantees, check_layers
 from tfkit.building.initialize import initialize
-from tfkit.building.model import Model, unwrapped
+from tfkit.building.model import Model, unwrapped_model
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.component import AttentionBackend, Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.decode_split import wire_of
-from tfkit.graph.expand import AnySpec, Graph, Node, load, place_of
+from tfkit.graph.expand import AnySpec, Graph, Node, component_path, load
 from tfkit.graph.input_shapes import fixed_lengths
 from tfkit.graph.wiring import masks_in_use, pairwise_masks, table_owner
 from tfkit.nn import Program, Value, as_attention_mask, as_padding_mask, check_length, check_optional_length
-from tfkit.spec.messages import crashed, refused
+from tfkit.spec.messages import crash_error, diagnostic_of
 
 
 class FailedError(Exception):
@@ -52,7 +52,7 @@ class Builder:
     def __call__(self, config: Component, /, *args: Any, **kwargs: Any) -> nn.Module:
         """Build `config`; see `tfkit.component.Make`."""
         try:
-            module = _built(config, self, *args, **kwargs)
+            module = _built_module(config, self, *args, **kwargs)
             if not isinstance(module, nn.Module):
                 raise TypeError(f"it must return an nn.Module; got {type(module).__name__}")
         except (Invalid, SpecError, FailedError, KeyboardInterrupt):
@@ -63,7 +63,7 @@ class Builder:
         return module
 
 
-def _built(config: Component, make: Builder, /, *args: Any, **options: Any) -> Any:
+def _built_module(config: Component, make: Builder, /, *args: Any, **options: Any) -> Any:
     """Return the result of a component's `build`. Raise RuntimeError if it changes torch's default dtype."""
     dtype = torch.get_default_dtype()
     try:
@@ -154,7 +154,7 @@ def build(
         return build_filled(graph, Path(weights), device=device, dtype=kind, allow_change=allow_change, **options)
     model = _on_meta(graph, kind, **options)
     if device.type != "meta":
-        allocate(model, device)
+        allocate_tensors(model, device)
         initialize(model, graph, seed)
         warn_of_first_losses(model, graph)
         _check_guarantees(model, graph, attention_backend)
@@ -177,18 +177,18 @@ def build_filled(
     """
     from tfkit.checkpoint.files import TensorFiles
     from tfkit.checkpoint.fitting import fitting_map, floating_type, warn_of
-    from tfkit.spec.header import shown
+    from tfkit.spec.header import quoted_path
 
     with TensorFiles.open(path) as checkpoint:
         model = _on_meta(graph, dtype or floating_type(checkpoint), **options)
         weights = fitting_map(model, graph, checkpoint, path, allow_change=allow_change)
         before(model)
-        allocate(model, device)
+        allocate_tensors(model, device)
         if len(list(model.buffers())):  # buffers are not in the file
             initialize(model, graph)
         weights.load(checkpoint, model.state_dict())
         model.meta |= {"left_out": weights.left_out(checkpoint.names), "filled_from": path.absolute()}
-    warn_of(model.meta["left_out"], shown(path))
+    warn_of(model.meta["left_out"], quoted_path(path))
     _check_guarantees(model, graph, options.get("attention_backend", "sdpa"))
     return model
 
@@ -209,7 +209,7 @@ def filled_by_layer(
     graph, filled = graph_of(model), set[nn.Module]()
     _check_guarantees(model, graph, attention_backend)
     for layer in (*layers, model):
-        allocate(layer, device)
+        allocate_tensors(layer, device)
         initialize(model, graph, seed, only=(modules := set(layer.modules()) - filled))
         filled |= modules
         yield layer
@@ -218,13 +218,13 @@ def filled_by_layer(
 def _check_guarantees(model: torch.fx.GraphModule, graph: Graph, attention_backend: AttentionBackend) -> None:
     """Raise SpecError if a component breaks a guarantee. `flex` is not checked: its forward would compile."""
     if attention_backend != "flex":
-        with evaluating(model):
+        with evaluation_mode(model):
             check_guarantees(model, graph)
 
 
 def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> Model:
     with torch.device("meta"), _collection_paused():
-        model = assemble(graph, **options)
+        model = assemble_model(graph, **options)
         if dtype is not None:
             model.to(dtype)
     check_layers(model, graph)
@@ -232,7 +232,7 @@ def _on_meta(graph: Graph, dtype: torch.dtype | None, **options: Any) -> Model:
     return model
 
 
-def allocate(model: nn.Module, device: torch.device | str) -> None:
+def allocate_tensors(model: nn.Module, device: torch.device | str) -> None:
     """Allocate memory for the tensors of a model that are on the meta device; their values are undefined.
 
     `to_empty` does the same through a decomposition for the meta device, whose import of sympy takes half a second.
@@ -268,7 +268,7 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> Model:
+def assemble_model(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", recompute: bool = False) -> Model:
     """Build the module of a graph on the current device, without filling its parameters; see `build`."""
     builder, program = Builder(attention_backend=attention_backend, recompute=recompute), Program()
     values = {name: program.input(name) for name, signal in graph.inputs.items() if not signal.optional}
@@ -281,7 +281,7 @@ def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", reco
     values |= mask_inputs(program, masks, pairs=pairwise_masks(graph.nodes))
     for node in graph.nodes:
         module = _build_node(builder, graph, node)
-        values |= call(program, graph, node, module, values)
+        values |= write_call(program, graph, node, module, values)
     outputs = [values[name] for name in graph.outputs]
     output = outputs[0] if len(outputs) == 1 else tuple(outputs)
     model = program.build_graph_module(output, _class_name(graph.name), Model)
@@ -300,7 +300,7 @@ def assemble(graph: Graph, *, attention_backend: AttentionBackend = "sdpa", reco
 
 def graph_of(model: nn.Module) -> Graph:
     """Return the graph of a built model, which may be wrapped. Raise `ValueError` if tfkit did not build the model."""
-    graph: Graph = unwrapped(model).meta["graph"]
+    graph: Graph = unwrapped_model(model).meta["graph"]
     return graph
 
 
@@ -311,7 +311,7 @@ def inputs_of(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Set the model to eval mode, and restore the mode of every module on exit."""
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -322,14 +322,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def call(
+def write_call(
     program: Program, graph: Graph, node: Node, module: nn.Module, values: Mapping[str, Any], **further: Any
 ) -> dict[str, Any]:
     """Write the call of a node's module; return its value and, if the node returns a mask, the mask.
 
     `values` holds all previous values and masks by name; `further` are arguments in addition to the wires.
     """
-    args, kwargs = _arguments(graph, node, program, values)
+    args, kwargs = _module_arguments(graph, node, program, values)
     value = program.call(node.name, module, *args, **kwargs, **further)
     if not node.makes_mask:
         return {node.name: value}
@@ -342,10 +342,10 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
     try:
         return builder(node.config, node.signals)
     except Invalid as error:
-        raise SpecError(refused(error, path, graph.spec.provenance)) from None
+        raise SpecError(diagnostic_of(error, path, graph.spec.provenance)) from None
     except FailedError as failed:
-        what, place = type(failed.config), place_of(graph, node.name, failed.config)
-        raise SpecError(crashed(what, "`build`", failed.cause, place, graph.spec.provenance)) from failed.cause
+        what, place = type(failed.config), component_path(graph, node.name, failed.config)
+        raise SpecError(crash_error(what, "`build`", failed.cause, place, graph.spec.provenance)) from failed.cause
 
 
 def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str | None] = ()) -> dict[str, Value]:
@@ -355,7 +355,7 @@ def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str
     return {name: program.apply(name, checks[name], value, name) for name, value in masks.items()}
 
 
-def _arguments(
+def _module_arguments(
     graph: Graph, node: Node, program: Program, values: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a node's module: its input as first argument, masks and the other wires as keywords."""

@@ -18,7 +18,7 @@ from tfkit.nn import Context, Program
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.data import NAME, read_data
 from tfkit.spec.load import resolve_spec
-from tfkit.spec.merge import merge, nested
+from tfkit.spec.merge import merge, nested_patch
 
 
 @checked
@@ -89,7 +89,7 @@ def component(
     path = ["graph", slot, *(["ffn"] if slot == "activation" else [])]
     tree = read_data({"tfkit": 1, "name": slot, "d_model": d_model, "inputs": inputs, "graph": {slot: stack}})
     part = read_data({slot: keys, "init": init}).items  # errors have the paths of this mapping
-    tree = merge(merge(tree, nested([*path, slot], part[slot])), nested(["init"], part["init"]))
+    tree = merge(merge(tree, nested_patch([*path, slot], part[slot])), nested_patch(["init"], part["init"]))
     try:
         graph = expand(resolve_spec(tree, plugins, file=NAME))
         x = replace(graph.inputs["x"], mask="mask")

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.prune import is_pruned
 
-from tfkit.building.builder import assemble, graph_of
-from tfkit.building.model import Model, check_unsharded, check_values, unwrapped
+from tfkit.building.builder import assemble_model, graph_of
+from tfkit.building.model import Model, check_unsharded, check_values, unwrapped_model
 from tfkit.building.placement import AnyDevice
 from tfkit.errors import Diagnostic, EditedModelWarning, SpecError, listing, quoted
 from tfkit.graph.expand import AnySource, Graph, as_graph
@@ -57,16 +57,16 @@ def as_model(model: AnyModel, measured: str) -> MeasuredModel:
     """
     if not isinstance(model, nn.Module):
         return model if isinstance(model, MeasuredModel) else MeasuredModel(as_graph(model))
-    built = unwrapped(model)
+    built = unwrapped_model(model)
     check_unsharded(built)
-    if texts := [text for text, _ in edits(built)]:
+    if texts := [text for text, _ in model_edits(built)]:
         message = f"the modules of {quoted(graph_of(built).name)} differ from its spec: {measured}"
-        text = Diagnostic(message, notes=_notes(texts)).render("warning")
+        text = Diagnostic(message, notes=_difference_notes(texts)).render("warning")
         warnings.warn(text.removeprefix("warning: "), EditedModelWarning, stacklevel=4)
-    return MeasuredModel(replace(graph_of(built), weights=None), built, _notes(texts))
+    return MeasuredModel(replace(graph_of(built), weights=None), built, _difference_notes(texts))
 
 
-def copied(model: fx.GraphModule, *, device: AnyDevice | None = None, dtype: torch.dtype | None = None) -> Model:
+def copied_model(model: fx.GraphModule, *, device: AnyDevice | None = None, dtype: torch.dtype | None = None) -> Model:
     """Return a copy of a model with all of its edits. A copy on the meta device takes no memory.
 
     Raises:
@@ -98,32 +98,32 @@ def check_unedited(model: fx.GraphModule, *, allow_change: bool = False, writer:
     A change of the names or the shapes of tensors is always an error: the spec could not read the weights. `writer` is
     the public function that writes the spec unchanged.
     """
-    differences = edits(model)
+    differences = model_edits(model)
     tensors = [text for text, is_tensor in differences if is_tensor]
     if not differences or (allow_change and not tensors):
         return
     name = quoted(graph_of(model).name)
     if tensors:
-        message, help = f"the model must have the tensors of {name}", _undo(model)
+        message, help = f"the model must have the tensors of {name}", _undo_help(model)
     else:
         message = f"the model must compute what its spec {name} describes"
         help = f"change the spec instead, or write the spec unchanged with `tfkit.{writer}(..., allow_change=True)`"
-    notes = _notes(tensors or [text for text, _ in differences])
+    notes = _difference_notes(tensors or [text for text, _ in differences])
     raise SpecError(Diagnostic(f"{message}; its modules were changed", notes=notes, help=help))
 
 
-def _notes(texts: Sequence[str]) -> tuple[str, ...]:
+def _difference_notes(texts: Sequence[str]) -> tuple[str, ...]:
     more = [f"{len(texts) - MAX_DIFFERENCES} more differences"] if len(texts) > MAX_DIFFERENCES else []
     return (*texts[:MAX_DIFFERENCES], *more)
 
 
-def edits(model: fx.GraphModule, *, hooks: bool = True) -> list[tuple[str, bool]]:
+def model_edits(model: fx.GraphModule, *, hooks: bool = True) -> list[tuple[str, bool]]:
     """Return the differences between a built model and a new build of its spec, as text that begins with a path.
 
     The second value is True for differences in the names and shapes of tensors. Values of weights and buffers, the
     device, the dtype and the mode (train or eval) are not compared. Without `hooks`, hooks are ignored as well.
     """
-    expected = _expected(model)
+    expected = _expected_model(model)
     actual_modules = dict(model.named_modules(remove_duplicate=False))
     expected_modules = dict(expected.named_modules(remove_duplicate=False))
     differences = list(_different_tensors(model, expected))
@@ -141,30 +141,30 @@ def edits(model: fx.GraphModule, *, hooks: bool = True) -> list[tuple[str, bool]
     return differences
 
 
-def origins(model: fx.GraphModule) -> dict[str, str | None]:
+def tensor_origins(model: fx.GraphModule) -> dict[str, str | None]:
     """Return the name that each tensor of the state dict has in the spec; None if the spec does not have the tensor.
 
     A wrapper moves or renames a parameter: `q.base_layer.weight` of an adapter is `q.weight` of the spec, and so is
     `q.weight_orig` of a pruned matrix.
     """
-    shapes = {name: tensor.shape for name, tensor in _expected(model).state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in _expected_model(model).state_dict().items()}
     actual = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     moved = [name for name in shapes if name not in actual]
     names: dict[str, str | None] = {}
     for name, tensor in actual.items():
         names[name] = name if name in shapes else None
         for origin in moved if name not in shapes else ():
-            if tensor.shape == shapes[origin] and _contains(name.split("."), origin.split(".")):
+            if tensor.shape == shapes[origin] and _has_parts_in_order(name.split("."), origin.split(".")):
                 names[name] = origin
                 moved.remove(origin)
                 break
     return names
 
 
-def fill(model: fx.GraphModule, source: fx.GraphModule) -> None:
+def copy_weights(model: fx.GraphModule, source: fx.GraphModule) -> None:
     """Copy to the model of a spec the weights that a built model has for it. Raise SpecError if any is missing."""
     tensors, state = source.state_dict(), model.state_dict()
-    weights = {origin: tensors[name] for name, origin in origins(source).items() if origin is not None}
+    weights = {origin: tensors[name] for name, origin in tensor_origins(source).items() if origin is not None}
     if lost := [name for name in state if name not in weights or weights[name].shape != state[name].shape]:
         message = (
             f"the built model must have all weights of {quoted(graph_of(model).name)}; it lacks {listing(lost, 4)}"
@@ -174,15 +174,15 @@ def fill(model: fx.GraphModule, source: fx.GraphModule) -> None:
         tensor.copy_(weights[name])
 
 
-def _contains(words: Sequence[str], parts: Sequence[str]) -> bool:
+def _has_parts_in_order(words: Sequence[str], parts: Sequence[str]) -> bool:
     """Return True if the words contain the parts in order, with words or endings of words in between."""
     rest = iter(words)
     return all(any(word == part or word.startswith(f"{part}_") for word in rest) for part in parts)
 
 
-def _expected(model: fx.GraphModule) -> Model:
+def _expected_model(model: fx.GraphModule) -> Model:
     with torch.device("meta"):
-        return assemble(graph_of(model), attention_backend=model.meta["attention_backend"])
+        return assemble_model(graph_of(model), attention_backend=model.meta["attention_backend"])
 
 
 def _different_tensors(model: nn.Module, expected: nn.Module) -> Iterator[tuple[str, bool]]:
@@ -228,11 +228,11 @@ def _different_attributes(attributes: Mapping[str, Any], expected: nn.Module, ro
             continue
         if name not in attributes:
             yield f".{name}: the attribute is missing"
-        elif not _equal(attributes[name], value):
-            yield f".{name}: {_text(attributes[name])}, and {_text(value)} by the spec"
+        elif not _is_equal(attributes[name], value):
+            yield f".{name}: {_value_text(attributes[name])}, and {_value_text(value)} by the spec"
 
 
-def _equal(actual: Any, expected: Any) -> bool:
+def _is_equal(actual: Any, expected: Any) -> bool:
     """Return whether two attributes are equal. Objects that are no plain values, such as contexts, are not compared."""
     if isinstance(expected, SCALAR_TYPES):
         return isinstance(actual, SCALAR_TYPES) and (actual == expected or (actual != actual and expected != expected))
@@ -240,28 +240,28 @@ def _equal(actual: Any, expected: Any) -> bool:
         return (
             isinstance(actual, Mapping)
             and actual.keys() == expected.keys()
-            and all(_equal(actual[key], value) for key, value in expected.items())
+            and all(_is_equal(actual[key], value) for key, value in expected.items())
         )
     if isinstance(expected, list | tuple):
         return (
             isinstance(actual, Sequence)
             and len(actual) == len(expected)
-            and all(_equal(*pair) for pair in zip(actual, expected, strict=True))
+            and all(_is_equal(*pair) for pair in zip(actual, expected, strict=True))
         )
     if isinstance(expected, partial):
         parts = [(value.func, value.args, value.keywords) for value in (actual, expected) if isinstance(value, partial)]
-        return len(parts) == 2 and _equal(*parts)
+        return len(parts) == 2 and _is_equal(*parts)
     if isinstance(expected, MethodType):
         return isinstance(actual, MethodType) and actual.__func__ is expected.__func__
     return actual is expected if isinstance(expected, FUNCTIONS) else type(actual) is type(expected)
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     text = getattr(value, "__name__", None) or repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _undo(model: nn.Module) -> str:
+def _undo_help(model: nn.Module) -> str:
     """Return the help for changed tensors: how to undo the change that renamed them."""
     names = {word for name in model.state_dict() for word in name.split(".")}
     if any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules()):

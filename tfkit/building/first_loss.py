@@ -35,20 +35,20 @@ ACTIVATED = 0.5
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamEstimate:
     """The vectors between two nodes: their root mean square, and the fraction that is the row of the current token."""
 
     size: float
     token: float
 
-    def plus(self, other: float) -> Stream:
-        return Stream(math.hypot(self.size, other), self.token)
+    def plus(self, other: float) -> StreamEstimate:
+        return StreamEstimate(math.hypot(self.size, other), self.token)
 
-    def normed(self) -> Stream:
-        return Stream(1.0, self.token / self.size if self.size else 0.0)
+    def normed(self) -> StreamEstimate:
+        return StreamEstimate(1.0, self.token / self.size if self.size else 0.0)
 
-    def times(self, factor: float) -> Stream:
-        return Stream(self.size * factor, self.token * factor)
+    def times(self, factor: float) -> StreamEstimate:
+        return StreamEstimate(self.size * factor, self.token * factor)
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,18 @@ def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
 def first_losses(model: nn.Module, graph: Graph) -> list[FirstLoss]:
     """Estimate the first loss of each head over a vocabulary, for weights as `tfkit.build` fills them."""
     heads = [(node, head) for node in graph.nodes if (head := node.config.head()) is not None]
-    weighted = [(node, head, _matrix(model, graph, node)) for node, head in heads]
-    return [_loss(model, graph, node, head, weight) for node, head, weight in weighted if weight is not None]
+    weighted = [(node, head, _logit_matrix(model, graph, node)) for node, head in heads]
+    return [_first_loss(model, graph, node, head, weight) for node, head, weight in weighted if weight is not None]
 
 
-def _loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: Tensor) -> FirstLoss:
+def _first_loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: Tensor) -> FirstLoss:
     assert node.output.width is not None
     tie = node.wires.get("tie")
     owner = table_owner(graph, tie) if isinstance(tie, str) else None
-    stream = _stream(model, graph, str(node.wires["input"]), owner)
+    stream = _node_stream(model, graph, str(node.wires["input"]), owner)
     if not head.direct:
-        stream = Stream(1.0, 0.0)  # a dense layer precedes the matrix, so its input is not a row of the table
-    factor, cap = _deviation(weight) * head.scale, head.softcap or math.inf
+        stream = StreamEstimate(1.0, 0.0)  # a dense layer precedes the matrix, so its input is not a row of the table
+    factor, cap = _standard_deviation(weight) * head.scale, head.softcap or math.inf
     spread = min(factor * math.sqrt(weight.size(1)) * stream.size, cap)
     repeated = min(factor * weight.size(1) * stream.token, cap)
     even = math.log(node.output.width)
@@ -105,7 +105,7 @@ def _loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: Tensor
     return FirstLoss(node.name, loss, even, repeated > base)
 
 
-def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
+def _logit_matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
     """Return the matrix that computes the logits; None if it is unknown."""
     tie = node.wires.get("tie")
     if isinstance(tie, str):
@@ -115,48 +115,48 @@ def _matrix(model: nn.Module, graph: Graph, node: Node) -> Tensor | None:
     return matrices[-1] if matrices else None
 
 
-def _stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> Stream:
+def _node_stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -> StreamEstimate:
     """Estimate the output of a node. For an unknown block, assume vectors of size one without the row of the token."""
     if name in graph.inputs:
-        return Stream(1.0, 0.0)
+        return StreamEstimate(1.0, 0.0)
     node = graph.node(name)
     if node.config.table() is not None:
-        return _embedded(model, graph, node, owner)
+        return _embedding_stream(model, graph, node, owner)
     if node.stack is not None:
-        return _stacked(model, node, node.stack, _stream(model, graph, str(node.wires["input"]), owner))
-    return Stream(1.0, 0.0)
+        return _stack_stream(model, node, node.stack, _node_stream(model, graph, str(node.wires["input"]), owner))
+    return StreamEstimate(1.0, 0.0)
 
 
-def _embedded(model: nn.Module, graph: Graph, node: Node, owner: str | None) -> Stream:
+def _embedding_stream(model: nn.Module, graph: Graph, node: Node, owner: str | None) -> StreamEstimate:
     table = table_owner(graph, node.name)
-    size = _deviation(model.get_parameter(f"{table}.tokens.weight"))
-    stream = Stream(size, size if table == owner else 0.0)
+    size = _standard_deviation(model.get_parameter(f"{table}.tokens.weight"))
+    stream = StreamEstimate(size, size if table == owner else 0.0)
     for stage in node.config.after_table():
         if isinstance(stage, Scale):
             stream = stream.times(stage.number)
         elif isinstance(stage, Projection):
-            stream = Stream(stream.size, 0.0)
+            stream = StreamEstimate(stream.size, 0.0)
         elif isinstance(stage, Call) and isinstance(stage.config, NormConfig):
             stream = stream.normed()
         elif isinstance(stage, Call):
             module = model.get_submodule(f"{node.name}.{stage.name}")
             tables = [module.weight for module in module.modules() if isinstance(module, nn.Embedding)]
-            stream = stream.plus(_deviation(tables[0]) if tables else math.sqrt(0.5))
+            stream = stream.plus(_standard_deviation(tables[0]) if tables else math.sqrt(0.5))
     return stream
 
 
-def _stacked(model: nn.Module, node: Node, stack: Layers, stream: Stream) -> Stream:
+def _stack_stream(model: nn.Module, node: Node, stack: Layers, stream: StreamEstimate) -> StreamEstimate:
     gains: dict[str, list[float | None]] = {}
     for index in stack.runs:
         layer = stack.layers[index]
         if layer.name not in gains:
             parts = model.get_submodule(f"{node.name}.layers.{index}")
-            gains[layer.name] = [_gain(parts.get_submodule(step.name), step.role) for step in layer.steps]
-        stream = _through(layer, gains[layer.name], stream)
+            gains[layer.name] = [_sublayer_gain(parts.get_submodule(step.name), step.role) for step in layer.steps]
+        stream = _stream_after_layer(layer, gains[layer.name], stream)
     return stream.normed() if stack.final_norm is not None else stream
 
 
-def _through(layer: Layer, gains: list[float | None], stream: Stream) -> Stream:
+def _stream_after_layer(layer: Layer, gains: list[float | None], stream: StreamEstimate) -> StreamEstimate:
     """Estimate the stream after a layer, to which each sublayer adds its output."""
     first = 1.0 if layer.input_norm is not None else stream.size
     for step, gain in zip(layer.steps, gains, strict=True):
@@ -168,9 +168,9 @@ def _through(layer: Layer, gains: list[float | None], stream: Stream) -> Stream:
     return stream
 
 
-def _gain(module: nn.Module, role: str) -> float | None:
+def _sublayer_gain(module: nn.Module, role: str) -> float | None:
     """Estimate the size of a sublayer's output for inputs of size one; None if its last layer is unknown."""
-    layers = list(_linear(module))
+    layers = list(_linear_weights(module))
     last = [(weight, residual) for weight, residual in layers if residual]
     if not last:
         return None
@@ -180,17 +180,17 @@ def _gain(module: nn.Module, role: str) -> float | None:
     return inner * _gain_of(last[-1][0])
 
 
-def _linear(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
+def _linear_weights(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
     for layer in module.modules():
         if isinstance(layer, nn.Linear | StackedLinear):
             yield layer.weight, isinstance(layer, Linear | StackedLinear) and layer.residual
 
 
 def _gain_of(weight: Tensor) -> float:
-    return _deviation(weight) * math.sqrt(weight.size(-1))
+    return _standard_deviation(weight) * math.sqrt(weight.size(-1))
 
 
-def _deviation(weight: Tensor) -> float:
+def _standard_deviation(weight: Tensor) -> float:
     """Estimate the standard deviation of a weight from some of the values in this process."""
     weight = rows_of(weight.detach())[0]
     return float(weight.reshape(-1)[:SAMPLE].float().std(correction=0))

@@ -31,7 +31,7 @@ from tfkit.component import (
     SublayerConfig,
 )
 from tfkit.errors import Diagnostic, SpecError, listing
-from tfkit.graph.expand import Graph, place_of
+from tfkit.graph.expand import Graph, component_path
 from tfkit.graph.input_shapes import input_shapes, max_len
 from tfkit.spec.messages import fault_of, kind_of
 from tfkit.torch_private.tensors import tensors_in, version_of
@@ -88,7 +88,7 @@ class Broken:
 
     def diagnostic(self, graph: Graph) -> Diagnostic:
         """Return the error, with the location of the component in the spec."""
-        place = place_of(graph, self.path.partition(".")[0], self.component)
+        place = component_path(graph, self.path.partition(".")[0], self.component)
         name = f"{kind_of(type(self.component))} `{self.component.kind_name()}`"
         provenance = graph.spec.provenance
         message, help = f"{name} {self.fault}", fault_of(type(self.component))
@@ -117,8 +117,8 @@ class Watch:
         """Check the forward passes inside the context. After an exception, `running` ends with its component."""
         handles = []
         for path, component in self._components.items():
-            handles += self._hooks(path, component, self._model.get_submodule(path), partial(_wrong, component))
-            for name, position, module in _rotations(component, self._model.get_submodule(path)):
+            handles += self._hooks(path, component, self._model.get_submodule(path), partial(_result_fault, component))
+            for name, position, module in _rotation_modules(component, self._model.get_submodule(path)):
                 handles += self._hooks(f"{path}.{name}", position, module, _not_kept)
         try:
             yield
@@ -158,25 +158,27 @@ class Watch:
             self.broken.append(Broken(path, component, fault))
 
 
-def _rotations(component: Component, module: nn.Module) -> Iterator[tuple[str, Component, nn.Module]]:
+def _rotation_modules(component: Component, module: nn.Module) -> Iterator[tuple[str, Component, nn.Module]]:
     """Yield the modules that rotate queries and keys, which are built without `make`, with their configs."""
     position = component.position if isinstance(component, AttentionConfig) else None
     if isinstance(component, AttentionConfig) and isinstance(position, RotaryConfig):
         with torch.device("meta"):
-            kind = _name(position.build_rotation(component))
+            kind = _class_name(position.build_rotation(component))
         yield from (
-            (name, position, rotation) for name, rotation in module.named_modules() if _name(rotation) == kind and name
+            (name, position, rotation)
+            for name, rotation in module.named_modules()
+            if _class_name(rotation) == kind and name
         )
 
 
-def _name(module: nn.Module) -> tuple[str, str]:
+def _class_name(module: nn.Module) -> tuple[str, str]:
     return type(module).__module__, type(module).__qualname__
 
 
 # ---- the fault in a component's result, or None ----
 
 
-def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
+def _result_fault(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
     """Describe the fault in a component's result. `arguments` are the arguments of its `build`."""
     if isinstance(component, SublayerConfig) and component.gives:
         if not (isinstance(output, tuple) and len(output) == 2 and set(output[1]) == set(component.gives)):
@@ -187,33 +189,33 @@ def _wrong(component: Component, arguments: tuple[Any, ...], args: tuple[Any, ..
     if not arguments:
         return None
     if isinstance(component, BlockConfig):
-        return _wrong_block(component, arguments[0], args, output)
+        return _block_fault(component, arguments[0], args, output)
     if isinstance(component, InputPositionConfig):
         batch, length = args[0].shape
-        return _other(output, ((batch, 1), length, arguments[0]), "positions [batch or 1, length, width]")
+        return _shape_fault(output, ((batch, 1), length, arguments[0]), "positions [batch or 1, length, width]")
     if isinstance(component, ScoreBiasConfig):
         queries, keys = args[:2]
         batch = max(queries.size(0), keys.size(0))
         shape: Shape = ((batch, 1), arguments[0].n_heads, queries.size(1), keys.size(1))
-        return _other(output, shape, "scores [batch or 1, heads, queries, keys]")
+        return _shape_fault(output, shape, "scores [batch or 1, heads, queries, keys]")
     if isinstance(component, StreamConfig):
-        return _wrong_stream(component, arguments, args[0], output)
+        return _stream_fault(component, arguments, args[0], output)
     if isinstance(component, RopeScalingConfig):
-        return _other(output, (arguments[0] // 2,), "frequencies [width / 2]")
+        return _shape_fault(output, (arguments[0] // 2,), "frequencies [width / 2]")
     return None
 
 
 def _not_kept(arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
     """Describe the fault in a result that must have the shape and dtype of the first argument."""
     x: Tensor = args[0]
-    if (fault := _other(output, tuple(x.shape), "the shape of its input")) is not None:
+    if (fault := _shape_fault(output, tuple(x.shape), "the shape of its input")) is not None:
         return fault
     if output.dtype != x.dtype:
         return f"returns {name_of(output.dtype)} for {name_of(x.dtype)}: it must keep the type of its input"
     return None
 
 
-def _wrong_stream(component: StreamConfig, arguments: tuple[Any, ...], stream: Tensor, output: Any) -> str | None:
+def _stream_fault(component: StreamConfig, arguments: tuple[Any, ...], stream: Tensor, output: Any) -> str | None:
     """Describe the fault in the result of a module of a residual."""
     part, width = arguments
     if part == "read" and not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], list)):
@@ -222,11 +224,11 @@ def _wrong_stream(component: StreamConfig, arguments: tuple[Any, ...], stream: T
     if isinstance(result, Tensor) and result.dtype != stream.dtype:
         return f"returns {name_of(result.dtype)} from `{part}` for {name_of(stream.dtype)}: it must keep the type"
     if part in ("read", "leave") or not component.enters:
-        return _other(result, (*stream.shape[:2], width), f"the result of `{part}`, [b, t, d_model]")
+        return _shape_fault(result, (*stream.shape[:2], width), f"the result of `{part}`, [b, t, d_model]")
     return None
 
 
-def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any, ...], output: Any) -> str | None:
+def _block_fault(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any, ...], output: Any) -> str | None:
     """Describe the difference between a block's output or inputs and its declaration."""
     sizes = {tuple(shape.shape) for shape in tensors_in(args[0])} if block.alike and args else set()
     if len(sizes) > 1:
@@ -238,27 +240,27 @@ def _wrong_block(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
     if signal.type == "logits" and isinstance(value, Tensor):
         axes = [None] * (value.dim() - 1)
         shape = (batch, *axes) if signal.width is None else (batch, *axes[:-1], signal.width)
-        return _other(value, shape, signal.in_words())
+        return _shape_fault(value, shape, signal.in_words())
     read: Signal | None = signals.get("input")
     goes_on = x is not None and read is not None and signal.mask is not None and signal.mask == read.mask
     length = x.size(1) if x is not None and goes_on else signal.length
-    return _other(
+    return _shape_fault(
         value, (batch, signal.width) if signal.type == "vector" else (batch, length, signal.width), signal.in_words()
     )
 
 
-def _other(result: Any, expected: Shape, meaning: str) -> str | None:
+def _shape_fault(result: Any, expected: Shape, meaning: str) -> str | None:
     """Describe the difference between the shape of a result and the expected shape."""
     if not isinstance(result, Tensor):
         return f"must return a tensor; got {type(result).__name__}"
     sizes = tuple(result.shape)
-    if len(sizes) == len(expected) and all(_fits(*pair) for pair in zip(sizes, expected, strict=True)):
+    if len(sizes) == len(expected) and all(_is_allowed(*pair) for pair in zip(sizes, expected, strict=True)):
         return None
     shape = ", ".join("any" if size is None else _in_words(size) for size in expected)
     return f"returns {list(sizes)} instead of [{shape}]: {meaning}"
 
 
-def _fits(size: int, allowed: Size) -> bool:
+def _is_allowed(size: int, allowed: Size) -> bool:
     return allowed is None or size == allowed or (isinstance(allowed, tuple) and size in allowed)
 
 

@@ -30,7 +30,7 @@ class Rule(NamedTuple):
     n_layers: int | None = None
 
 
-def rules(model: nn.Module, graph: Graph) -> dict[str, Rule]:
+def init_rules(model: nn.Module, graph: Graph) -> dict[str, Rule]:
     """Return the rule of every linear layer and every table of a model, by its path."""
     tied = {f"{owner}.tokens" for owner in heads_of_tables(graph)}
     depths = {node.name: node.stack.depth if node.stack else None for node in graph.nodes}
@@ -52,14 +52,14 @@ def initialize(
     With `only`, fill the parameters and buffers that belong directly to these modules.
     """
     init = graph.spec.model.init
-    plan = rules(model, graph)
+    plan = init_rules(model, graph)
     with torch.no_grad(), forked_generator():
         for path, module in model.named_modules():
             if only is not None and module not in only:
                 continue
             if isinstance(module, nn.Linear | StackedLinear):
                 _, residual, n_layers = plan[path]
-                for i, part in enumerate(_matrices(module)):
+                for i, part in enumerate(_separate_matrices(module)):
                     generator = generator_of(seed, f"{path}.weight.{i}", part.device)
                     init.linear(part, residual=residual, n_layers=n_layers, generator=generator)
                 if module.bias is not None:
@@ -70,9 +70,9 @@ def initialize(
                 fill(module.weight, generator=generator_of(seed, f"{path}.weight", module.weight.device))
             elif (reset := _reset_of(module)) is not None:
                 first = next(chain(module.parameters(), module.buffers()), None)
-                seed_device(torch.device("cpu") if first is None else first.device, _seed(seed, path))
+                seed_device(torch.device("cpu") if first is None else first.device, _derived_seed(seed, path))
                 reset()
-            elif _holds(module) and not _is_filled_above(model, path):
+            elif _has_tensors(module) and not _is_filled_above(model, path):
                 message = f"`{path}` has parameters or buffers, but no `reset_parameters` to fill them"
                 raise SpecError(
                     Diagnostic(message, help=f"add `reset_parameters` to the class {type(module).__name__}")
@@ -82,18 +82,18 @@ def initialize(
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:
     """Return the method that fills a module; None if there is none."""
     if type(module) is EinMix:  # only its constructor fills it
-        return partial(_refill, module)
+        return partial(_refill_module, module)
     methods = [getattr(module, name, None) for name in RESETS]
     return next((method for method in methods if callable(method)), None)
 
 
-def _refill(module: EinMix) -> None:
+def _refill_module(module: EinMix) -> None:
     with torch.device("cpu"):
         again = EinMix(module.pattern, module.weight_shape, module.bias_shape, **module.axes_lengths)
     module.load_state_dict(again.state_dict())
 
 
-def _holds(module: nn.Module) -> bool:
+def _has_tensors(module: nn.Module) -> bool:
     """Return True if a module has parameters or buffers, disregarding its children."""
     return any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
 
@@ -104,14 +104,14 @@ def _is_filled_above(model: nn.Module, path: str) -> bool:
     return isinstance(module, nn.ParameterList | nn.ParameterDict) and _reset_of(above) is not None
 
 
-def _matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
+def _separate_matrices(module: nn.Linear | StackedLinear) -> Iterator[Tensor]:
     """Yield each matrix [out, in] that is filled separately: the parts of a fused layer, the layers of a stack."""
     parts = module.parts if isinstance(module, Linear | StackedLinear) else None
     for matrix in module.weight if isinstance(module, StackedLinear) else [module.weight]:
         yield from matrix.split(list(parts.values()) if parts else matrix.size(0))
 
 
-def _seed(seed: int, name: str) -> int:
+def _derived_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
 
 
@@ -128,4 +128,4 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
     """Return a random generator for a name, independent of the generators of other names."""
-    return torch.Generator(device).manual_seed(_seed(seed, name))
+    return torch.Generator(device).manual_seed(_derived_seed(seed, name))

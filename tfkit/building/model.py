@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.arguments import shown, unknown_argument
+from tfkit.arguments import unknown_argument, value_text
 from tfkit.component import Signal
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph, as_list
-from tfkit.graph.input_shapes import beyond, max_len, rows_of
+from tfkit.graph.input_shapes import max_len, max_len_text, rows_of
 from tfkit.nn import Linear, WrittenGraph
 from tfkit.torch_private.sharding import computes_in
 
@@ -47,12 +47,14 @@ class Model(WrittenGraph):
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:
-            raise explained(error, self, args, kwargs)  # noqa: B904  it has its cause
+            raise explained_error(error, self, args, kwargs)  # noqa: B904  it has its cause
 
 
-def explained(error: Exception, model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception:
+def explained_error(
+    error: Exception, model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Exception:
     """Return the error to raise for a failed call: an error in its inputs, else `error` with a note on its module."""
-    input_error = wrong_call(model, args, kwargs)
+    input_error = call_error(model, args, kwargs)
     if input_error is None:
         name_layer(error, model)
         return error
@@ -73,7 +75,7 @@ def layer_of(error: BaseException, model: nn.Module) -> str | None:
     return next((paths[owner] for owner in reversed(owners) if paths.get(owner)), None)
 
 
-def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+def call_error(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
     """Return the error in the inputs of a call; None if they are valid."""
     graph = model.meta.get("graph")
     if not isinstance(graph, Graph) or "forward" in vars(model):  # a replaced forward may have different inputs
@@ -92,21 +94,21 @@ def wrong_call(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, 
     if missing:
         return TypeError(f"`{graph.name}` needs {' and '.join(f'`{name}`' for name in missing)}")
     passed = {name: value for name, value in inputs.items() if value is not None}
-    return next(wrong_inputs(graph, passed, next(model.parameters(), None)), None)
+    return next(input_errors(graph, passed, next(model.parameters(), None)), None)
 
 
-def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
+def input_errors(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None = None) -> Iterator[Exception]:
     """Yield errors in inputs and masks; `weight` is a parameter of the model."""
     for name, value in inputs.items():
         if not isinstance(value, Tensor):
-            yield TypeError(f"`{name}` must be a tensor; got {shown(value)}")
+            yield TypeError(f"`{name}` must be a tensor; got {value_text(value)}")
             return
     for name, value in inputs.items():
         signal = graph.inputs.get(name)
-        yield from _wrong_mask(name, value, inputs) if signal is None else _wrong_input(graph, name, signal, value)
+        yield from _mask_errors(name, value, inputs) if signal is None else _tensor_errors(graph, name, signal, value)
         if weight is not None and value.device != weight.device:
             yield ValueError(f"`{name}` is on {value.device}, but the model is on {weight.device}")
-    yield from _wrong_rows(graph, inputs)
+    yield from _size_errors(graph, inputs)
     real = [name for name in inputs if name in graph.inputs and graph.spec.model.inputs[name].is_real]
     for name in real if weight is not None else ():
         assert weight is not None
@@ -114,7 +116,7 @@ def wrong_inputs(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None 
             yield ValueError(f"`{name}` is {inputs[name].dtype}, but the model is {weight.dtype}")
 
 
-def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
+def _tensor_errors(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
     expected, dtype, is_real = _SHAPES[signal.type], value.dtype, graph.spec.model.inputs[name].is_real
     if value.is_nested or value.layout != torch.strided:
         yield ValueError(f"`{name}` must be a dense tensor, {expected}")
@@ -129,15 +131,15 @@ def _wrong_input(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iter
     elif signal.length is not None and value.size(1) != signal.length:
         yield ValueError(f"`{name}` must have {signal.length} positions; got {list(value.shape)}")
     elif signal.type == "tokens":
-        error = wrong_tokens(graph, name, value)
+        error = token_error(graph, name, value)
         yield from [] if error is None else [error]
 
 
-def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
+def token_error(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
     """Return the error for a sequence [b, t] that exceeds `max_len` or has ids outside the table, or None."""
     limit, rows = max_len(graph), rows_of(graph, name)
     if name in graph.inputs and limit is not None and tokens.dim() > 1 and tokens.size(1) > limit:
-        return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {beyond(limit)}")
+        return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {max_len_text(limit)}")
     if rows is None or not tokens.numel() or tokens.is_meta:
         return None
     least, most = (int(bound) for bound in tokens.aminmax())
@@ -147,7 +149,7 @@ def wrong_tokens(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
     return ValueError(f"{token} is not a token id of this model: `{name}` may be 0 to {rows - 1}")
 
 
-def _wrong_mask(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterator[Exception]:
+def _mask_errors(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterator[Exception]:
     hidden = inputs.get(name.removesuffix("_mask"))
     if hidden is not None:
         expected = [*hidden.shape[:2]] + [hidden.size(1)] * (mask.dim() == 3)
@@ -155,20 +157,20 @@ def _wrong_mask(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterat
             yield ValueError(f"`{name}` must be bool {expected}; got {mask.dtype} {list(mask.shape)}")
 
 
-def _wrong_rows(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exception]:
+def _size_errors(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exception]:
     """Yield errors for inputs with different batch sizes, or with different lengths if a node takes both."""
     inputs = {name: value for name, value in arguments.items() if name in graph.inputs}
     counts = {name: value.size(0) for name, value in inputs.items() if value.dim()}
     if len(set(counts.values())) > 1:
-        yield ValueError(f"the inputs must have the same batch size; got {_listed(counts)}")
+        yield ValueError(f"the inputs must have the same batch size; got {_size_listing(counts)}")
     for node in graph.nodes:
         together = [name for source in node.wires.values() for name in as_list(source) if name in inputs]
         lengths = {name: inputs[name].size(1) for name in together if inputs[name].dim() > 1}
         if isinstance(node.wires.get("input"), list) and len(set(lengths.values())) > 1:
-            yield ValueError(f"the inputs of `{node.name}` must have the same length; got {_listed(lengths)}")
+            yield ValueError(f"the inputs of `{node.name}` must have the same length; got {_size_listing(lengths)}")
 
 
-def _listed(sizes: Mapping[str, int]) -> str:
+def _size_listing(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"`{name}` {size}" for name, size in sizes.items())
 
 
@@ -188,7 +190,7 @@ WRAPPED_ATTRIBUTE = {
 """Attribute that holds the wrapped module, by the package and class of the wrapper."""
 
 
-def unwrapped(model: object) -> fx.GraphModule:
+def unwrapped_model(model: object) -> fx.GraphModule:
     """Return the model inside wrappers that keep its computation: `torch.compile`, DDP, averages, PEFT, `Loss`.
 
     Adapters that PEFT inserts belong to the model. Raises `ValueError` for modules that `tfkit.build` did not build,
@@ -200,9 +202,9 @@ def unwrapped(model: object) -> fx.GraphModule:
             raise ValueError(
                 "the prompts that PEFT has learned are not in the model: call the result of `get_peft_model`"
             )
-        attribute = next((WRAPPED_ATTRIBUTE[name] for name in _names(module) if name in WRAPPED_ATTRIBUTE), None)
+        attribute = next((WRAPPED_ATTRIBUTE[name] for name in _class_names(module) if name in WRAPPED_ATTRIBUTE), None)
         if attribute is None:
-            raise ValueError(_unknown(module))
+            raise ValueError(_not_built_message(module))
         module = getattr(module, attribute)
     assert isinstance(module, fx.GraphModule)
     return module
@@ -223,9 +225,9 @@ def is_sharded(module: nn.Module) -> bool:
     return any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__)
 
 
-def whole(model: object) -> fx.GraphModule:
+def complete_model(model: object) -> fx.GraphModule:
     """Unwrap a model whose parameters are complete; raise ValueError if they are sharded or have no values."""
-    built = unwrapped(model)
+    built = unwrapped_model(model)
     check_values(built)
     check_unsharded(built)
     return built
@@ -266,7 +268,7 @@ def _groups_of(path: str, policies: Collection[str]) -> list[str]:
     return [group for group in policies if group in ("", path) or path.startswith(f"{group}.")]
 
 
-def called(model: nn.Module, run: Callable[[], T]) -> T:
+def call_in_forward(model: nn.Module, run: Callable[[], T]) -> T:
     """Call `run`, which calls submodules of the model, inside the model's forward.
 
     `fully_shard` works with hooks of a call: it gathers parameters before the forward and scatters gradients later.
@@ -285,14 +287,14 @@ def _is_built(model: object) -> bool:
     return isinstance(model, fx.GraphModule) and isinstance(model.meta.get("graph"), Graph)
 
 
-def _names(module: object) -> Iterator[str]:
+def _class_names(module: object) -> Iterator[str]:
     """Yield the package and the name of each class of a module, to recognize it without importing the package."""
     return (f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(module).__mro__)
 
 
-def _unknown(module: object) -> str:
+def _not_built_message(module: object) -> str:
     name = type(module).__name__
-    if "torch.FullyShardedDataParallel" in _names(module):
+    if "torch.FullyShardedDataParallel" in _class_names(module):
         return f"{name} flattens the parameters of a model: use `torch.distributed.fsdp.fully_shard`"
     text = f"this module was not built by `tfkit.build`, or it has been wrapped: it is {name}"
     parts = module.named_modules() if isinstance(module, nn.Module) else ()

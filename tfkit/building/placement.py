@@ -9,8 +9,8 @@ from typing import Annotated, TypeAlias
 
 import torch
 
-from tfkit.arguments import DTYPES, shown
-from tfkit.errors import closest, quoted
+from tfkit.arguments import DTYPES, value_text
+from tfkit.errors import closest_name, quoted
 
 TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 GLOBAL_GENERATORS = threading.RLock()
@@ -24,9 +24,9 @@ def dtype_of(dtype: AnyDtype) -> torch.dtype:
     """Return a dtype by name; raise ValueError for a dtype that weights cannot have."""
     resolved = TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if resolved is None:
-        near = closest(str(dtype), DTYPES)
+        near = closest_name(str(dtype), DTYPES)
         help = f": a similar one is '{near}'" if near else ""
-        raise ValueError(f"the type of weights must be one of {', '.join(DTYPES)}; got {shown(dtype)}{help}")
+        raise ValueError(f"the type of weights must be one of {', '.join(DTYPES)}; got {value_text(dtype)}{help}")
     if resolved not in TYPES.values():
         raise ValueError(f"the type of weights must be one of {', '.join(DTYPES)}; got {resolved}")
     return resolved
@@ -48,7 +48,7 @@ def device_of(device: AnyDevice) -> torch.device:
 
 
 @contextmanager
-def threads(number: int) -> Iterator[None]:
+def thread_count(number: int) -> Iterator[None]:
     """Set the number of threads of torch's operations inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)

@@ -32,20 +32,20 @@ from tfkit.checkpoint.selection import (
     CHANGE,
     Selection,
     check_matches,
-    description,
     matches_any,
+    mismatch_error,
     no_match,
     not_allowed,
-    unfit,
+    weights_description,
 )
-from tfkit.checkpoint.tensor_names import collapsed, holes
-from tfkit.checkpoint.weight_map import places
+from tfkit.checkpoint.tensor_names import collapsed_layers, hole_names
+from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
-from tfkit.graph.semantics import ValueChange, changes, meaning_of
+from tfkit.graph.semantics import ValueChange, semantics_of, value_changes
 from tfkit.nn.spread import outlines, whole
 from tfkit.spec.arithmetic import ExpressionError, evaluate
-from tfkit.spec.extending import shortest
-from tfkit.spec.families import expanded
+from tfkit.spec.extending import short_path
+from tfkit.spec.families import expanded_names
 from tfkit.spec.folder import model_folder
 
 SIZES = ("n_layers", "vocab_size")
@@ -65,7 +65,7 @@ class Transfer(Selection):
     """Pairs of rows for the same token: in the model, and in the checkpoint's model."""
 
     def fill(self, model: fx.GraphModule, path: Path) -> str:
-        return _mapped(model, model_folder(path), self) if self.map or self.tokens else super().fill(model, path)
+        return _fill_by_map(model, model_folder(path), self) if self.map or self.tokens else super().fill(model, path)
 
     def check(self, model: fx.GraphModule, path: Path) -> None:
         if not self.map and not self.tokens:  # they need the values of the old model
@@ -85,7 +85,7 @@ class TransferRule:
     @cached_property
     def regex(self) -> re.Pattern[str]:
         """A regular expression for the names that the rule maps. Raises `Invalid` for a malformed name."""
-        names = holes(self.target)
+        names = hole_names(self.target)
         text = re.escape(self.target)
         for name in names:
             text = text.replace(rf"\{{{name}\}}", rf"(?P<{name}>\d+)", 1)
@@ -97,7 +97,7 @@ class TransferRule:
     @property
     def rank(self) -> tuple[int, int]:
         """The priority of the rule: of several rules that match a name, the largest rank applies."""
-        return self.target.count("."), -len(holes(self.target))
+        return self.target.count("."), -len(hole_names(self.target))
 
     def source_of(self, name: str) -> str | None:
         """Return the weight of the old model that fills a weight; None if the rule does not map it."""
@@ -134,7 +134,7 @@ def rules_of(entries: Mapping[str, Any]) -> list[TransferRule]:
         ):
             help = 'write `NEW: OLD`, or `NEW: {OLD: "f i -> e f i"}`'
             raise Invalid("map", f"{quoted(key)} must be mapped to a weight, or to a weight and a pattern", help=help)
-        targets, sources = expanded(key), expanded(text)
+        targets, sources = expanded_names(key), expanded_names(text)
         if len(sources) not in (1, len(targets)):
             message = f"the brackets of {quoted(text)} must have {len(targets)} words, as in {quoted(key)}"
             raise Invalid("map", f"{message}; got {len(sources)}")
@@ -143,7 +143,7 @@ def rules_of(entries: Mapping[str, Any]) -> list[TransferRule]:
     return rules
 
 
-def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
+def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
     """Fill a model by a map, from the model of a folder."""
     if not folder.is_dir():
         help = "name the folder of a run or of a model, which has a spec"
@@ -152,11 +152,11 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
     old = build(folder, device="cpu")
     reject_changes(not_allowed(_changes_of(old, model), transfer), folder, help=CHANGE)
     state, new_state = old.state_dict(), model.state_dict()
-    weights = {name: place.view(state) for name, place in places(old).items()}
-    new_places, outline = places(model), outlines(new_state)
+    weights = {name: place.view(state) for name, place in tensor_locations_of(old).items()}
+    new_places, outline = tensor_locations_of(model), outlines(new_state)
     views = {name: place.view(outline) for name, place in new_places.items()}
     missing = [name for name in views if matches_any(name, transfer.missing)]
-    sources = {name: _source(name, rules) for name in views if name not in missing}
+    sources = {name: _source_and_rule(name, rules) for name in views if name not in missing}
     _check_effect(rules, sources)
     read = {source for source, _ in sources.values()}
     unread = [name for name in weights if name not in read]
@@ -176,25 +176,26 @@ def _mapped(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
         if matches_any(name, transfer.tokens):  # new tokens keep their rows
             place = new_places[name]
             view = place.view({place.parameter: whole(new_state[place.parameter])})
-        tensors[name] = _tensor(name, weights[source], view, rule, transfer, model)
+        tensors[name] = _mapped_tensor(name, weights[source], view, rule, transfer, model)
         if tensors[name].shape != views[name].shape:
             misfits[name] = f": {list(tensors[name].shape)}{origin}, {list(views[name].shape)} in the model"
     surplus = {name: f" {list(weights[name].shape)}" for name in unread if name not in unused}
     titles = "weights that the old model lacks", "other shapes", "weights of the old model that the model does not use"
     if lost or misfits or surplus:
         problems = zip(titles, (lost, misfits, surplus), strict=True)
-        raise unfit(
-            folder, {title: [name + text for name, text in collapsed(names)] for title, names in problems if names}
+        raise mismatch_error(
+            folder,
+            {title: [name + text for name, text in collapsed_layers(names)] for title, names in problems if names},
         )
     with torch.no_grad():
         for name, tensor in tensors.items():
             new_places[name].fill(new_state, tensor)
-    count = f"{len(tensors):,} of {len(views):,} weights from {shortest(folder)}"
+    count = f"{len(tensors):,} of {len(views):,} weights from {short_path(folder)}"
     rows = f"; {len(transfer.rows):,} tokens are in both vocabularies" if transfer.tokens else ""
-    return description(count + rows, missing=missing, unused=unused)
+    return weights_description(count + rows, missing=missing, unused=unused)
 
 
-def _tensor(
+def _mapped_tensor(
     name: str, tensor: Tensor, view: Tensor, rule: TransferRule | None, transfer: Transfer, model: fx.GraphModule
 ) -> Tensor:
     """Return the new values of a weight from a weight of the old model."""
@@ -218,7 +219,7 @@ def _tensor(
     return tensor
 
 
-def _source(name: str, rules: Sequence[TransferRule]) -> tuple[str, TransferRule | None]:
+def _source_and_rule(name: str, rules: Sequence[TransferRule]) -> tuple[str, TransferRule | None]:
     """Return the weight of the old model for a weight, and the rule that maps it; None without a rule."""
     matches = [(rule, source) for rule in rules if (source := rule.source_of(name)) is not None]
     if not matches:
@@ -236,7 +237,7 @@ def _check_effect(rules: Sequence[TransferRule], sources: Mapping[str, tuple[str
     for rule in rules:
         remaining = [other for other in rules if other is not rule]
         mapped = [name for name, (_, winner) in sources.items() if winner is rule]
-        if all(_effect(_source(name, remaining)) == _effect(sources[name]) for name in mapped):
+        if all(_mapping_effect(_source_and_rule(name, remaining)) == _mapping_effect(sources[name]) for name in mapped):
             names = list(sources)
             reason = "fills weights that it would fill anyway" if mapped else "matches no weight that is read"
             error = no_match("map", f"{quoted(rule.target)} {reason}", rule.target, names)
@@ -244,14 +245,14 @@ def _check_effect(rules: Sequence[TransferRule], sources: Mapping[str, tuple[str
             raise error
 
 
-def _effect(mapping: tuple[str, TransferRule | None]) -> tuple[str, str | None]:
+def _mapping_effect(mapping: tuple[str, TransferRule | None]) -> tuple[str, str | None]:
     source, rule = mapping
     return source, None if rule is None else rule.pattern
 
 
 def _changes_of(old: fx.GraphModule, model: fx.GraphModule) -> list[ValueChange]:
     """Return the semantic values in which two models differ, except parts that only one model has."""
-    differences = changes(meaning_of(graph_of(old)), meaning_of(graph_of(model)))
+    differences = value_changes(semantics_of(graph_of(old)), semantics_of(graph_of(model)))
     return [
         change
         for change in differences

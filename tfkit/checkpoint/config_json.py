@@ -8,13 +8,13 @@ from itertools import groupby
 from typing import Any
 
 from tfkit.component import ABSENT, BlockConfig, Component, Config, FieldConfig, SharedMarker, case_of, marker
-from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, quoted
+from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest_name, quoted
 from tfkit.spec.arithmetic import Expression, ExpressionError, Number, evaluate
 from tfkit.spec.families import FamilyConfig
 from tfkit.spec.load import Spec
-from tfkit.spec.merge import merge, nested, without
+from tfkit.spec.merge import merge, nested_patch, without_keys
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.source import plain
+from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
 
 SILENT = frozenset(
@@ -109,23 +109,23 @@ class FieldReading:
     def value(self, name: str) -> Any:
         self._used.add(name)
         if name in self._values:
-            return plain(self._values[name])
+            return plain_data(self._values[name])
         if name not in self._family.defaults:
             older = not self.knows(name) and self._name not in self._values  # the file may use an older name
             missing = self._name if older else name
             unread = [
                 field for field in self._values if not self.knows(field) and field.rpartition(".")[2] not in SILENT
             ]
-            near = closest(missing, unread)
+            near = closest_name(missing, unread)
             help = f"a field with a similar name exists: {quoted(near)}" if near else None
             raise Invalid("", f"{quoted(missing)} is missing", help=help)
-        return plain(self._node(self.default(name)))
+        return plain_data(self._node(self.default(name)))
 
     def default(self, name: str) -> Any:
         return self._family.defaults.get(name)
 
     def given(self, around: str) -> dict[str, Any]:
-        values = {name: plain(node) for name, node in self._values.items() if name.startswith(around)}
+        values = {name: plain_data(node) for name, node in self._values.items() if name.startswith(around)}
         return {name.removeprefix(around): value for name, value in values.items() if value is not None}
 
     def knows(self, name: str) -> bool:
@@ -138,7 +138,7 @@ class FieldReading:
             self._span = self._values[present[0]].span
 
     def compute(self, text: str) -> Number:
-        return _rounded(evaluate(text, self._number))
+        return _rounded_number(evaluate(text, self._number))
 
     def _number(self, name: str) -> Number:
         value, rule = self.value(name), self._family.fields.get(name)
@@ -150,7 +150,7 @@ class FieldReading:
 
     def at(self, path: str) -> Any:
         node = self._found(path)
-        return None if node is None else plain(node)
+        return None if node is None else plain_data(node)
 
     def _found(self, path: str) -> Node | None:
         node: Node | None = self.tree
@@ -176,7 +176,7 @@ class FieldReading:
             self._merge(path, self._node(value))
 
     def _merge(self, path: str, node: Node) -> None:
-        self.tree = merge(self.tree, nested(self._keys(path), node))
+        self.tree = merge(self.tree, nested_patch(self._keys(path), node))
 
     def _keys(self, path: str) -> list[str]:
         keys, graph = path.split("."), self.tree.items.get("graph")
@@ -192,7 +192,7 @@ class FieldReading:
         if not solved.is_path and value is not None:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ExpressionError(f"the value must be a number; got {quoted(str(value))}")
-            value = _rounded(solved.inverse(value, self._number))
+            value = _rounded_number(solved.inverse(value, self._number))
         self._check_agreement(solved.path, value)
         node = Scalar(value, self._span, quoted=True) if isinstance(value, str) else self._node(value)
         self._merge(solved.path, node)
@@ -215,7 +215,7 @@ class FieldReading:
         return self._stacks[stack][0] if stack in self._stacks else [BASE] * n_layers
 
     def variants(self, stack: str) -> dict[str, Any]:
-        changes = plain(self._variants(stack))
+        changes = plain_data(self._variants(stack))
         assert isinstance(changes, dict)
         return changes
 
@@ -230,7 +230,7 @@ class FieldReading:
         self._stacks[stack] = list(names), variants
         self.put(f"{stack}.layers", None)
         if any(name != BASE for name in names):
-            self._merge(f"{stack}.layers.variants", without(variants, variants.items.keys() - set(names)))
+            self._merge(f"{stack}.layers.variants", without_keys(variants, variants.items.keys() - set(names)))
             self.put(f"{stack}.layers.pattern", pattern_of(names))
 
     def listed(self, stack: str) -> bool:
@@ -250,9 +250,9 @@ class FieldReading:
             around, _, leaf = name.rpartition(".")
             if not self._used.isdisjoint((name, around)) or leaf in SILENT or empty:
                 continue
-            if leaf in INERT_VALUES and plain(node) == INERT_VALUES[leaf]:
+            if leaf in INERT_VALUES and plain_data(node) == INERT_VALUES[leaf]:
                 continue
-            near = closest(name, self._family.fields)
+            near = closest_name(name, self._family.fields)
             help = f"a field of the family has a similar name: {quoted(near)}" if near else self._way_out(name)
             self._error(f"{self.model_type} does not have the field {quoted(name)}", name, help=help)
 
@@ -272,15 +272,15 @@ def further_fields(config: MappingABC[str, Any], family: FamilyConfig | None) ->
     If the file belongs to the family, they include the fields that have no effect in this family.
     """
     rules = family.fields if family is not None and config.get("model_type") == family.model_type else {}
-    return _further(config, rules, "")
+    return _further_entries(config, rules, "")
 
 
-def _further(config: MappingABC[str, Any], rules: MappingABC[str, FieldConfig], start: str) -> dict[str, Any]:
+def _further_entries(config: MappingABC[str, Any], rules: MappingABC[str, FieldConfig], start: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{start}{key}"
         if isinstance(value, dict) and any(rule.startswith(f"{name}.") for rule in rules):
-            fields |= {key: inner} if (inner := _further(value, rules, f"{name}.")) else {}
+            fields |= {key: inner} if (inner := _further_entries(value, rules, f"{name}.")) else {}
         elif key in LABELS or (key not in FILE_FIELDS and _is_free(key, value, rules.get(name))):
             fields[key] = value
     return fields
@@ -296,7 +296,7 @@ def _is_free(key: str, value: Any, rule: FieldConfig | None) -> bool:
 def with_further_fields(config: MappingABC[str, Any], further: MappingABC[str, Any]) -> dict[str, Any]:
     """Return a config.json with the fields that no spec contains; the names of classes only if their number fits."""
     merged, names = dict(config), config.get(LABELS[0])
-    if names is not None and (len(names) != len(further.get(LABELS[0], ())) or not _numbered(names)):
+    if names is not None and (len(names) != len(further.get(LABELS[0], ())) or not _has_default_labels(names)):
         further = {key: value for key, value in further.items() if key not in LABELS}
     for key, value in further.items():
         inner = merged.get(key)
@@ -307,12 +307,12 @@ def with_further_fields(config: MappingABC[str, Any], further: MappingABC[str, A
     return merged
 
 
-def _numbered(names: MappingABC[Any, str]) -> bool:
+def _has_default_labels(names: MappingABC[Any, str]) -> bool:
     """Return True for the names that transformers gives to classes without names."""
     return all(name == f"LABEL_{key}" for key, name in names.items())
 
 
-def _rounded(value: Number) -> Number:
+def _rounded_number(value: Number) -> Number:
     near = round(value)
     return near if abs(value - near) <= 1e-12 * abs(value) else value
 
@@ -350,7 +350,7 @@ def write_fields(spec: Spec, family: FamilyConfig) -> dict[str, Any]:
     if errors:
         raise SpecError(*errors)
     architecture = {"architectures": [family.architecture], "model_type": family.model_type}
-    return architecture | _unflattened(writing.fields)
+    return architecture | _nested_fields(writing.fields)
 
 
 class FieldWriting:
@@ -394,7 +394,7 @@ class FieldWriting:
                 return value_at(value, rest) if rest else value
         expressions = [text for rule in self._family.fields.values() for text in rule.expressions]
         covered = {Expression.parse(text, self._family.fields).path for text in expressions}
-        return _shared(self._spec.model.graph, path, "", covered)
+        return _shared_value(self._spec.model.graph, path, "", covered)
 
     def values(self, expressions: Sequence[str]) -> dict[str, Any]:
         paths = [Expression.parse(text, self._family.fields).path for text in expressions]
@@ -402,7 +402,7 @@ class FieldWriting:
 
     def evaluate(self, expression: str, value: Any) -> Any:
         solved = Expression.parse(expression, self._family.fields)
-        return value if value is None or solved.is_path else _short(solved.forward(value, self._number))
+        return value if value is None or solved.is_path else _shortened_number(solved.forward(value, self._number))
 
     def compute(self, text: str) -> Number:
         return evaluate(text, self._number)
@@ -416,7 +416,7 @@ class FieldWriting:
         return value
 
     def says(self, path: str, expected: Any) -> bool:
-        return self._family.removes(path) or says(self.value(path), expected)
+        return self._family.removes(path) or is_expected_value(self.value(path), expected)
 
     def layers(self, stack: str) -> list[str]:
         block = self.value(stack)
@@ -432,7 +432,7 @@ class FieldWriting:
         self.fields[name] = list(value) if isinstance(value, tuple) else value
 
 
-def _short(value: Number) -> Number:
+def _shortened_number(value: Number) -> Number:
     """Remove the rounding error of arithmetic from a number."""
     value = round(value) if abs(value - round(value)) <= 1e-9 * abs(value) else value
     short = float(f"{value:.12g}")
@@ -452,37 +452,39 @@ def value_at(config: Any, path: str) -> Any:
     return value
 
 
-def _shared(config: Any, path: str, place: str, covered: Set[str]) -> Any:
+def _shared_value(config: Any, path: str, place: str, covered: Set[str]) -> Any:
     """Return an inherited value from the first component that has it at a path outside of `covered`."""
     key, _, rest = path.partition(".")
     if isinstance(config, MappingABC):
-        values = (_shared(value, path, f"{place}.{name}".lstrip("."), covered) for name, value in config.items())
+        values = (_shared_value(value, path, f"{place}.{name}".lstrip("."), covered) for name, value in config.items())
         return next((value for value in values if value is not ABSENT), ABSENT)
     if not isinstance(config, Config):
         return ABSENT
     fields = type(config).model_fields
     if key in fields and marker(fields[key], SharedMarker) is not None and f"{place}.{path}" not in covered:
         return value_at(getattr(config, key), rest) if rest else getattr(config, key)
-    return _shared({name: getattr(config, name) for name in fields}, path, place, covered)
+    return _shared_value({name: getattr(config, name) for name in fields}, path, place, covered)
 
 
-def says(value: Any, expected: Any) -> bool:
+def is_expected_value(value: Any, expected: Any) -> bool:
     """Return True if a resolved value equals an unresolved value of a spec."""
     if isinstance(expected, MappingABC):
-        return value is not None and all(says(_item(value, key), entry) for key, entry in expected.items())
+        return value is not None and all(
+            is_expected_value(_entry_value(value, key), entry) for key, entry in expected.items()
+        )
     if isinstance(value, Component) and isinstance(expected, str):
         return value.kind_name() == expected
     if isinstance(value, Config):
-        return value.word_key is not None and says(getattr(value, value.word_key, ABSENT), expected)
+        return value.word_key is not None and is_expected_value(getattr(value, value.word_key, ABSENT), expected)
     return case_of(value) == case_of(expected)
 
 
-def _item(value: Any, key: str) -> Any:
+def _entry_value(value: Any, key: str) -> Any:
     """Return an entry of a mapping, whose keys may have dots, or a field of a config."""
     return value.get(key, ABSENT) if isinstance(value, MappingABC) else value_at(value, key)
 
 
-def _unflattened(fields: MappingABC[str, Any]) -> dict[str, Any]:
+def _nested_fields(fields: MappingABC[str, Any]) -> dict[str, Any]:
     """Convert fields with dots in their names to nested mappings."""
     nested: dict[str, Any] = {}
     for name, value in fields.items():

@@ -15,7 +15,7 @@ from torch import Tensor
 from tfkit.arguments import name_of
 from tfkit.errors import ChangedWeightsWarning, Diagnostic, SpecError, listing, quoted
 from tfkit.spec.folder import model_folder
-from tfkit.spec.header import FileHeader, shown, stamp, unreadable
+from tfkit.spec.header import FileHeader, file_stamp, quoted_path, read_error
 from tfkit.spec.weight_files import changed_weights, read_headers
 
 DTYPES = {
@@ -121,7 +121,7 @@ class TensorFiles:
         try:
             tensor: Tensor = self._file.get_tensor(name)
         except FAILURES as error:
-            raise unreadable(info.file, error) from error
+            raise read_error(info.file, error) from error
         self._read += tensor.nbytes
         return tensor
 
@@ -135,7 +135,7 @@ class TensorFiles:
             self._file = safe_open(str(path), framework="pt")
         except FAILURES as error:
             self._check_unchanged(path)
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
         self._check_unchanged(path)
         self._path, self._read = path, 0
 
@@ -148,11 +148,13 @@ class TensorFiles:
 
     def _check_unchanged(self, path: Path) -> None:
         try:
-            now = stamp(path)
+            now = file_stamp(path)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
         if now != self._headers[path].stamp:
-            raise SpecError(Diagnostic(f"{shown(path)} was changed while it was in use", help="load the file again"))
+            raise SpecError(
+                Diagnostic(f"{quoted_path(path)} was changed while it was in use", help="load the file again")
+            )
 
 
 # ---- finite values, as stored in a file and after conversion to the model's dtype ----
@@ -160,7 +162,7 @@ class TensorFiles:
 
 def is_finite(tensor: Tensor, dtype: torch.dtype | None = None) -> bool:
     """Return True if all values are finite, also after conversion to `dtype`. No copy is made."""
-    values = _values(tensor)
+    values = _real_values(tensor)
     if not values.numel() or not values.is_floating_point():
         return True
     if values.itemsize == 1:
@@ -172,14 +174,14 @@ def check_finite(name: str, tensor: Tensor, file: Path, dtype: torch.dtype | Non
     """Raise SpecError with the index of the first value that is infinite or NaN, or out of range for `dtype`."""
     if is_finite(tensor, dtype):
         return
-    values = _values(tensor)
+    values = _real_values(tensor)
     kind, problem, help = values.dtype, BROKEN, None
     if dtype is not None and is_finite(values):
         kind, problem = dtype, f"values beyond {name_of(dtype)}"
         help = f"use {name_of(values.dtype)}, the type of the file"
-    bad, first = _count(values, kind)
+    bad, first = _count_not_finite(values, kind)
     place = [int(index) for index in np.unravel_index(first, values.shape)][: tensor.dim()]
-    message = f"tensor {quoted(name)} of {shown(file)} has {problem}"
+    message = f"tensor {quoted(name)} of {quoted_path(file)} has {problem}"
     note = f"{bad:,} in total; the first is {values.flatten()[first].item()} at {place}"
     raise SpecError(Diagnostic(message, notes=(note,), help=help))
 
@@ -193,11 +195,11 @@ def not_finite(state: Mapping[str, Any]) -> str | None:
     return f"in {listing(names, MAX_NAMES)}" if names else None
 
 
-def _values(tensor: Tensor) -> Tensor:
+def _real_values(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _count(values: Tensor, dtype: torch.dtype) -> tuple[int, int]:
+def _count_not_finite(values: Tensor, dtype: torch.dtype) -> tuple[int, int]:
     """Return the number of values that are not finite after conversion to `dtype`, and the index of the first."""
     bad, first = 0, 0
     for index, chunk in enumerate(values.flatten().split(CHUNK)):

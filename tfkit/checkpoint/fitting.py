@@ -19,18 +19,18 @@ from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.checkpoint.links import FamilyLinks
 from tfkit.checkpoint.pattern import PatternError
 from tfkit.checkpoint.remote_code import transformers_map
-from tfkit.checkpoint.tensor_names import collapsed, matcher
+from tfkit.checkpoint.tensor_names import collapsed_layers, name_matcher
 from tfkit.checkpoint.weight_map import Link, WeightMap
-from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest_name, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.graph.semantics import Meaning, ValueChange, changes, meaning_of, parsed
-from tfkit.spec.families import FamilyConfig, expanded
-from tfkit.spec.header import AGAIN, Malformed, parse_object, shown
+from tfkit.graph.semantics import Semantics, ValueChange, parse_semantics, semantics_of, value_changes
+from tfkit.spec.families import FamilyConfig, expanded_names
+from tfkit.spec.header import AGAIN, Malformed, parse_object, quoted_path
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 MAX_NAMES = 8
 """Maximum number of names that are listed for each reason of an omission."""
-MEANING = "tfkit_meaning"
+SEMANTICS = "tfkit_meaning"
 DIGEST = "tfkit_digest"
 MAX_DIFFERENCES = 20
 """Maximum number of differences that an error lists."""
@@ -47,9 +47,9 @@ def fitting_map(
             semantic values.
     """
     weights = nearest_map(model, graph, checkpoint)
-    check(weights, model.state_dict(), checkpoint.names, path)
+    check_tensors(weights, model.state_dict(), checkpoint.names, path)
     if not allow_change:
-        check_meaning(checkpoint, graph, path)
+        check_semantics(checkpoint, graph, path)
     return weights
 
 
@@ -83,30 +83,32 @@ def floating_type(checkpoint: TensorFiles) -> torch.dtype:
     return types.pop() if len(types) == 1 else torch.float32
 
 
-def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, TensorInfo], path: Path) -> None:
+def check_tensors(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, TensorInfo], path: Path) -> None:
     """Raise SpecError unless a file has exactly the tensors of a map, with matching shapes and types."""
     name = quoted(path.name)
     expected: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, str] = {}
     for link in weights.links:
         views = [tuple(view.shape) for view in weights.views(link, state)]
-        expected |= {key: _shape(link, index, views) for index, key in enumerate(link.file)}
+        expected |= {key: _required_shape(link, index, views) for index, key in enumerate(link.file)}
         if all(key in file for key in link.file):
-            shapes |= _misfits(link, views, file)
-    unread = matcher(weights.unread)
-    missing = collapsed({key: shape for key, shape in expected.items() if key not in file})
-    surplus = collapsed({k: i.shape for k, i in file.items() if k not in expected and not unread.fullmatch(k)})
-    types = collapsed({k: file[k].dtype for k in expected if k in file and file[k].dtype not in FLOATS})
+            shapes |= _shape_mismatches(link, views, file)
+    unread = name_matcher(weights.unread)
+    missing = collapsed_layers({key: shape for key, shape in expected.items() if key not in file})
+    surplus = collapsed_layers({k: i.shape for k, i in file.items() if k not in expected and not unread.fullmatch(k)})
+    types = collapsed_layers({k: file[k].dtype for k in expected if k in file and file[k].dtype not in FLOATS})
     problems: list[tuple[str, Iterable[str]]] = []
     if missing:
-        notes = [f"{key}{f' {list(shape)}' if shape else ''}{_near(key, surplus)}" for key, shape in missing]
+        notes = [
+            f"{key}{f' {list(shape)}' if shape else ''}{_similar_name_note(key, surplus)}" for key, shape in missing
+        ]
         problems.append((f"{name} lacks tensors of the model", notes))
     if surplus:
         problems.append(
             (f"{name} has tensors that the model lacks", [f"{key} {list(shape)}" for key, shape in surplus])
         )
     if shapes:
-        notes = [f"{key}: {text}" for key, text in collapsed(shapes)]
+        notes = [f"{key}: {text}" for key, text in collapsed_layers(shapes)]
         problems.append((f"{name} has tensors of other shapes than the model", notes))
     if types:
         notes = [f"{key}: {str(type).removeprefix('torch.')}" for key, type in types]
@@ -115,7 +117,7 @@ def check(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping[str, Te
         raise SpecError(*[Diagnostic(message, notes=tuple(notes)) for message, notes in problems])
 
 
-def _shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _required_shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the required shape of a tensor of the file; empty if it depends on other tensors of the file."""
     if link.pattern is None:
         return views[index]
@@ -125,7 +127,7 @@ def _shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, .
         return ()
 
 
-def _misfits(link: Link, views: list[tuple[int, ...]], file: Mapping[str, TensorInfo]) -> dict[str, str]:
+def _shape_mismatches(link: Link, views: list[tuple[int, ...]], file: Mapping[str, TensorInfo]) -> dict[str, str]:
     shapes = [file[name].shape for name in link.file]
     if link.pattern is None:
         pairs = zip(link.file, shapes, views, strict=True)
@@ -137,15 +139,15 @@ def _misfits(link: Link, views: list[tuple[int, ...]], file: Mapping[str, Tensor
     return {}
 
 
-def _near(name: str, surplus: Iterable[tuple[str, Any]]) -> str:
-    near = closest(name, [key for key, _ in surplus])
+def _similar_name_note(name: str, surplus: Iterable[tuple[str, Any]]) -> str:
+    near = closest_name(name, [key for key, _ in surplus])
     return f"; the file has {near}" if near else ""
 
 
 def left_out_lines(reasons: Mapping[str, str]) -> tuple[str, ...]:
     """Return a line for each reason, with the names of its tensors."""
     names: dict[str, list[str]] = {}
-    for name, reason in collapsed(reasons):
+    for name, reason in collapsed_layers(reasons):
         names.setdefault(reason, []).append(name)
     return tuple(f"{reason}: {listing(tensors, MAX_NAMES)}" for reason, tensors in names.items())
 
@@ -165,12 +167,12 @@ def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
         names = opened.names
         # Tensors in `tensors` may be omitted, depending on the spec: loading reports these.
         texts = [text for text in family.tensors.values() if isinstance(text, str)]
-        files = [family.in_file(name) for text in texts for name in expanded(text)]
-        entries = matcher([*files, *(f"{name}.*" for name in files)])
+        files = [family.in_file(name) for text in texts for name in expanded_names(text)]
+        entries = name_matcher([*files, *(f"{name}.*" for name in files)])
         ignored = {name: why for name, why in family.ignored.items() if not entries.fullmatch(name)}
         all_weights = WeightMap((), {}, family.prefix, family.copies, ignored)
         if reasons := all_weights.for_names(names).left_out(names):
-            yield _left_out_note(reasons, shown(folder))
+            yield _left_out_note(reasons, quoted_path(folder))
 
 
 def warn_of(reasons: Mapping[str, str], file: str) -> None:
@@ -185,11 +187,11 @@ def warn_of(reasons: Mapping[str, str], file: str) -> None:
 
 def safetensors_metadata(graph: Graph) -> dict[str, str]:
     """Return the metadata of every safetensors file of a model: the semantics of its tensors, and their digest."""
-    meaning = meaning_of(graph)
-    return {"format": "pt", DIGEST: meaning.digest, MEANING: meaning.text}
+    meaning = semantics_of(graph)
+    return {"format": "pt", DIGEST: meaning.digest, SEMANTICS: meaning.text}
 
 
-def check_meaning(checkpoint: TensorFiles, graph: Graph, path: Path) -> None:
+def check_semantics(checkpoint: TensorFiles, graph: Graph, path: Path) -> None:
     """Raise SpecError if a file states semantics of its weights that differ from the model's."""
     reject_changes(stated_changes(checkpoint, graph), path)
 
@@ -199,10 +201,12 @@ def stated_changes(checkpoint: TensorFiles, graph: Graph) -> list[ValueChange]:
 
     Files that tfkit did not write state none.
     """
-    expected = meaning_of(graph)
-    texts = {file: text for file, text in checkpoint.metadata.items() if MEANING in text}
+    expected = semantics_of(graph)
+    texts = {file: text for file, text in checkpoint.metadata.items() if SEMANTICS in text}
     unequal = (file for file, text in texts.items() if text.get(DIGEST) != expected.digest)
-    return next(filter(None, (changes(_meaning(texts[file][MEANING], file), expected) for file in unequal)), [])
+    return next(
+        filter(None, (value_changes(_stored_semantics(texts[file][SEMANTICS], file), expected) for file in unequal)), []
+    )
 
 
 def reject_changes(differences: Sequence[ValueChange], path: Path, *, help: str = ALLOW_CHANGE) -> None:
@@ -210,13 +214,13 @@ def reject_changes(differences: Sequence[ValueChange], path: Path, *, help: str 
     if differences:
         more = (f"and {len(differences) - MAX_DIFFERENCES} more",) if len(differences) > MAX_DIFFERENCES else ()
         notes = (*map(str, differences[:MAX_DIFFERENCES]), *more)
-        message = f"the weights in {shown(path)} belong to a different model"
+        message = f"the weights in {quoted_path(path)} belong to a different model"
         raise SpecError(Diagnostic(message, notes=notes, help=help))
 
 
-def _meaning(text: str, file: Path) -> Meaning:
+def _stored_semantics(text: str, file: Path) -> Semantics:
     try:
-        return parsed(parse_object(text.encode()))
+        return parse_semantics(parse_object(text.encode()))
     except (Malformed, ValueError) as error:
-        message = f"{shown(file)} has an invalid description of the semantics of its weights: {error}"
+        message = f"{quoted_path(file)} has an invalid description of the semantics of its weights: {error}"
         raise SpecError(Diagnostic(message, help=AGAIN)) from error

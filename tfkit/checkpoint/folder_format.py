@@ -14,7 +14,7 @@ from tfkit.graph.expand import Graph
 from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import SPEC, WEIGHTS
 from tfkit.spec.load import Spec
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 
 
 def write_model(model: nn.Module, graph: Graph, target: Path) -> None:
@@ -28,4 +28,4 @@ def write_model(model: nn.Module, graph: Graph, target: Path) -> None:
 def spec_text(spec: Spec) -> str:
     """Render the spec, which requires the plugins with which it was built, or later versions."""
     required = with_versions(spec.model.requires or (), spec.built_with)
-    return render(spec.model.model_copy(update={"requires": required or None}))
+    return render_spec(spec.model.model_copy(update={"requires": required or None}))

@@ -11,19 +11,27 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from tfkit.checkpoint.computed import Expected, computed, written
+from tfkit.checkpoint.computed import Expected, tensor_function, writing_function
 from tfkit.checkpoint.pattern import Pattern, PatternError
-from tfkit.checkpoint.tensor_names import above, collapsed, filled, holes, matcher, nameless, numbered
-from tfkit.checkpoint.weight_map import Link, WeightMap, places
+from tfkit.checkpoint.tensor_names import (
+    collapsed_layers,
+    enclosing_modules,
+    filled_name,
+    hole_names,
+    name_and_numbers,
+    name_matcher,
+    with_nameless_holes,
+)
+from tfkit.checkpoint.weight_map import Link, WeightMap, tensor_locations_of
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, quoted
-from tfkit.spec.families import FamilyConfig, expanded
+from tfkit.spec.families import FamilyConfig, expanded_names
 
 _SIZE = re.compile(r"(\w+)=(\d+)")
 """A size in a pattern that cannot be inferred from the tensors or the component: `[q=1 k=1 v=1]`."""
 
 
-def published(model: torch.fx.GraphModule, family: FamilyConfig) -> WeightMap:
+def published_map(model: torch.fx.GraphModule, family: FamilyConfig) -> WeightMap:
     """Return the weight map of a model by its family.
 
     Raises:
@@ -49,13 +57,13 @@ class FamilyLinks:
         self.components = model.meta["components"]
         self.family = family
         self.state = model.state_dict()
-        self.places = places(model)
+        self.places = tensor_locations_of(model)
         self.entries: dict[str, list[tuple[str, int]]] = {}
         self.entry_names: dict[str, list[str]] = {}
         for key in family.tensors:
             self.entry_names[key] = self._expanded(key, key)
             for index, name in enumerate(self.entry_names[key]):
-                entries = self.entries.setdefault(nameless(name), [])
+                entries = self.entries.setdefault(with_nameless_holes(name), [])
                 for rival, _ in entries:
                     if len(self.entry_names[rival]) == len(self.entry_names[key]):
                         raise self._wrong(key, f"two entries name {quoted(name)}", f"the other is {quoted(rival)}")
@@ -73,7 +81,7 @@ class FamilyLinks:
                 lost.append(name)
                 continue
             key, index, leaf = entry
-            numbers = tuple(numbered(name)[1])
+            numbers = tuple(name_and_numbers(name)[1])
             if isinstance(self.family.tensors[key], str):
                 with self._collecting():
                     links += self._links(key, [name], [self._files(key)[index]], leaf, numbers)
@@ -101,7 +109,7 @@ class FamilyLinks:
 
     def _written(self) -> dict[str, Callable[[], Tensor]]:
         """Return the functions for computed tensors that are written, by their names in the file."""
-        functions = ((name, written(self.model, name, text)) for name, text in self.family.computed.items())
+        functions = ((name, writing_function(self.model, name, text)) for name, text in self.family.computed.items())
         return {name: function for name, function in functions if function is not None}
 
     def _computed(self) -> dict[str, Expected]:
@@ -109,7 +117,7 @@ class FamilyLinks:
         functions: dict[str, Expected] = {}
         for name, text in self.family.computed.items():
             try:
-                functions[name] = computed(self.model, text)
+                functions[name] = tensor_function(self.model, text)
             except Invalid as error:
                 span = self._span("extra", name)
                 path = f"checkpoint.extra.{name}"
@@ -120,11 +128,16 @@ class FamilyLinks:
         """Return the constant numbers of the file by their full names for this model."""
         constants: dict[str, float] = {}
         for name, value in self.family.constants.items():
-            layer = holes(name)
-            siblings = matcher([f"{name.rpartition('.')[0]}.*"])  # with a different activation, there are no constants
-            numbers = {tuple(numbered(sibling)[1][: len(layer)]) for sibling in names if siblings.fullmatch(sibling)}
+            layer = hole_names(name)
+            siblings = name_matcher(
+                [f"{name.rpartition('.')[0]}.*"]
+            )  # with a different activation, there are no constants
+            numbers = {
+                tuple(name_and_numbers(sibling)[1][: len(layer)]) for sibling in names if siblings.fullmatch(sibling)
+            }
             constants |= {
-                filled(name, dict(zip(layer, indices, strict=True))): value for indices in (numbers if layer else [()])
+                filled_name(name, dict(zip(layer, indices, strict=True))): value
+                for indices in (numbers if layer else [()])
             }
         return constants
 
@@ -132,19 +145,19 @@ class FamilyLinks:
         """Return the entry of a tensor, the index of its name in that entry, and the suffix of the tensor's name."""
         stem, _, leaf = name.rpartition(".")
         for text, rest in ((name, ""), (stem, f".{leaf}")):
-            for stripped in (text, numbered(text)[0]):
+            for stripped in (text, name_and_numbers(text)[0]):
                 if stripped in self.entries:
                     return *self._widest(self.entries[stripped], name, rest), rest
         return None
 
     def _widest(self, entries: Sequence[tuple[str, int]], name: str, leaf: str) -> tuple[str, int]:
         """Return the entry with the most names, preferring entries whose names the model has."""
-        numbers = numbered(name)[1]
+        numbers = name_and_numbers(name)[1]
 
         def missing(entry: tuple[str, int]) -> bool:
             names = self.entry_names[entry[0]]
-            filling = dict(zip(holes(names[entry[1]]), numbers, strict=False))
-            return any(filled(pattern, filling) + leaf not in self.places for pattern in names)
+            filling = dict(zip(hole_names(names[entry[1]]), numbers, strict=False))
+            return any(filled_name(pattern, filling) + leaf not in self.places for pattern in names)
 
         return min(entries, key=lambda entry: (missing(entry), -len(self.entry_names[entry[0]])))
 
@@ -165,16 +178,16 @@ class FamilyLinks:
 
         If the names in the file have additional holes, yield a link for each index.
         """
-        filling = dict(zip(holes(self.entry_names[key][0]), numbers, strict=False))
-        names = [filled(name, filling) + leaf for name in files]
-        open_ = list(dict.fromkeys(hole for name in names for hole in holes(name)))
+        filling = dict(zip(hole_names(self.entry_names[key][0]), numbers, strict=False))
+        names = [filled_name(name, filling) + leaf for name in files]
+        open_ = list(dict.fromkeys(hole for name in names for hole in hole_names(name)))
         shape = self.places[tensors[0]].view(self.state).shape
         if len(open_) >= len(shape):
             raise self._wrong(key, f"{quoted(names[0])} has more holes than {quoted(tensors[0])} has axes")
         pattern, sizes = self._pattern(key, tensors[0], len(shape) - len(open_))
         for index in product(*map(range, shape[: len(open_)])):
             at = dict(zip(open_, index, strict=True))
-            file = tuple(filled(name, at) for name in names)
+            file = tuple(filled_name(name, at) for name in names)
             yield Link(tuple(tensors), file, index, pattern, sizes)
 
     def _pattern(self, key: str, name: str, rank: int) -> tuple[Pattern | None, dict[str, int]]:
@@ -189,12 +202,12 @@ class FamilyLinks:
 
     def _expanded(self, name: str, key: str) -> list[str]:
         try:
-            return expanded(name)
+            return expanded_names(name)
         except Invalid as error:
             raise self._wrong(key, str(error), help=error.help) from None
 
     def _without_entry(self, lost: Sequence[str]) -> SpecError:
-        notes = tuple(f"{name} {list(shape)}" for name, shape in collapsed({n: self._shape(n) for n in lost}))
+        notes = tuple(f"{name} {list(shape)}" for name, shape in collapsed_layers({n: self._shape(n) for n in lost}))
         message = "the family has no entry for tensors of the model"
         help = "write each tensor under `tensors`, with its name in the file"
         return SpecError(Diagnostic(message, self._span("tensors"), "checkpoint.tensors", notes, help))
@@ -217,9 +230,9 @@ def pattern_of(
 
     Sizes come from the text, or from the components around the tensor. Raises PatternError.
     """
-    pattern = _parsed(_SIZE.sub(r"\1", text), rank, resizing)
+    pattern = _parsed_pattern(_SIZE.sub(r"\1", text), rank, resizing)
     sizes: dict[str, int] = {}
-    for path in above(name):
+    for path in enclosing_modules(name):
         if path in components:
             sizes = {**components[path].pattern_sizes, **sizes}
     sizes = {letter: size for letter, size in sizes.items() if letter in pattern.names}
@@ -227,7 +240,7 @@ def pattern_of(
 
 
 @cache
-def _parsed(text: str, rank: int, resizing: bool) -> Pattern:
+def _parsed_pattern(text: str, rank: int, resizing: bool) -> Pattern:
     """Parse the pattern for a tensor of the model with `rank` axes: `...` expands to the unnamed axes."""
     named = len(Pattern.parse(text.replace("...", "_"), resizing=resizing).target[0].items)
     if "..." in text:

@@ -39,7 +39,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from tfkit.errors import Diagnostic, Invalid, Source, closest, listing, quoted
+from tfkit.errors import Diagnostic, Invalid, Source, closest_name, listing, quoted
 
 MAX_LENGTH = 1000
 MAX_NAMES = 64
@@ -121,7 +121,7 @@ class Pattern:
         for noun, most, count in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
             if count > most:
                 raise PatternError(f"a pattern must have at most {most} {noun}; got {count}", text, (0, len(text)))
-        pattern = cls(text, *_parsed(text))
+        pattern = cls(text, *_parsed_sides(text))
         left, right = pattern.names_of_sides
         _check_blocks(pattern, left & right if resizing and (left <= right or right <= left) else left | right)
         return pattern
@@ -168,7 +168,7 @@ class Pattern:
                 size is missing, invalid, or set for an unknown name.
         """
         solved = self._solve([tuple(tensor.shape) for tensor in tensors], sizes, required)
-        views = chain.from_iterable(_views(*pair, solved) for pair in zip(tensors, self.source, strict=True))
+        views = chain.from_iterable(_block_views(*pair, solved) for pair in zip(tensors, self.source, strict=True))
         blocks = dict(self._averaged(names, view) for names, view in views)
         return [self._arranged(tensor, blocks, solved) for tensor in self.target]
 
@@ -196,7 +196,7 @@ class Pattern:
                 f"tensors of several kinds cannot be joined: {listing(kinds)}", self.text, tensor.columns
             )
         joined = first.new_empty(tensor.shape(sizes))
-        for names, view in _views(joined, tensor, sizes):  # each block is copied only once
+        for names, view in _block_views(joined, tensor, sizes):  # each block is copied only once
             view.copy_(self._block(blocks, names, sizes))
         return joined
 
@@ -231,11 +231,13 @@ class Pattern:
             raise PatternError(f"the pattern takes {len(self.source)} tensors; got {len(shapes)}", self.text, columns)
         for tensor, shape in zip(self.source, shapes, strict=True):
             if len(tensor.items) != len(shape):
-                message = f"the tensor must have {len(tensor.items)} axes; got {len(shape)}, with shape {_by(shape)}"
+                message = (
+                    f"the tensor must have {len(tensor.items)} axes; got {len(shape)}, with shape {_shape_text(shape)}"
+                )
                 raise PatternError(message, self.text, tensor.columns)
         for name, size in sizes.items():
             if name not in self.names:
-                near = closest(name, self.names)
+                near = closest_name(name, self.names)
                 note = f"names: {listing(map(quoted, self.names)) or 'none'}"
                 help = f"a name of the pattern is similar: {quoted(near)}" if near else None
                 message = f"the pattern has no name {quoted(name)}"
@@ -246,14 +248,16 @@ class Pattern:
 
     def _misfit(self, axis: Axis, shape: Shape, why: str, sizes: Sizes) -> PatternError:
         set_sizes = ", ".join(f"{name} = {sizes[name]}" for name in axis.names if axis.items and name in sizes)
-        message = f"{self._quoted(axis)} {why}{set_sizes and f' with {set_sizes}'}, in a tensor of shape {_by(shape)}"
+        message = (
+            f"{self._quoted(axis)} {why}{set_sizes and f' with {set_sizes}'}, in a tensor of shape {_shape_text(shape)}"
+        )
         return PatternError(message, self.text, axis.columns)
 
     def _quoted(self, axis: Axis) -> str:
         return quoted(self.text[slice(*axis.columns)])
 
 
-def _parsed(text: str) -> list[tuple[Axis, ...]]:
+def _parsed_sides(text: str) -> list[tuple[Axis, ...]]:
     """Return the two sides of a pattern."""
     sides: list[list[Axis]] = [[]]
     open_: list[tuple[str, int, list[Axis]]] = [("", 0, [])]  # character, location, items
@@ -266,26 +270,26 @@ def _parsed(text: str) -> list[tuple[Axis, ...]]:
         elif token == "1" or _NAME.fullmatch(token):
             items.append(Axis(columns, ((),)) if token == "1" else Axis(columns, ((token,),), kind="name"))
         elif token not in ends or not (items or token == "->"):  # a scalar has no axes
-            raise _unexpected(token, text, columns, ends if items else [])
+            raise _unexpected_token(token, text, columns, ends if items else [])
         elif opener:
             open_.pop()
-            open_[-1][2].append(_axis(text, (begin, columns[1]), items, _KINDS[opener]))
+            open_[-1][2].append(_axis_of_items(text, (begin, columns[1]), items, _KINDS[opener]))
         else:
             place = (items[0].columns[0], items[-1].columns[1]) if items else columns
-            sides[-1].append(_axis(text, place, items))
+            sides[-1].append(_axis_of_items(text, place, items))
             open_ = [("", 0, [])]
             sides += [[]] if token == "->" else []
     return [tuple(side) for side in sides]
 
 
-def _unexpected(token: str, text: str, columns: Columns, ends: Sequence[str]) -> PatternError:
+def _unexpected_token(token: str, text: str, columns: Columns, ends: Sequence[str]) -> PatternError:
     *most, last = ["a name", *(quoted(word) if word else "the end" for word in ["1", "(", "[", *ends])]
     message = f"found {quoted(token) if token else 'the end'} where {', '.join(most)} or {last} is expected"
     help = "write a name for the axis, and set its size next to the pattern" if token.isdecimal() else None
     return PatternError(message, text, columns, help=help)
 
 
-def _axis(text: str, columns: Columns, items: Sequence[Axis], kind: Kind = "product") -> Axis:
+def _axis_of_items(text: str, columns: Columns, items: Sequence[Axis], kind: Kind = "product") -> Axis:
     counts = [len(item.blocks) for item in items]
     if (sum(counts) if kind == "join" else prod(counts)) > MAX_BLOCKS:
         raise PatternError(f"a tensor has at most {MAX_BLOCKS} blocks", text, columns)
@@ -312,7 +316,7 @@ def _check_blocks(pattern: Pattern, compared: Set[str]) -> None:
                 raise PatternError(f"the block {shown} is on the {name} side only", pattern.text, columns, note=note)
 
 
-def _views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Tensor]]:
+def _block_views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Tensor]]:
     """Yield a view of each block of a tensor, and the names of the view's axes."""
     pending = [(tensor, axes.items)]
     while pending:
@@ -332,5 +336,5 @@ def _views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Te
             pending.append((view.narrow(dim, start, length), (*before, item, *after)))
 
 
-def _by(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     return " x ".join(map(str, shape)) or "()"

@@ -11,13 +11,13 @@ from pathlib import Path
 from torch import fx
 
 from tfkit.checkpoint.files import TensorFiles
-from tfkit.checkpoint.fitting import check, nearest_map, reject_changes, stated_changes
-from tfkit.checkpoint.tensor_names import collapsed
+from tfkit.checkpoint.fitting import check_tensors, nearest_map, reject_changes, stated_changes
+from tfkit.checkpoint.tensor_names import collapsed_layers
 from tfkit.checkpoint.weight_map import Link, WeightMap
-from tfkit.errors import Diagnostic, Invalid, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, Invalid, SpecError, closest_name, listing, quoted
 from tfkit.graph.semantics import ValueChange
 from tfkit.nn.spread import outlines
-from tfkit.spec.extending import shortest
+from tfkit.spec.extending import short_path
 from tfkit.spec.folder import model_folder
 
 ALLOW = "list what to skip: `weights: {path: ..., missing: [names in the model], unused: [names in the file]}`"
@@ -64,22 +64,22 @@ def _in_part(model: fx.GraphModule, path: Path, selection: Selection, *, values:
     graph = model.meta["graph"]
     with TensorFiles.open(path) as checkpoint:
         weights = nearest_map(model, graph, checkpoint)
-        read, missing, unused = _selected(weights, checkpoint.names, selection)
+        read, missing, unused = _selected_map(weights, checkpoint.names, selection)
         try:
-            check(read, outlines(model.state_dict()), checkpoint.names, path)
+            check_tensors(read, outlines(model.state_dict()), checkpoint.names, path)
         except SpecError as error:
-            raise unfit(path, {part.message: part.notes for part in error.diagnostics}) from error
+            raise mismatch_error(path, {part.message: part.notes for part in error.diagnostics}) from error
         reject_changes(not_allowed(stated_changes(checkpoint, graph), selection), path, help=CHANGE)
         if values:
             state = model.state_dict()
             read.check_values(checkpoint, state)
             read.load(checkpoint, state, checked=True)
     left = sorted(weights.left_out(name for name in checkpoint.names if name not in unused))
-    count = f"{len(read.links):,} of {len(weights.links):,} tensors from {shortest(path)}"
-    return description(count, omitted=left, missing=missing, unused=unused)
+    count = f"{len(read.links):,} of {len(weights.links):,} tensors from {short_path(path)}"
+    return weights_description(count, omitted=left, missing=missing, unused=unused)
 
 
-def _selected(
+def _selected_map(
     weights: WeightMap, names: Collection[str], selection: Selection
 ) -> tuple[WeightMap, list[str], list[str]]:
     """Return the map of the tensors to load, the names in `missing`, and the names in `unused`."""
@@ -124,7 +124,7 @@ def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> In
     """Return the error for a pattern that matches no name in `names`."""
     words = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
     parts = [part.strip("*") for part in pattern.split(".") if part.strip("*")]
-    near = next((word for part in parts if part not in words and (word := closest(part, words))), None)
+    near = next((word for part in parts if part not in words and (word := closest_name(part, words))), None)
     help = (
         f"a component with a similar name exists: `{near}`"
         if near
@@ -140,36 +140,38 @@ def check_matches(
 ) -> None:
     """Raise `Invalid` for a pattern without a match in `names`. The help names a match in `other_side`, if any."""
     for number, pattern in enumerate(patterns):
-        if any(matches(name, pattern) for name in names):
+        if any(is_match(name, pattern) for name in names):
             continue
         error = no_match(f"{field}.{number}", f"{message} {quoted(pattern)}", pattern, list(names))
-        if any(matches(name, pattern) for name in other_side):
+        if any(is_match(name, pattern) for name in other_side):
             error.help = SIDES
         raise error
 
 
-def matches(name: str, pattern: str) -> bool:
+def is_match(name: str, pattern: str) -> bool:
     """Return True if a pattern matches a name, or the name of a component that contains it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
     """Return True if a name matches one of the patterns."""
-    return any(matches(name, pattern) for pattern in patterns)
+    return any(is_match(name, pattern) for pattern in patterns)
 
 
-def unfit(path: Path, problems: Mapping[str, Sequence[str]]) -> SpecError:
+def mismatch_error(path: Path, problems: Mapping[str, Sequence[str]]) -> SpecError:
     """Return the error for weights that do not fit, with lists of names by problem."""
     notes = [line for message, names in problems.items() for line in (f"{message}:", *(f"  {name}" for name in names))]
-    message = f"the weights in {quoted(str(shortest(path)))} do not fit the model"
+    message = f"the weights in {quoted(str(short_path(path)))} do not fit the model"
     return SpecError(Diagnostic(message, notes=tuple(notes), help=ALLOW))
 
 
-def description(count: str, **names: Sequence[str]) -> str:
+def weights_description(count: str, **names: Sequence[str]) -> str:
     """Return a count of weights, and lists of names, with equal layers of a stack listed once."""
-    return "; ".join([count, *(f"{title}: {listing(shortened(part), 24)}" for title, part in names.items() if part)])
+    return "; ".join(
+        [count, *(f"{title}: {listing(shortened_names(part), 24)}" for title, part in names.items() if part)]
+    )
 
 
-def shortened(names: Sequence[str]) -> list[str]:
+def shortened_names(names: Sequence[str]) -> list[str]:
     """Return the names, with equal layers of a stack listed once."""
-    return [name for name, _ in collapsed(dict.fromkeys(names))]
+    return [name for name, _ in collapsed_layers(dict.fromkeys(names))]

@@ -6,47 +6,47 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tfkit.errors import ranges
+from tfkit.errors import number_ranges
 
 _HOLE = re.compile(r"\{(\w+)\}")
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """Matches a segment of a name that is a number, such as the index of a layer."""
 
 
-def holes(name: str) -> list[str]:
+def hole_names(name: str) -> list[str]:
     """Return the holes of a name, in order."""
     return _HOLE.findall(name)
 
 
-def filled(name: str, numbers: Mapping[str, int]) -> str:
+def filled_name(name: str, numbers: Mapping[str, int]) -> str:
     """Fill the holes of a name with numbers; holes without a number remain."""
     return _HOLE.sub(lambda hole: str(numbers.get(hole[1], hole[0])), name)
 
 
-def numbered(name: str) -> tuple[str, list[int]]:
+def name_and_numbers(name: str) -> tuple[str, list[int]]:
     """Replace each number in a name by `{}`; return the name and the numbers."""
     return NUMBER.sub("{}", name), [int(number) for number in NUMBER.findall(name)]
 
 
-def nameless(name: str) -> str:
+def with_nameless_holes(name: str) -> str:
     """Replace each hole in a name by `{}`, as in the result of `numbered`."""
     return _HOLE.sub("{}", name)
 
 
-def matcher(names: Iterable[str]) -> re.Pattern[str]:
+def name_matcher(names: Iterable[str]) -> re.Pattern[str]:
     """Return a regular expression for names, in which `{i}` is a number and `*` any text."""
     texts = [re.escape(name) for name in names]
     texts = [re.sub(r"\\\{\w+\\\}", r"\\d+", text).replace(r"\*", ".*") for text in texts]
     return re.compile("|".join(texts) if texts else r"(?!)")
 
 
-def above(name: str) -> Iterator[str]:
+def enclosing_modules(name: str) -> Iterator[str]:
     """Yield the paths of the modules around a tensor, innermost first."""
     while name := name.rpartition(".")[0]:
         yield name
 
 
-def collapsed(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def collapsed_layers(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Collapse the names of layers with equal values into ranges: `decoder.layers.0-11.ffn.up.weight`."""
     groups: dict[tuple[str, Any], list[int]] = {}
     for name, value in values.items():
@@ -54,5 +54,6 @@ def collapsed(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         key = f"{name[: number.start()]}*{name[number.end() :]}" if number else name
         groups.setdefault((key, value), []).append(int(number[0]) if number else 0)
     return [
-        (key.replace("*", ranges(sorted(numbers)).replace(" ", "")), value) for (key, value), numbers in groups.items()
+        (key.replace("*", number_ranges(sorted(numbers)).replace(" ", "")), value)
+        for (key, value), numbers in groups.items()
     ]

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tfkit.checkpoint.computed import Expected, agrees
+from tfkit.checkpoint.computed import Expected, is_close
 from tfkit.checkpoint.files import TensorFiles, check_finite
 from tfkit.checkpoint.pattern import Pattern
-from tfkit.checkpoint.tensor_names import matcher
+from tfkit.checkpoint.tensor_names import name_matcher
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import StackedLinear
 from tfkit.nn.spread import outlines, process_of, rows_of
@@ -34,7 +34,7 @@ MAPPING_HELP = "map it under `tensors`, to a tensor of the graph"
 
 
 @dataclass(frozen=True)
-class TensorPlace:
+class TensorLocation:
     """The location of a model's tensor: a parameter, or the range of a part in a fused parameter."""
 
     parameter: str
@@ -61,21 +61,21 @@ class TensorPlace:
             rows[(index[0] - first, *index[1:])].copy_(tensor)
 
 
-def places(model: nn.Module) -> dict[str, TensorPlace]:
+def tensor_locations_of(model: nn.Module) -> dict[str, TensorLocation]:
     """Return the location of every tensor of a model by name. Each part of a fused tensor has a separate name."""
-    result: dict[str, TensorPlace] = {}
+    result: dict[str, TensorLocation] = {}
     fused = {path: module for path, module in model.named_modules() if getattr(module, "parts", None)}
     for name in model.state_dict():
         path, _, leaf = name.rpartition(".")
         module = fused.get(path)
         if module is None:
-            result[name] = TensorPlace(name)
+            result[name] = TensorLocation(name)
             continue
         start, dim = 0, 1 if isinstance(module, StackedLinear) else 0
         parts: Mapping[str, int] = module.parts
         for part, length in parts.items():
             around = path.rpartition(".")[0]
-            result[f"{around}.{part}.{leaf}" if around else f"{part}.{leaf}"] = TensorPlace(name, dim, start, length)
+            result[f"{around}.{part}.{leaf}" if around else f"{part}.{leaf}"] = TensorLocation(name, dim, start, length)
             start += length
     return result
 
@@ -98,7 +98,7 @@ class WeightMap:
     """All links of a model, and the tensors of a file that are in no link."""
 
     links: tuple[Link, ...]
-    places: Mapping[str, TensorPlace]
+    places: Mapping[str, TensorLocation]
     prefix: str = ""
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class WeightMap:
     def of_model(cls, model: nn.Module) -> WeightMap:
         """Return the map of a file that `save` wrote, with the names of the model."""
         names = list(model.state_dict())
-        return cls(tuple(Link((name,), (name,)) for name in names), {name: TensorPlace(name) for name in names})
+        return cls(tuple(Link((name,), (name,)) for name in names), {name: TensorLocation(name) for name in names})
 
     def count_in(self, names: Collection[str]) -> int:
         """Return how many of the names in a file the map contains."""
@@ -157,13 +157,13 @@ class WeightMap:
     def left_out(self, names: Iterable[str]) -> dict[str, str]:
         """Return the tensors of a file that the model neither contains nor computes, with the reasons."""
         read = {name for link in self.links for name in link.file} | self.copies.keys()
-        reasons = {matcher([pattern]): reason for pattern, reason in self.ignored.items()}
+        reasons = {name_matcher([pattern]): reason for pattern, reason in self.ignored.items()}
         matches = {
             name: next((why for pattern, why in reasons.items() if pattern.fullmatch(name)), None) for name in names
         }
         return {name: why for name, why in matches.items() if why is not None and name not in read}
 
-    def places_of(self, link: Link) -> list[TensorPlace]:
+    def places_of(self, link: Link) -> list[TensorLocation]:
         """Return the locations of a link's tensors in the model."""
         return [self.places[name] for name in link.model]
 
@@ -214,9 +214,9 @@ class WeightMap:
             if name in checkpoint.names and name not in linked:
                 _check_constant(name, checkpoint.read(name), value, self.zeros.get(name))
         for pattern, expected in self.computed.items():
-            for name in filter(matcher([pattern]).fullmatch, checkpoint.names.keys() - linked):
+            for name in filter(name_matcher([pattern]).fullmatch, checkpoint.names.keys() - linked):
                 stored = checkpoint.read(name)
-                if not agrees(stored, expected(name, stored)):
+                if not is_close(stored, expected(name, stored)):
                     message = f"tensor {quoted(name)} differs from the values that the model computes"
                     help = "map it under `tensors`, or correct its entry in the spec"
                     raise SpecError(Diagnostic(message, help=help))
@@ -271,7 +271,7 @@ def write_shards(
             size = 0
         shards[-1].append(name)
         size, total = size + tensor.nbytes, total + tensor.nbytes
-    files = [folder / (WEIGHTS if len(shards) == 1 else _name(i, len(shards))) for i in range(len(shards))]
+    files = [folder / (WEIGHTS if len(shards) == 1 else _shard_name(i, len(shards))) for i in range(len(shards))]
     tensors = weights.tensors(state)
     for names, file in zip(shards, files, strict=True):
         contents = {name: next(tensors)[1].contiguous() for name in names}
@@ -298,5 +298,5 @@ def sort_metadata(file: Path) -> None:
         opened.write(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length))
 
 
-def _name(index: int, count: int) -> str:
+def _shard_name(index: int, count: int) -> str:
     return f"model-{index + 1:05}-of-{count:05}.safetensors"

@@ -48,7 +48,7 @@ from tfkit.component import (
     slot,
 )
 from tfkit.components.residual import ResidualScale
-from tfkit.errors import Invalid, listing, quoted, similar
+from tfkit.errors import Invalid, listing, quoted, similar_name_help
 from tfkit.nn import Context, Program, Value, cache_of_next, order_tokens, restore_order, wires_of, with_wires
 
 Placement = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_two_norms"]
@@ -153,7 +153,7 @@ class LayerConfig(Config):
         named, names = [step.sublayer for step in self.sublayers or ()], self.sublayer_names()
         for index, name in enumerate(named):
             if name not in names:
-                near, notes = similar("a sublayer", name, names), [f"sublayers: {listing(names)}"]
+                near, notes = similar_name_help("a sublayer", name, names), [f"sublayers: {listing(names)}"]
                 raise Invalid(f"sublayers.{index}.sublayer", f"unknown sublayer {quoted(name)}", notes=notes, help=near)
         for name in configs:
             if self.sublayers is not None and name not in named:

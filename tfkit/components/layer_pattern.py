@@ -13,7 +13,7 @@ from torch import nn
 
 from tfkit.component import Config, Count, PatchMarker
 from tfkit.components.layer import LayerConfig
-from tfkit.errors import Invalid, listing, quoted, similar
+from tfkit.errors import Invalid, listing, quoted, similar_name_help
 
 BASE = "base"
 
@@ -51,7 +51,7 @@ class LayersConfig(Config):
         for place, name in used.items():
             if name not in self.variants and name != BASE:
                 names = [*self.variants, BASE]
-                near, notes = similar("a variant", name, names), [f"variants: {listing(names)}"]
+                near, notes = similar_name_help("a variant", name, names), [f"variants: {listing(names)}"]
                 raise Invalid(f"pattern.{place}", f"unknown variant `{name}`", notes=notes, help=near)
         for name in self.variants:
             if name not in used.values():

@@ -41,7 +41,7 @@ from tfkit.components.cached_keys import place
 from tfkit.components.context import AttentionContext, ContextKey, cross_context
 from tfkit.components.layer import LayerConfig, build_layer
 from tfkit.components.layer_pattern import BASE, LayersConfig
-from tfkit.errors import Invalid, listing, ranges
+from tfkit.errors import Invalid, listing, number_ranges
 from tfkit.nn import (
     Context,
     Past,
@@ -177,7 +177,7 @@ class StackConfig(LayerConfig, BlockConfig):
         numbers: dict[str, list[int]] = {}
         for number, (name, _) in enumerate(self.plan()):
             numbers.setdefault(name, []).append(number)
-        distinct = {ranges(numbers[name]).replace(" ", ""): dict(self.plan())[name] for name in numbers}
+        distinct = {number_ranges(numbers[name]).replace(" ", ""): dict(self.plan())[name] for name in numbers}
         return {
             **values,
             "final_norm": self.closing_norm(),
@@ -484,7 +484,7 @@ class Stack(nn.Module):
     def extra_repr(self) -> str:
         names = [*self.shared]
         contexts = [names[i] for i in self.context_of]
-        by_name = {name: ranges([i for i, context in enumerate(contexts) if context == name]) for name in names}
+        by_name = {name: number_ranges([i for i, context in enumerate(contexts) if context == name]) for name in names}
         shown = by_name if len(names) > 1 else None
         repeats, loops = (times if times > 1 else None for times in (self.repeats, self.loops))
         return named(contexts=shown, repeats=repeats, loops=loops, recompute=self.recompute)

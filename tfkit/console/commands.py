@@ -18,7 +18,7 @@ import click
 
 from tfkit.arguments import checked
 from tfkit.console.options import PLUGINS, SETS
-from tfkit.errors import Diagnostic, SpecError, closest
+from tfkit.errors import Diagnostic, SpecError, closest_name
 from tfkit.plugin.commands import ORDER, SECTION, CommandEntry, built_in_commands, in_sections, plugin_commands
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class CommandGroup(_Help, click.Group):
         if context.resilient_parsing:
             return None, None, args[1:]
         names = self._sorted_names(of_plugins)
-        near = closest(name, names)
+        near = closest_name(name, names)
         hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(names)}"
         return context.fail(f"there is no command '{name}'{hint}")
 
@@ -240,9 +240,9 @@ class Reader:
     @functools.cached_property
     def present(self) -> Available:
         """The available plugins and specs, without a report about broken plugins."""
-        from tfkit.plugin.manager import available
+        from tfkit.plugin.manager import available_plugins
 
-        return available(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins)
+        return available_plugins(plugin_dirs=self.plugin_dir, entry_points=not self.no_plugins)
 
     @property
     def options(self) -> list[str]:
@@ -304,7 +304,7 @@ class Reader:
         Notes go to standard error. For a document, the changes of `--set` use its paths, such as `model.d_model`.
         """
         from tfkit.graph.documents import graph_of
-        from tfkit.graph.expand import announced, expand
+        from tfkit.graph.expand import announce_graph, expand
         from tfkit.spec.extending import is_folder, weights_beside
         from tfkit.spec.load import read_spec
 
@@ -317,7 +317,7 @@ class Reader:
         read = read_spec(spec, self.plugins, sets=self.sets)
         print_warnings(read.notes)
         weights = weights_beside(spec, self.plugins.specs)
-        return announced(replace(expand(read), weights=weights), self.plugins)
+        return announce_graph(replace(expand(read), weights=weights), self.plugins)
 
     def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
         """Return the weights of `--weights`, else of the spec folder; None if the weights are random."""
@@ -343,8 +343,8 @@ def print_warnings(diagnostics: Iterable[Diagnostic]) -> None:
 
 
 def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
-    from tfkit.plugin.discover import DISABLE, canonical
+    from tfkit.plugin.discover import DISABLE, normalized_name
 
     for plugin in broken:
         message, place = f"plugin `{plugin.name}` is skipped: {plugin.cause}", (plugin.where,) if plugin.where else ()
-        print_warnings([Diagnostic(message, notes=place, help=f"{DISABLE}={canonical(plugin.name)} hides this")])
+        print_warnings([Diagnostic(message, notes=place, help=f"{DISABLE}={normalized_name(plugin.name)} hides this")])

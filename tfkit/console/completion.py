@@ -13,13 +13,13 @@ import click
 
 if TYPE_CHECKING:
     from tfkit.console.commands import Reader
-    from tfkit.plugin.known_specs import KnownSpecs
+    from tfkit.plugin.known_specs import NamedSpecs
 
 VARIABLE = "_TFKIT_COMPLETE"
 """The environment variable in which a shell asks for completions."""
 
 
-def complete(cli: click.Command, instruction: str) -> int:
+def run_completion(cli: click.Command, instruction: str) -> int:
     """Print the script of a shell (`bash_source`) or its completions, and return the exit status."""
     from click.shell_completion import shell_complete
 
@@ -33,14 +33,14 @@ def complete_spec(context: click.Context, parameter: click.Parameter, incomplete
     """Return the specs, named documents with a model, YAML files and folders that begin with `incomplete`."""
     specs = _specs_of(context)
     documents = [name for named in specs.documents.values() for name in named.with_model(incomplete)]
-    return _completed([*specs.files, *documents], incomplete)
+    return _completion_items([*specs.files, *documents], incomplete)
 
 
 def complete_document(sort: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
     """Return the completion of an argument that is a document of a type: its names, YAML files and folders."""
 
     def completed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-        return _completed(_specs_of(context).files_of(sort), incomplete)
+        return _completion_items(_specs_of(context).files_of(sort), incomplete)
 
     return completed
 
@@ -51,25 +51,25 @@ def complete_type(context: click.Context, parameter: click.Parameter, incomplete
     return [sort for sort in types if sort.startswith(incomplete)]
 
 
-def _specs_of(context: click.Context) -> KnownSpecs:
+def _specs_of(context: click.Context) -> NamedSpecs:
     """Return the specs and documents that a name refers to, without running plugins; none if there is an error."""
-    from tfkit.plugin.known_specs import KnownSpecs
+    from tfkit.plugin.known_specs import NamedSpecs
 
     try:
         return reader_of(context).present.specs
     except Exception:  # the command reports the error
-        return KnownSpecs({}, {}, {})
+        return NamedSpecs({}, {}, {})
 
 
-def _completed(names: Iterable[str], incomplete: str) -> list[Any]:
+def _completion_items(names: Iterable[str], incomplete: str) -> list[Any]:
     """Return the names, files and folders that begin with `incomplete`; without any, let the shell complete files."""
     from click.shell_completion import CompletionItem
 
-    matches = [*(name for name in names if name.startswith(incomplete)), *_files(incomplete)]
+    matches = [*(name for name in names if name.startswith(incomplete)), *_matching_files(incomplete)]
     return matches or [CompletionItem(incomplete, type="file")]
 
 
-def _files(incomplete: str) -> list[str]:
+def _matching_files(incomplete: str) -> list[str]:
     """Return the YAML files and folders that begin with `incomplete`; of a single matching folder, the contents."""
     folder, part = os.path.split(incomplete)
     try:
@@ -79,7 +79,7 @@ def _files(incomplete: str) -> list[str]:
     entries = [entry for entry in entries if part or not entry.name.startswith(".")]
     folders = sorted(os.path.join(folder, entry.name, "") for entry in entries if os.path.isdir(entry.path))
     files = sorted(os.path.join(folder, entry.name) for entry in entries if entry.name.endswith((".yaml", ".yml")))
-    inside = _files(folders[0]) if len(folders) == 1 and not files else []
+    inside = _matching_files(folders[0]) if len(folders) == 1 and not files else []
     return inside or [*files, *folders]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tfkit.errors import ranges
+from tfkit.errors import number_ranges
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -129,7 +129,10 @@ def group_layers(rows: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[str,
         groups.setdefault((LAYER.sub("layers.*", label), contents), []).append((label, item))
     for (label, _), members in groups.items():
         numbers = [int(match[1]) for member, _ in members if (match := LAYER.search(member))]
-        yield label.replace("*", ranges(numbers).replace(" ", "")) if numbers else label, [item for _, item in members]
+        yield (
+            label.replace("*", number_ranges(numbers).replace(" ", "")) if numbers else label,
+            [item for _, item in members],
+        )
 
 
 class Stages:

@@ -20,7 +20,7 @@ class Ended(KeyboardInterrupt):
 
 
 @contextmanager
-def ending() -> Iterator[None]:
+def end_on_signal() -> Iterator[None]:
     """Raise `Ended` at the first signal to end. Signals that are already handled or ignored (`nohup`) do not change."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -17,15 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.arguments import Positive, checked, shown
+from tfkit.arguments import Positive, checked, value_text
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.building.model import BuiltModel, called, is_sharded, name_layer, sharded_dtype, unwrapped, wrong_inputs
+from tfkit.building.model import (
+    BuiltModel,
+    call_in_forward,
+    input_errors,
+    is_sharded,
+    name_layer,
+    sharded_dtype,
+    unwrapped_model,
+)
 from tfkit.component import Cached, State
-from tfkit.decoding.modules import cache_sizes, made_once, reading_module, stepping_module
+from tfkit.decoding.modules import cache_sizes, initial_value_names, reading_module, stepping_module
 from tfkit.errors import listing
-from tfkit.graph.decode_split import memory_field, returning, split_for_decoding
+from tfkit.graph.decode_split import memory_field, reduce_to_output, split_for_decoding
 from tfkit.graph.expand import Graph
-from tfkit.graph.input_shapes import beyond, fixed_lengths, max_len
+from tfkit.graph.input_shapes import fixed_lengths, max_len, max_len_text
 from tfkit.nn import Past, as_padding_mask, check_length
 from tfkit.nn.kernels import ask_once, decoding
 from tfkit.torch_private import compiler
@@ -70,8 +78,8 @@ class CachedModel:
         output: str | None = None,
         compile: bool | str = False,
     ) -> None:
-        model, mode = unwrapped(model), _checked_mode(compile)
-        graph = graph_of(model) if output is None else returning(graph_of(model), output)
+        model, mode = unwrapped_model(model), _checked_mode(compile)
+        graph = graph_of(model) if output is None else reduce_to_output(graph_of(model), output)
         if compile and is_sharded(model):
             raise ValueError("compile cannot be combined with `fully_shard`, which gathers parameters at each step")
         if any(module.training for module in model.modules()):
@@ -123,8 +131,12 @@ class CachedModel:
             taken = inputs_of(self._reading)
             arguments = {name: value for name, value in inputs.items() if name in taken}
             with self._explained(inputs):
-                outputs = called(self.model, partial(self._reading, **arguments))
-            values |= {n: value for n, value in zip(made_once(self._parts), outputs, strict=True) if value is not None}
+                outputs = call_in_forward(self.model, partial(self._reading, **arguments))
+            values |= {
+                n: value
+                for n, value in zip(initial_value_names(self._parts), outputs, strict=True)
+                if value is not None
+            }
         self._batch, self.used, self._lengths = batch, 0, None
         always = {name for name in values if name.endswith("_mask")}.union(self._parts.repeated_sources)
         self._always = {n: x for n, x in values.items() if n in self._takes and n in always}
@@ -172,7 +184,7 @@ class CachedModel:
         try:
             yield
         except Exception as error:
-            for input_error in wrong_inputs(self._graph, inputs, next(self.model.parameters(), None)):
+            for input_error in input_errors(self._graph, inputs, next(self.model.parameters(), None)):
                 raise input_error from error
             name_layer(error, self.model)
             raise
@@ -185,7 +197,7 @@ class CachedModel:
                 self._asked_for = self._batch
             step = partial(self.stepping, **arguments, past=past, cache=self._cache, keep=keep)
             with decoding:
-                return called(self.model, step)
+                return call_in_forward(self.model, step)
         past = Past(self.length - 1, self.length, self._lengths)
         # Compiled code may overwrite the returned memory in the next step.
         return map_nested(torch.clone, self._compiled(**arguments, past=past, cache=self._cache, keep=0))
@@ -289,10 +301,11 @@ def _checked_mode(compile: bool | str) -> str | None:
     """Return the mode for `torch.compile`; None if `compile` is True or False."""
     if isinstance(compile, bool):
         return None
-    modes = compiler.modes()
+    modes = compiler.compile_modes()
     if compile not in modes:
         raise ValueError(
-            f"`compile` must be True, False or a mode of torch.compile, one of {', '.join(modes)}; got {shown(compile)}"
+            f"`compile` must be True, False or a mode of torch.compile, one of {', '.join(modes)}; "
+            f"got {value_text(compile)}"
         )
     return compile
 
@@ -303,21 +316,21 @@ def _checked_length(length: int | None, graph: Graph) -> int:
     if length is None:
         raise ValueError(f"`{graph.name}` has no max_len: set the maximum length of sequences, `length=...`")
     if limit is not None and length > limit:
-        raise ValueError(f"a length of {length} tokens is more than {beyond(limit)}")
+        raise ValueError(f"a length of {length} tokens is more than {max_len_text(limit)}")
     return length
 
 
 def _check_call(tokens: object, mask: object, keep: object) -> None:
     """Raise TypeError or ValueError for arguments of the wrong type. The checks are few: every token runs them."""
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
-        description = list(tokens.shape) if isinstance(tokens, Tensor) else shown(tokens)
+        description = list(tokens.shape) if isinstance(tokens, Tensor) else value_text(tokens)
         raise TypeError(
             f"the tokens of a piece must be a tensor [b, t], or [b, t, width] of vectors; got {description}"
         )
     if mask is not None and not isinstance(mask, Tensor):
-        raise TypeError(f"the mask of a piece must be a tensor [b, t]; got {shown(mask)}")
+        raise TypeError(f"the mask of a piece must be a tensor [b, t]; got {value_text(mask)}")
     if not isinstance(keep, int) or keep < 0:
-        raise ValueError(f"keep must be an integer of 0 or more; got {shown(keep)}")
+        raise ValueError(f"keep must be an integer of 0 or more; got {value_text(keep)}")
 
 
 def _check_names(inputs: Mapping[str, Tensor], required: Collection[str], names: Collection[str]) -> None:

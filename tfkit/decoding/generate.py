@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from tfkit.arguments import INT64, Natural, Positive, Seed, check_argument, checked, fits, shown
-from tfkit.building.builder import evaluating, graph_of
-from tfkit.building.model import BuiltModel, check_values, unwrapped, wrong_inputs
+from tfkit.arguments import INT64, Natural, Positive, Seed, check_argument, checked, is_allowed_value, value_text
+from tfkit.building.builder import evaluation_mode, graph_of
+from tfkit.building.model import BuiltModel, check_values, input_errors, unwrapped_model
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.foreign import no_argument
 from tfkit.decoding.sampling import Penalty, Sampler, Sampling, Share, Temperature
 from tfkit.errors import listing
-from tfkit.graph.decode_split import returning, split_for_decoding
+from tfkit.graph.decode_split import reduce_to_output, split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
 from tfkit.nn import as_padding_mask
@@ -115,14 +115,14 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     if n_samples > 1 and temperature == 0:
         raise ValueError("`n_samples` above 1 needs a temperature above 0: otherwise all samples are equal")
-    built = model.model if isinstance(model, CachedModel) else unwrapped(model)
+    built = model.model if isinstance(model, CachedModel) else unwrapped_model(model)
     check_values(built)
     graph = graph_of(built)
     if isinstance(model, CachedModel):
         if output is not None or (model.output is None and len(graph.outputs) > 1):
             raise ValueError("a CachedModel must be created with the output: `CachedModel(model, output=...)`")
         output = model.output
-    graph = returning(graph, output or graph.outputs[0])
+    graph = reduce_to_output(graph, output or graph.outputs[0])
     main, *further = split_for_decoding(graph).step_inputs
     if missing := [name for name in further if not graph.inputs[name].optional]:
         reason = "which `generate` does not have: choose a different output"
@@ -130,13 +130,13 @@ def generate(
     _check_names(graph, main, inputs)
     if (signal := graph.node(graph.outputs[0]).output).type != "logits":
         raise ValueError(f"`{graph.name}` returns {signal.in_words()}, but tokens are chosen from logits")
-    ends = _Ends(_stops(stop), on_token)
+    ends = _Ends(_stop_sequences(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
-    with evaluating(built):
-        cached = _cached(model, graph, prompt.size(1), max_new_tokens, length, compile)
+    with evaluation_mode(built):
+        cached = _cached_model(model, graph, prompt.size(1), max_new_tokens, length, compile)
         device = next(cached.model.parameters()).device
         arguments = _padded_inputs(inputs, pad)
-        for error in wrong_inputs(graph, {main: prompt, **arguments}):
+        for error in input_errors(graph, {main: prompt, **arguments}):
             raise error
         cached.start(prompt.size(0), **{name: value.to(device) for name, value in arguments.items()})
         prompt, mask = prompt.to(device), None if mask is None else mask.to(device)
@@ -148,11 +148,11 @@ def generate(
             logits, prompt = (tensor.repeat_interleave(n_samples, dim=0) for tensor in (logits, prompt))
             mask = None if mask is None else mask.repeat_interleave(n_samples, dim=0)
         sampler.read(prompt, mask, logits.size(-1))
-        steps = list(_steps(cached, logits, sampler, ends, max_new_tokens))
+        steps = list(_step_tokens(cached, logits, sampler, ends, max_new_tokens))
     return ends.generated(torch.stack(steps, dim=1), pad)
 
 
-def _cached(
+def _cached_model(
     model: BuiltModel | CachedModel, graph: Graph, prompt: int, new: int, length: int | None, compile: bool | str
 ) -> CachedModel:
     """Return a `CachedModel` for prompt and answer; raise ValueError if they are too long for the model."""
@@ -166,7 +166,7 @@ def _cached(
     return model
 
 
-def _steps(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, most: int) -> Iterator[Tensor]:
+def _step_tokens(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, most: int) -> Iterator[Tensor]:
     """Yield the tokens [b] of each step."""
     _check_numbers(logits)
     for step in range(most):
@@ -222,8 +222,10 @@ class _Ends:
 def _rows_to_end(returned: Iterable[int] | None, count: int) -> set[int]:
     """Check the rows that `on_token` returned; raise ValueError for any other value."""
     rows = [] if returned is None else returned
-    if not fits(rows, Iterable[int]) or not set(rows) <= set(range(count)):
-        raise ValueError(f"`on_token` must return None or numbers of rows, 0 to {count - 1}; got {shown(returned)}")
+    if not is_allowed_value(rows, Iterable[int]) or not set(rows) <= set(range(count)):
+        raise ValueError(
+            f"`on_token` must return None or numbers of rows, 0 to {count - 1}; got {value_text(returned)}"
+        )
     return set(rows)
 
 
@@ -281,11 +283,11 @@ def _check_names(graph: Graph, main: str, inputs: Mapping[str, Any]) -> None:
     names = [*further, *(f"{name}_mask" for name in further)]
     for name, value in inputs.items():
         if name not in names:
-            raise no_argument(name, [*_own_arguments(), *names])
+            raise no_argument(name, [*_argument_names(), *names])
         check_argument("generate", name, value, Tokens | None)
 
 
-def _own_arguments() -> list[str]:
+def _argument_names() -> list[str]:
     return [name for name in inspect.signature(generate).parameters if name != "inputs"]
 
 
@@ -302,7 +304,7 @@ def _check_numbers(logits: Tensor) -> None:
         raise ValueError(f"the logits are NaN in {logits.dtype}: the weights are corrupt, or too large for this type")
 
 
-def _stops(stop: Iterable[int | Sequence[int]]) -> list[tuple[int, ...]]:
+def _stop_sequences(stop: Iterable[int | Sequence[int]]) -> list[tuple[int, ...]]:
     sequences = [(item,) if isinstance(item, int) else tuple(item) for item in stop]
     if () in sequences:
         raise ValueError("a stop sequence must have a token")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.building.builder import call, mask_inputs
+from tfkit.building.builder import mask_inputs, write_call
 from tfkit.building.model import replaced_forward
 from tfkit.component import Cached, Pieces, State
 from tfkit.graph.decode_split import DecodeSplit
@@ -32,17 +32,17 @@ def check_modules(model: fx.GraphModule, graph: Graph) -> None:
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
     """Build the module that runs before decoding: initial inputs and masks -> a tuple of the values in `made_once`."""
     program = Program()
-    values = _inputs(program, graph, parts.initial_inputs)
-    values |= _masks(program, graph, parts.initial_inputs, parts.initial_nodes)
+    values = _declare_inputs(program, graph, parts.initial_inputs)
+    values |= _declare_masks(program, graph, parts.initial_inputs, parts.initial_nodes)
     for node in parts.initial_nodes:
         _hold_tables(program, model, graph, node)
-        values |= call(program, graph, node, model.get_submodule(node.name), values)
-    names = made_once(parts)
+        values |= write_call(program, graph, node, model.get_submodule(node.name), values)
+    names = initial_value_names(parts)
     returns = tuple(Tensor if name in parts.static_sources else Tensor | None for name in names)
     return program.build_graph_module(tuple(values[name] for name in names), "Reading", returns=returns)
 
 
-def made_once(parts: DecodeSplit) -> list[str]:
+def initial_value_names(parts: DecodeSplit) -> list[str]:
     """Return the names of the values and masks that the second half takes from the first."""
     read = [node for node in parts.initial_nodes if node.name in parts.static_sources]
     return [name for node in read for name in (node.name, *[f"{node.name}_mask"] * node.makes_mask)]
@@ -62,15 +62,15 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
     past, cache = program.input("past", Past), program.input("cache", dict[str, list[list[Tensor]]])
     keep = program.input("keep", int)
     values |= {name: program.input(name, optional=True) for name in (*optional, *parts.static_sources)}
-    values |= _masks(program, graph, (*parts.step_inputs, *parts.static_sources), nodes)
+    values |= _declare_masks(program, graph, (*parts.step_inputs, *parts.static_sources), nodes)
     for node, pieces in parts.step_nodes.values():
         _hold_tables(program, model, graph, node)
         seen = values
         if node.output.type == "logits" and node.signals["input"].type == "sequence":
             source = str(node.wires["input"])
-            seen = values | {source: program.apply(f"{source}_last", last, values[source], keep)}
-        module, further = model.get_submodule(node.name), _further(program, node, pieces, past, cache)
-        values |= call(program, graph, node, module, seen, **further)
+            seen = values | {source: program.apply(f"{source}_last", last_positions, values[source], keep)}
+        module, further = model.get_submodule(node.name), _decoding_arguments(program, node, pieces, past, cache)
+        values |= write_call(program, graph, node, module, seen, **further)
     outputs = [values[name] for name in graph.outputs]
     return program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), "Stepping")
 
@@ -112,20 +112,20 @@ def empty_caches(
     }
 
 
-def _inputs(program: Program, graph: Graph, names: Iterable[str]) -> dict[str, Value]:
+def _declare_inputs(program: Program, graph: Graph, names: Iterable[str]) -> dict[str, Value]:
     """Declare inputs as arguments, optional inputs last."""
     ordered = sorted(names, key=lambda name: graph.inputs[name].optional)
     return {name: program.input(name, optional=graph.inputs[name].optional) for name in ordered}
 
 
-def _masks(program: Program, graph: Graph, sources: Iterable[str], nodes: Iterable[Node]) -> dict[str, Value]:
+def _declare_masks(program: Program, graph: Graph, sources: Iterable[str], nodes: Iterable[Node]) -> dict[str, Value]:
     """Declare the padding masks of inputs and nodes as arguments, if one of `nodes` uses them."""
     signals = [graph.inputs[name] if name in graph.inputs else graph.node(name).output for name in sources]
     names = dict.fromkeys(signal.mask for signal in signals if signal.mask in masks_in_use(nodes))
     return mask_inputs(program, [name for name in names if name is not None])
 
 
-def _further(program: Program, node: Node, pieces: Pieces, past: Value, cache: Value) -> dict[str, Any]:
+def _decoding_arguments(program: Program, node: Node, pieces: Pieces, past: Value, cache: Value) -> dict[str, Any]:
     further: dict[str, Any] = {"past": past} if pieces.past else {}
     if pieces.caches:
         further["caches"] = program.apply(f"{node.name}_caches", operator.getitem, cache, node.name)
@@ -142,6 +142,6 @@ def _hold_tables(program: Program, model: fx.GraphModule, graph: Graph, node: No
         program.hold(owner, model.get_submodule(owner))
 
 
-def last(x: Tensor, keep: int) -> Tensor:
+def last_positions(x: Tensor, keep: int) -> Tensor:
     """Return the last `keep` positions of x [b, t, ...], or all of them if `keep` is 0."""
     return x if keep == 0 else x[:, -keep:]

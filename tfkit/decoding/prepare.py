@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.arguments import Positive, checked
-from tfkit.building.model import BuiltModel, unwrapped
+from tfkit.building.model import BuiltModel, unwrapped_model
 from tfkit.nn.kernels import Kernel, ask, large_weights, sample
 
 Layout = Literal["rows", "columns"]
@@ -55,10 +55,10 @@ def prepare_decoding(model: BuiltModel, batch: Positive = 1) -> list[Prepared]:
     Raises:
         ValueError: the model was not built by tfkit.
     """
-    return [_prepared(group, batch) for group in large_weights(unwrapped(model))]
+    return [_prepare_weights(group, batch) for group in large_weights(unwrapped_model(model))]
 
 
-def _prepared(weights: list[nn.Parameter], batch: int) -> Prepared:
+def _prepare_weights(weights: list[nn.Parameter], batch: int) -> Prepared:
     """Measure both layouts on the weights of a shape, and convert the weights to the faster layout."""
     samples = sample(weights)
     by_rows, by_columns = ask([[in_layout(weight, layout) for weight in samples] for layout in LAYOUTS], batch)

@@ -62,7 +62,7 @@ class Sampling:
         """
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.repetition_penalty != 1 and seen is not None:
-            scores = torch.where(seen, penalized(scores, self.repetition_penalty), scores)
+            scores = torch.where(seen, penalized_scores(scores, self.repetition_penalty), scores)
         if self.temperature > 0:
             scores = scores / max(self.temperature, COLDEST)
         if self.top_k is not None:
@@ -72,7 +72,7 @@ class Sampling:
         return scores
 
 
-def penalized(scores: Tensor, penalty: float) -> Tensor:
+def penalized_scores(scores: Tensor, penalty: float) -> Tensor:
     """Penalize scores [b, V] of tokens that have already occurred."""
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 
@@ -110,7 +110,9 @@ class Sampler:
         self._step = 0
         rows = [(prompt, sample) for prompt in prompts for sample in range(n_samples)]
         greedy = sampling.temperature == 0
-        self._draws = None if greedy else torch.stack([_draws(seed, *row, steps) for row in rows], dim=1).to(device)
+        self._draws = (
+            None if greedy else torch.stack([_random_draws(seed, *row, steps) for row in rows], dim=1).to(device)
+        )
 
     def read(self, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
         """Record tokens [b, t] for the repetition penalty where `mask`, bool [b, t], is True; by default all."""
@@ -123,13 +125,13 @@ class Sampler:
     def __call__(self, logits: Tensor) -> Tensor:
         """Return the next tokens, [b], from logits [b, V]."""
         scores = self.sampling.scores(logits, None if self._seen is None else self._seen[:, :-1])
-        tokens = scores.argmax(dim=-1) if self._draws is None else drawn(scores, self._draws[self._step])
+        tokens = scores.argmax(dim=-1) if self._draws is None else drawn_tokens(scores, self._draws[self._step])
         self._step += 1
         self.read(tokens[:, None], None, logits.size(-1))
         return tokens
 
 
-def drawn(scores: Tensor, draws: Tensor) -> Tensor:
+def drawn_tokens(scores: Tensor, draws: Tensor) -> Tensor:
     """Return the token of each row, [b], at which the cumulative probability of scores [b, V] first exceeds draws [b].
 
     The sum is in float64, where the many small probabilities of a large vocabulary are not lost.
@@ -139,6 +141,6 @@ def drawn(scores: Tensor, draws: Tensor) -> Tensor:
     return tokens.squeeze(1).clamp(max=scores.size(-1) - 1)  # NaN logits give an index beyond the last token
 
 
-def _draws(seed: int, prompt: int, sample: int, steps: int) -> Tensor:
+def _random_draws(seed: int, prompt: int, sample: int, steps: int) -> Tensor:
     generator = generator_of(seed, f"{prompt}/{sample}", "cpu")
     return torch.randint(GRID, (steps,), generator=generator, device="cpu").double() / GRID

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.spec.source import contents
+from tfkit.spec.source import file_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -178,7 +178,7 @@ class FileTokenizer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the library is no `Exception`
-            message = f"the tokenizer {quoted(self._name)} cannot {task}: {_cause(error)}"
+            message = f"the tokenizer {quoted(self._name)} cannot {task}: {_cause_text(error)}"
             raise SpecError(Diagnostic(message, help="correct the file, or use a different tokenizer")) from error
 
     def special(self, text: str) -> int | None:
@@ -230,9 +230,9 @@ def load_tokenizer(path: Path, name: str | None = None) -> Tokenizer:
     """
     name = name or str(path)
     try:
-        text = contents(path).decode()
+        text = file_bytes(path).decode()
         data = json.loads(text) if path.suffix == ".json" else {CHARACTERS: "".join(sorted(set(text)))}
-        return _tokenizer(text, data, name)
+        return _tokenizer_from_text(text, data, name)
     except (KeyboardInterrupt, SystemExit):
         raise
     except OSError as error:
@@ -242,15 +242,15 @@ def load_tokenizer(path: Path, name: str | None = None) -> Tokenizer:
     except json.JSONDecodeError as error:
         cause = f"not JSON: {error}"
     except BaseException as error:  # the library raises plain `Exception`, and panics, which are no `Exception`
-        cause = _cause(error)
+        cause = _cause_text(error)
     raise SpecError(Diagnostic(f"cannot read the tokenizer {quoted(name)}: {cause}"))
 
 
-def _cause(error: BaseException) -> str:
+def _cause_text(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _tokenizer(text: str, data: Any, name: str) -> Tokenizer:
+def _tokenizer_from_text(text: str, data: Any, name: str) -> Tokenizer:
     if isinstance(data, dict) and isinstance(data.get(CHARACTERS), str):
         return CharacterTokenizer(data[CHARACTERS])
     import tokenizers
@@ -302,12 +302,12 @@ class TextStream:
         if starts:
             self.stopped, self._held = True, ""
             return text[: min(starts)]
-        kept = max((_overlap(text, stop) for stop in self._stop), default=0)
+        kept = max((_overlap_length(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
 
-def _overlap(text: str, stop: str) -> int:
+def _overlap_length(text: str, stop: str) -> int:
     """Count the characters at the end of a text with which `stop` begins."""
     return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)
 

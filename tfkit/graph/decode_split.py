@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tfkit.component import Cached, Pieces, State, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing
 from tfkit.graph.expand import Graph, Node, as_list
-from tfkit.spec.messages import refused
+from tfkit.spec.messages import diagnostic_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DecodeSplit:
 def split_for_decoding(graph: Graph) -> DecodeSplit:
     """Split a graph for decoding; raise SpecError if the model needs full sequences."""
     nodes = {node.name: node for node in graph.nodes}
-    flowing = _reached([name for name in graph.outputs if name in nodes], nodes, static=False)
+    flowing = _reached_names([name for name in graph.outputs if name in nodes], nodes, static=False)
     static_sources = {
         source: None
         for name in flowing
@@ -45,7 +45,7 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
         if wire_of(nodes[name], field).whole
         for source in as_list(sources)
     }
-    initial = _reached(list(static_sources), nodes, static=True)
+    initial = _reached_names(list(static_sources), nodes, static=True)
     for name in initial:
         if name in flowing:
             path = f"{'graph' if name in nodes else 'inputs'}.{name}"
@@ -53,15 +53,15 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
                 Diagnostic(
                     f"`{name}` cannot be used both as a full sequence and step by step",
                     path=path,
-                    notes=(_note(graph),),
+                    notes=(_decoding_note(graph),),
                 )
             )
     for name in graph.inputs:
         length = graph.inputs[name].length
         if name in flowing and length is not None:
             message = f"`{name}` always has {length} positions, and cannot be read step by step"
-            raise SpecError(Diagnostic(message, path=f"inputs.{name}", notes=(_note(graph),)))
-    step_nodes = {node.name: (node, _pieces(node, graph)) for node in graph.nodes if node.name in flowing}
+            raise SpecError(Diagnostic(message, path=f"inputs.{name}", notes=(_decoding_note(graph),)))
+    step_nodes = {node.name: (node, _decoding_arguments(node, graph)) for node in graph.nodes if node.name in flowing}
     read = {source for node, _ in step_nodes.values() for source in as_list(node.wires.get("input", []))}
     step_inputs = [name for name in graph.inputs if name in flowing]
     signals = {**graph.inputs, **{node.name: node.output for node in graph.nodes}}
@@ -75,11 +75,11 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
     )
 
 
-def returning(graph: Graph, output: str) -> Graph:
+def reduce_to_output(graph: Graph, output: str) -> Graph:
     """Reduce a graph to one output and the inputs on which it depends; raise ValueError for an unknown output."""
     if output not in graph.outputs:
         raise ValueError(f"`{output}` is not an output of `{graph.name}`, which returns {listing(graph.outputs)}")
-    needed = _reached([output], {node.name: node for node in graph.nodes}, static=True)
+    needed = _reached_names([output], {node.name: node for node in graph.nodes}, static=True)
     inputs = {name: signal for name, signal in graph.inputs.items() if name in needed}
     return replace(graph, inputs=inputs, outputs=(output,))
 
@@ -98,7 +98,7 @@ def split_if_decodable(graph: Graph) -> DecodeSplit | None:
 def static_inputs(graph: Graph) -> tuple[str, ...]:
     """Return the inputs that must be complete before decoding begins: an encoder's, a memory, prefix lengths."""
     nodes = {node.name: node for node in graph.nodes}
-    flowing = _reached([name for name in graph.outputs if name in nodes], nodes, static=False)
+    flowing = _reached_names([name for name in graph.outputs if name in nodes], nodes, static=False)
     return tuple(name for name in graph.inputs if name not in flowing)
 
 
@@ -123,7 +123,7 @@ def computes_alone(node: Node) -> bool:
         return False
 
 
-def _reached(names: list[str], nodes: dict[str, Node], *, static: bool) -> dict[str, None]:
+def _reached_names(names: list[str], nodes: dict[str, Node], *, static: bool) -> dict[str, None]:
     """Return nodes and inputs with their dependencies; with `static`, also those through wires to static values."""
     seen: dict[str, None] = {}
     pending = list(names)
@@ -139,13 +139,15 @@ def _reached(names: list[str], nodes: dict[str, Node], *, static: bool) -> dict[
     return seen
 
 
-def _pieces(node: Node, graph: Graph) -> Pieces:
+def _decoding_arguments(node: Node, graph: Graph) -> Pieces:
     try:
         return node.config.pieces(node.signals)
     except Invalid as error:
-        diagnostic = refused(error, ("graph", node.name), graph.spec.provenance)
-        raise SpecError(Diagnostic(diagnostic.message, diagnostic.span, diagnostic.path, (_note(graph),))) from None
+        diagnostic = diagnostic_of(error, ("graph", node.name), graph.spec.provenance)
+        raise SpecError(
+            Diagnostic(diagnostic.message, diagnostic.span, diagnostic.path, (_decoding_note(graph),))
+        ) from None
 
 
-def _note(graph: Graph) -> str:
+def _decoding_note(graph: Graph) -> str:
     return f"`{graph.name}` cannot be decoded token by token"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph, announced, expand
+from tfkit.graph.expand import Graph, announce_graph, expand
 from tfkit.plugin.discover import DISABLE
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import WORD
@@ -64,7 +64,7 @@ class DocumentType:
 def graph_of(model: Spec, plugins: Plugins) -> Graph:
     """Expand the model of a document. The paths of its errors begin with `model.`."""
     with of_model():
-        return announced(expand(model), plugins)
+        return announce_graph(expand(model), plugins)
 
 
 def document_types(plugins: Plugins) -> tuple[Mapping[str, DocumentType], tuple[Diagnostic, ...]]:
@@ -72,7 +72,7 @@ def document_types(plugins: Plugins) -> tuple[Mapping[str, DocumentType], tuple[
 
     Raises SpecError if two plugins define a type of the same name.
     """
-    answers = plugins.hooks.call("tfkit_documents", _types)
+    answers = plugins.hooks.call("tfkit_documents", _checked_types)
     by_name: dict[str, tuple[str, DocumentType]] = {}
     clashes = []
     for plugin, types in reversed(answers.values):  # pluggy calls the plugin that was loaded last first
@@ -87,7 +87,7 @@ def document_types(plugins: Plugins) -> tuple[Mapping[str, DocumentType], tuple[
     return {name: item for name, (_, item) in by_name.items()}, answers.faults
 
 
-def _types(returned: object) -> list[DocumentType]:
+def _checked_types(returned: object) -> list[DocumentType]:
     """Return the result of a hook as a list; raise TypeError for anything but types of document."""
     types = []
     for item in returned if isinstance(returned, Iterable) else [returned]:

@@ -11,14 +11,24 @@ from typing import Annotated, Any, Self, TypeAlias, TypeVar, cast
 
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.component import OWN_MASK, BlockConfig, Component, Config, Layers, Signal, WireMarker, marker, parts
-from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, SpecError, SpecWarning, closest, listing, quoted, similar
-from tfkit.graph.node_names import SPELLING, is_identifier, taken
+from tfkit.errors import (
+    MAX_ERRORS,
+    Diagnostic,
+    Invalid,
+    SpecError,
+    SpecWarning,
+    closest_name,
+    listing,
+    quoted,
+    similar_name_help,
+)
+from tfkit.graph.node_names import SPELLING, is_identifier, name_conflict
 from tfkit.plugin.hooks import Hooks
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.spec.extending import weights_beside
 from tfkit.spec.load import Spec, parse_spec, read_spec, take_spec
 from tfkit.spec.merge import as_changes
-from tfkit.spec.messages import crashed, refused
+from tfkit.spec.messages import crash_error, diagnostic_of
 from tfkit.spec.model_spec import InputConfig, ModelSpec
 
 C = TypeVar("C", bound=Config)
@@ -128,10 +138,10 @@ def load(spec: AnySource, *, sets: Sets = (), plugins: AnyPlugins | None = None)
     """
     plugins, changes = plugins or load_plugins(), as_changes(sets)
     if isinstance(spec, Mapping):
-        return announced(expand(_warned(take_spec(spec, plugins, sets=changes))), plugins)
-    graph = expand(_warned(read_spec(spec, plugins, sets=changes)))
+        return announce_graph(expand(_issue_warnings(take_spec(spec, plugins, sets=changes))), plugins)
+    graph = expand(_issue_warnings(read_spec(spec, plugins, sets=changes)))
     folder = weights_beside(spec, plugins.specs)
-    return announced(graph if folder is None else replace(graph, weights=folder.absolute()), plugins)
+    return announce_graph(graph if folder is None else replace(graph, weights=folder.absolute()), plugins)
 
 
 AnySpec: TypeAlias = Annotated[
@@ -161,10 +171,10 @@ def loads(text: str, *, sets: Sets = (), plugins: AnyPlugins | None = None) -> G
         SpecError: with every error in the spec.
     """
     plugins = plugins or load_plugins()
-    return announced(expand(_warned(parse_spec(text, plugins, sets=as_changes(sets)))), plugins)
+    return announce_graph(expand(_issue_warnings(parse_spec(text, plugins, sets=as_changes(sets)))), plugins)
 
 
-def announced(graph: Graph, plugins: Plugins) -> Graph:
+def announce_graph(graph: Graph, plugins: Plugins) -> Graph:
     """Call the hook `tfkit_spec_loaded`, and return the graph with the hooks of its plugins.
 
     Raise SpecError if a plugin rejects the spec or fails.
@@ -173,24 +183,26 @@ def announced(graph: Graph, plugins: Plugins) -> Graph:
     try:
         plugins.hooks.act("tfkit_spec_loaded", graph=graph)
     except SpecError as error:
-        raise SpecError(*(located(diagnostic, graph) for diagnostic in error.diagnostics)) from error.__cause__
+        raise SpecError(
+            *(located_diagnostic(diagnostic, graph) for diagnostic in error.diagnostics)
+        ) from error.__cause__
     return graph
 
 
-def located(diagnostic: Diagnostic, graph: Graph) -> Diagnostic:
+def located_diagnostic(diagnostic: Diagnostic, graph: Graph) -> Diagnostic:
     """Return the diagnostic of a plugin with the location of its path in the spec."""
     path = tuple(diagnostic.path.split(".")) if diagnostic.path else ()
     return replace(diagnostic, span=diagnostic.span or graph.spec.provenance.span(path)) if path else diagnostic
 
 
-def _warned(spec: Spec) -> Spec:
+def _issue_warnings(spec: Spec) -> Spec:
     """Issue the warnings of a spec, and return the spec."""
     for note in spec.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=4)
     return spec
 
 
-def place_of(graph: Graph, node: str, component: Component) -> tuple[str, ...]:
+def component_path(graph: Graph, node: str, component: Component) -> tuple[str, ...]:
     """Return the path of a component of a node, or the path of the node if it does not contain the component."""
     start = ("graph", node)
     paths = (path for path, part in parts(start, graph.node(node).config) if part is component)
@@ -240,7 +252,7 @@ class _Expansion:
             for name in names:
                 if not is_identifier(name):
                     self._error((part, name), f"{quoted(name)} cannot be the name of {noun}", help=SPELLING)
-                elif (reason := taken(name, of_input=part == "inputs")) is not None:
+                elif (reason := name_conflict(name, of_input=part == "inputs")) is not None:
                     message = f"`{name}` cannot be the name of {noun}: {reason}"
                     self._error((part, name), message, help="choose a different name")
                 elif part == "graph" and name in self.model.inputs:
@@ -286,7 +298,9 @@ class _Expansion:
             self._error(path, f"`{node}` cannot be its own input", help="name a different node or an input")
         elif source not in nodes and source not in inputs:
             candidates = [name for name in (*nodes, *inputs) if name != node]
-            help = similar("a node" if closest(source, candidates) in nodes else "an input", source, candidates)
+            help = similar_name_help(
+                "a node" if closest_name(source, candidates) in nodes else "an input", source, candidates
+            )
             notes = f"nodes: {listing(nodes)}", f"inputs: {listing(inputs)}"
             self._error(path, f"unknown node {quoted(source)}", *notes, help=help)
 
@@ -320,7 +334,7 @@ class _Expansion:
             try:
                 output = config.output(signals)
             except Invalid as invalid:
-                error = refused(invalid, path, self.spec.provenance)
+                error = diagnostic_of(invalid, path, self.spec.provenance)
                 if invalid.field == "input" and getattr(config, "input", None) is None:
                     note = f"`{name}` takes its input from `{wires[name]['input']}`, the node above it"
                     error = replace(error, notes=(*error.notes, note))
@@ -329,7 +343,7 @@ class _Expansion:
             except KeyboardInterrupt:
                 raise
             except BaseException as fault:  # a plugin's block
-                self.errors.append(crashed(type(config), "`output`", fault, path, self.spec.provenance))
+                self.errors.append(crash_error(type(config), "`output`", fault, path, self.spec.provenance))
                 continue
             if output.mask == OWN_MASK:
                 output = replace(output, mask=f"{name}_mask", gaps=True)
@@ -380,7 +394,7 @@ class _Expansion:
             raise
         except BaseException as error:
             config, path = type(self.model.graph[node]), ("graph", node)
-            self.errors.append(crashed(config, f"`{method}`", error, path, self.spec.provenance))
+            self.errors.append(crash_error(config, f"`{method}`", error, path, self.spec.provenance))
             return None
 
     def _outputs(self) -> tuple[str, ...]:
@@ -390,7 +404,7 @@ class _Expansion:
             self._error(("outputs",), "a model must have an output: name a node, or remove `outputs`")
         for index, name in enumerate(self.model.outputs):
             if name not in self.model.graph:
-                nodes, help = f"nodes: {listing(self.model.graph)}", similar("a node", name, self.model.graph)
+                nodes, help = f"nodes: {listing(self.model.graph)}", similar_name_help("a node", name, self.model.graph)
                 self._error(("outputs", str(index)), f"unknown node {quoted(name)}", nodes, help=help)
             elif name in self.model.outputs[:index]:
                 self._error(("outputs", str(index)), f"output `{name}` is in the list twice")
@@ -398,7 +412,7 @@ class _Expansion:
 
     def _check_effect(self, wires: Wires, outputs: tuple[str, ...]) -> None:
         """Report nodes and inputs that no node uses and that are not outputs."""
-        read = {source for fields in wires.values() for source in sources(fields)}
+        read = {source for fields in wires.values() for source in wire_sources(fields)}
         for name in self.model.graph:
             if name not in read and name not in outputs:
                 message = f"`{name}` has no effect: no node uses its output"
@@ -434,7 +448,7 @@ def as_list(source: str | list[str]) -> list[str]:
     return [source] if isinstance(source, str) else source
 
 
-def sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
+def wire_sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:
     """Yield the sources of a node."""
     return (name for source in fields.values() for name in as_list(source))
 
@@ -443,7 +457,7 @@ def in_order(wires: Wires) -> list[str]:
     """Return the nodes in the order of the spec, except that each follows its sources; raise CycleError."""
     done: dict[str, None] = {}
     for start in wires:
-        trail = {} if start in done else {start: sources(wires[start])}
+        trail = {} if start in done else {start: wire_sources(wires[start])}
         while trail:
             name = next(reversed(trail))
             source = next((name for name in trail[name] if name not in done and name in wires), None)
@@ -451,13 +465,13 @@ def in_order(wires: Wires) -> list[str]:
                 done[name] = None
                 del trail[name]
             elif source in trail:
-                raise CycleError(_cycle(list(trail), source, list(wires)))
+                raise CycleError(_rotated_cycle(list(trail), source, list(wires)))
             else:
-                trail[source] = sources(wires[source])
+                trail[source] = wire_sources(wires[source])
     return list(done)
 
 
-def _cycle(trail: list[str], source: str, order: list[str]) -> list[str]:
+def _rotated_cycle(trail: list[str], source: str, order: list[str]) -> list[str]:
     """Return the cycle from `source` to the end of `trail`, rotated to begin with its first node in `order`."""
     names = trail[trail.index(source) :]
     start = min(range(len(names)), key=lambda index: order.index(names[index]))

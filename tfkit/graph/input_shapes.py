@@ -12,15 +12,15 @@ from tfkit.graph.expand import Graph, as_list
 
 def max_len(graph: Graph) -> int | None:
     """Return the smallest `max_len` in a model; None if there is none."""
-    return min(_limits(graph), default=None)
+    return min(_length_limits(graph), default=None)
 
 
-def beyond(limit: int) -> str:
+def max_len_text(limit: int) -> str:
     """Return the words for an exceeded `max_len` that all errors use, including errors in a model's forward."""
     return f"max_len ({limit}), which can be set when building"
 
 
-def _limits(graph: Graph) -> Iterator[int]:
+def _length_limits(graph: Graph) -> Iterator[int]:
     for part in (part for node in graph.nodes for _, part in parts((), node.config)):
         limit = dict(part).get("max_len") if isinstance(part, Config) else None
         if isinstance(limit, int):
@@ -29,10 +29,10 @@ def _limits(graph: Graph) -> Iterator[int]:
 
 def rows_of(graph: Graph, name: str) -> int | None:
     """Return the number of rows of the smallest table that embeds an input; None if there is none."""
-    return min(_rows(graph, name), default=None)
+    return min(_table_rows(graph, name), default=None)
 
 
-def _rows(graph: Graph, name: str) -> Iterator[int]:
+def _table_rows(graph: Graph, name: str) -> Iterator[int]:
     """Yield the numbers of rows of the tables that embed an input."""
     for node in graph.nodes:
         for field, source in node.wires.items():

@@ -35,7 +35,7 @@ def is_identifier(name: str) -> bool:
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
 
 
-def taken(name: str, *, of_input: bool) -> str | None:
+def name_conflict(name: str, *, of_input: bool) -> str | None:
     """Return why a name is not available; None if it is."""
     if name.endswith("_mask"):
         return "it names a padding mask"

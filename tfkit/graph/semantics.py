@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, WireMarker, marker
-from tfkit.errors import ranges
+from tfkit.errors import number_ranges
 from tfkit.graph.expand import Graph, as_list
-from tfkit.spec.annotations import extra
+from tfkit.spec.annotations import slot_setting
 
 Value: TypeAlias = "str | int | float | bool | list[Any] | None"
 Values: TypeAlias = dict[str, Value]
@@ -36,7 +36,7 @@ _LAYERS = re.compile(r"(?<![^.])\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*(?![^.])")
 
 
 @dataclass(frozen=True)
-class Meaning:
+class Semantics:
     """The semantic values of a model's inputs and nodes, by path inside each, in the order of the graph.
 
     `usual` holds the paths, with the node's name, of values and components that equal the defaults of their fields. A
@@ -60,7 +60,7 @@ class Meaning:
         text = json.dumps([named.inputs, named.nodes], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def renamed(self, names: Mapping[str, str]) -> Meaning:
+    def renamed(self, names: Mapping[str, str]) -> Semantics:
         """Rename nodes and inputs."""
 
         def value_of(path: str, value: Value) -> Value:
@@ -72,7 +72,7 @@ class Meaning:
             names.get(name, name): {path: value_of(path, value) for path, value in values.items()}
             for name, values in self.nodes.items()
         }
-        return Meaning(inputs, nodes)
+        return Semantics(inputs, nodes)
 
     @property
     def flat(self) -> Values:
@@ -93,18 +93,18 @@ class ValueChange(NamedTuple):
         return f"{self.path}: {self.there} in the file, {self.here} here"
 
 
-def meaning_of(graph: Graph) -> Meaning:
+def semantics_of(graph: Graph) -> Semantics:
     """Return the semantic values of a model."""
     usual: set[str] = set()
-    inputs = {name: _values(config, name, usual) for name, config in graph.spec.model.inputs.items()}
+    inputs = {name: _config_values(config, name, usual) for name, config in graph.spec.model.inputs.items()}
     nodes: dict[str, Values] = {}
     for node in graph.nodes:
         wires = {f"{READS}{field}": as_list(source) for field, source in node.wires.items()}
-        nodes[node.name] = {**_values(node.config, node.name, usual), **wires}
-    return Meaning(inputs, nodes, frozenset(expanded for path in usual for expanded in _by_layer(path)))
+        nodes[node.name] = {**_config_values(node.config, node.name, usual), **wires}
+    return Semantics(inputs, nodes, frozenset(expanded for path in usual for expanded in _by_layer(path)))
 
 
-def parsed(data: Mapping[str, Any]) -> Meaning:
+def parse_semantics(data: Mapping[str, Any]) -> Semantics:
     """Parse the JSON object that `Meaning.text` writes; raise ValueError if it is malformed."""
     mappings = [data.get("inputs"), data.get("graph")]
     for part in mappings:
@@ -116,21 +116,21 @@ def parsed(data: Mapping[str, Any]) -> Meaning:
     for path, value in [entry for values in nodes.values() for entry in values.items() if entry[0].startswith(READS)]:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ValueError(f"`{path[:80]}` is not a list of names")
-    meaning = Meaning(inputs, nodes)
+    meaning = Semantics(inputs, nodes)
     _ = meaning.flat  # raises ValueError for malformed ranges of layers
     return meaning
 
 
-def changes(there: Meaning, here: Meaning) -> list[ValueChange]:
+def value_changes(there: Semantics, here: Semantics) -> list[ValueChange]:
     """Return the differences between the semantic values of a file, `there`, and of a model, `here`."""
-    names = {**_matched(there.inputs, here.inputs), **_matched(there.nodes, here.nodes)}
+    names = {**_matched_names(there.inputs, here.inputs), **_matched_names(there.nodes, here.nodes)}
     old, new = _ValueTree(there.renamed(names).flat), _ValueTree(here.flat)
     pairs: dict[str, tuple[str, str]] = {}
     for path in {**old.values, **new.values}:
         if path not in old.values and _is_meant(path, old, here.usual):
             continue
-        if path not in old.values or path not in new.values or not _same(old.values[path], new.values[path]):
-            place = next((prefix for prefix in above(path) if old.kind(prefix) != new.kind(prefix)), path)
+        if path not in old.values or path not in new.values or not _is_same_value(old.values[path], new.values[path]):
+            place = next((prefix for prefix in enclosing_paths(path) if old.kind(prefix) != new.kind(prefix)), path)
             pairs[place] = old.text(place), new.text(place)
     return _by_ranges(pairs, new.values)
 
@@ -140,7 +140,7 @@ class _ValueTree:
 
     def __init__(self, values: Values) -> None:
         self.values = values
-        self.parts = {part for path in values for part in above(path)}
+        self.parts = {part for path in values for part in enclosing_paths(path)}
 
     def kind(self, path: str) -> str | None:
         """Return the kind of the component at a path; `a part` for a config without a kind, None for an empty slot."""
@@ -151,16 +151,16 @@ class _ValueTree:
         """Return a short description of the value at a path."""
         if path in self.values:
             value = self.values[path]
-            return _short(value if isinstance(value, str) else json.dumps(value))
+            return _short_text(value if isinstance(value, str) else json.dumps(value))
         if path not in self.parts:
             return "nothing"
         kind, start = self.kind(path), f"{path}."
         inside = {key.removeprefix(start): value for key, value in self.values.items() if key.startswith(start)}
         shown = ", ".join(f"{name}: {json.dumps(value)}" for name, value in inside.items())
-        return _short(f"{{{shown}}}") if kind in (None, "a part") else str(kind)
+        return _short_text(f"{{{shown}}}") if kind in (None, "a part") else str(kind)
 
 
-def above(path: str) -> Iterator[str]:
+def enclosing_paths(path: str) -> Iterator[str]:
     """Yield the paths of the components around a value, outermost first."""
     yield from accumulate(path.split(".")[:-1], lambda start, key: f"{start}.{key}")
 
@@ -174,17 +174,17 @@ def _is_meant(path: str, old: _ValueTree, usual: Set[str]) -> bool:
     return False
 
 
-def _short(text: str) -> str:
+def _short_text(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 4]} ..."
 
 
-def _values(config: Config, name: str, usual: set[str]) -> Values:
+def _config_values(config: Config, name: str, usual: set[str]) -> Values:
     """Return the values of an input or a node, and add the paths of defaults to `usual`."""
     start = f"{name}."
-    return {path.removeprefix(start): value for path, value in _leaves(name, config, usual)}
+    return {path.removeprefix(start): value for path, value in _leaf_values(name, config, usual)}
 
 
-def _leaves(path: str, value: Any, usual: set[str]) -> Iterator[tuple[str, Value]]:
+def _leaf_values(path: str, value: Any, usual: set[str]) -> Iterator[tuple[str, Value]]:
     """Yield the path and the value of every leaf."""
     if isinstance(value, Config):
         fields = type(value).model_fields
@@ -193,20 +193,20 @@ def _leaves(path: str, value: Any, usual: set[str]) -> Iterator[tuple[str, Value
             if info is not None and _is_usual(info, inside):
                 usual.add(f"{path}.{name}")
             if info is None or marker(info, WireMarker) is None or isinstance(inside, Mapping):
-                yield from _leaves(f"{path}.{name}", inside, usual)
+                yield from _leaf_values(f"{path}.{name}", inside, usual)
     elif isinstance(value, Mapping):
         for name, inside in value.items():
-            yield from _leaves(f"{path}.{name}", inside, usual)
+            yield from _leaf_values(f"{path}.{name}", inside, usual)
     elif isinstance(value, tuple | list) and any(isinstance(item, Config) for item in value):
         for index, inside in enumerate(value):
-            yield from _leaves(f"{path}.{index}", inside, usual)
+            yield from _leaf_values(f"{path}.{index}", inside, usual)
     else:
         plain = value is None or isinstance(value, str | int | float)
         yield path, list(value) if isinstance(value, tuple | list) else value if plain else str(value)
 
 
 def _is_usual(field: FieldInfo, value: Any) -> bool:
-    kind = extra(field, "default_kind")
+    kind = slot_setting(field, "default_kind")
     if kind is not None:
         return isinstance(value, Component) and value.kind_name() == kind
     if field.is_required():
@@ -229,17 +229,17 @@ def _by_layer(path: str) -> list[str]:
     return [f"{path[: match.start()]}{number}{path[match.end() :]}" for number in numbers]
 
 
-def _matched(there: Iterable[str], here: Iterable[str]) -> dict[str, str]:
+def _matched_names(there: Iterable[str], here: Iterable[str]) -> dict[str, str]:
     """Match names in a file to names in the model: equal names first, the remaining ones in order."""
     old, new = list(there), list(here)
     rest = zip((name for name in old if name not in new), (name for name in new if name not in old), strict=False)
     return dict(rest)
 
 
-def _same(a: Value, b: Value) -> bool:
+def _is_same_value(a: Value, b: Value) -> bool:
     """Return True if two values are equal; real numbers may differ by the rounding of arithmetic."""
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(_is_same_value, a, b))
     if isinstance(a, bool) or isinstance(b, bool) or not (isinstance(a, int | float) and isinstance(b, int | float)):
         return a == b and isinstance(a, bool) == isinstance(b, bool)
     try:
@@ -263,6 +263,6 @@ def _by_ranges(pairs: Mapping[str, tuple[str, str]], values: Values) -> list[Val
         elif len(layers) == len(numbers):
             path = start.removesuffix("layers.").rstrip(".")
         else:
-            path = f"{start}{ranges(sorted(numbers)).replace(' ', '')}"
+            path = f"{start}{number_ranges(sorted(numbers)).replace(' ', '')}"
         changes.append(ValueChange(path + end, old, new))
     return changes

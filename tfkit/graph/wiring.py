@@ -14,24 +14,26 @@ from tfkit.graph.expand import Graph, Node
 
 def masks_in_use(nodes: Iterable[Node]) -> set[str | None]:
     """Return the masks that at least one of the nodes uses."""
-    return {mask for node in nodes for _, mask in _masks(node)}
+    return {mask for node in nodes for _, mask in _used_masks(node)}
 
 
 def pairwise_masks(nodes: Iterable[Node]) -> set[str | None]:
     """Return the masks that may be pairwise, because every node that uses them supports pairwise masks."""
     nodes = list(nodes)
-    refused = {mask for node in nodes for field, mask in _masks(node) if field != "input" or not _takes_pairs(node)}
+    refused = {
+        mask for node in nodes for field, mask in _used_masks(node) if field != "input" or not _takes_pairs(node)
+    }
     return masks_in_use(nodes) - refused
 
 
 def node_ignoring_pairs(graph: Graph) -> str | None:
     """Return the first node that mixes the tokens of different documents despite a pairwise mask, or None."""
-    return next((node.name for node in graph.nodes if not _keeps_documents_apart(node)), None)
+    return next((node.name for node in graph.nodes if not _has_separate_documents(node)), None)
 
 
-def _keeps_documents_apart(node: Node) -> bool:
+def _has_separate_documents(node: Node) -> bool:
     static = any(wire_of(node, field).whole for field in node.wires)
-    return not static and (_takes_pairs(node) or (computes_alone(node) and not any(_masks(node))))
+    return not static and (_takes_pairs(node) or (computes_alone(node) and not any(_used_masks(node))))
 
 
 def _takes_pairs(node: Node) -> bool:
@@ -44,7 +46,7 @@ def crosses_documents(node: Node) -> bool:
     return node.stack is not None and node.stack.crosses_documents
 
 
-def _masks(node: Node) -> Iterator[tuple[str, str | None]]:
+def _used_masks(node: Node) -> Iterator[tuple[str, str | None]]:
     """Yield the masks that a node uses, each with the field of its wire."""
     for field, signal in node.signals.items():
         if wire_of(node, field).mask:

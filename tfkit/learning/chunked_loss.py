@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-PIECES = 8
+TARGET_CHUNKS = 8
 """Target number of chunks. More chunks take more time, because each chunk adds to the full gradient of the head."""
 MIN_LOGITS = 2**25
 """Minimum number of logits in a chunk: smaller chunks cost time and save little memory."""
@@ -24,13 +24,13 @@ MAX_ROWS = 4096
 """Maximum number of rows in a chunk: larger chunks save no time."""
 
 
-def count_pieces(n_rows: int, vocab_size: int) -> int:
+def chunk_count(n_rows: int, vocab_size: int) -> int:
     """Return the number of chunks for `n_rows` rows of logits."""
-    rows = min(max(n_rows // PIECES, MIN_LOGITS // vocab_size), MAX_ROWS)
+    rows = min(max(n_rows // TARGET_CHUNKS, MIN_LOGITS // vocab_size), MAX_ROWS)
     return max(1, -(-n_rows // max(rows, 1)))
 
 
-class PiecewiseLoss:
+class ChunkedLoss:
     """The summed cross-entropy of a head's logits, in chunks.
 
     n rows, d width, v vocabulary.
@@ -61,12 +61,12 @@ class PiecewiseLoss:
 
     def _walk(self, rows: Tensor, targets: Tensor, pieces: int, learned: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Return the loss, and its gradients with respect to the learned values (rows: 0, weights: from 1)."""
-        weights = [_leaf(weight, i in learned) for i, weight in enumerate(self.weights, 1)]
-        gradients = [torch.zeros_like(weights[i - 1], dtype=_wide(weights[i - 1].dtype)) for i in learned if i > 0]
-        total = rows.new_zeros((), dtype=_wide(rows.dtype))
+        weights = [_leaf_view(weight, i in learned) for i, weight in enumerate(self.weights, 1)]
+        gradients = [torch.zeros_like(weights[i - 1], dtype=_sum_dtype(weights[i - 1].dtype)) for i in learned if i > 0]
+        total = rows.new_zeros((), dtype=_sum_dtype(rows.dtype))
         of_rows: list[Tensor] = []
         for start, end in self._ranges(rows, pieces):
-            values = [_leaf(rows[start:end], 0 in learned), *weights]
+            values = [_leaf_view(rows[start:end], 0 in learned), *weights]
             loss, of_piece = self._add_piece(gradients, values, targets[start:end], learned)
             total = total + loss
             of_rows += of_piece
@@ -111,7 +111,7 @@ class PiecewiseLoss:
         # Views, because torch's operation counters hook the arguments of a module, and cannot hook leaves here.
         extra = {name: weight.view_as(weight) for name, weight in zip(self.extra, weights[n:], strict=True)}
         logits = functional_call(self.head, parameters, (rows.view_as(rows),), extra)
-        logits = logits.to(_wide(logits.dtype))
+        logits = logits.to(_sum_dtype(logits.dtype))
         loss = F.cross_entropy(logits, targets, reduction="sum", **self.options)
         if not self.z:
             return loss
@@ -119,7 +119,7 @@ class PiecewiseLoss:
         return loss + self.z * logits.logsumexp(-1).square().mul(counted).sum()
 
 
-def _leaf(tensor: Tensor, learned: bool) -> Tensor:
+def _leaf_view(tensor: Tensor, learned: bool) -> Tensor:
     """Return a view of the same memory with a separate gradient.
 
     The hooks of a parameter must run once, with the gradient of all chunks.
@@ -128,7 +128,7 @@ def _leaf(tensor: Tensor, learned: bool) -> Tensor:
     return alone if torch.compiler.is_compiling() else alone.requires_grad_(learned)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of sums: in half precision, sums over many chunks would lose digits."""
     return torch.promote_types(dtype, torch.float32)
 

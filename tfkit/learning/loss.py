@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from tfkit.arguments import INT64, Limit, checked, shown, unknown_argument
+from tfkit.arguments import INT64, Limit, checked, unknown_argument, value_text
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.building.model import BuiltModel, called, explained, is_sharded
+from tfkit.building.model import BuiltModel, call_in_forward, explained_error, is_sharded
 from tfkit.errors import listing
-from tfkit.learning.chunked_loss import PiecewiseLoss, count_pieces
-from tfkit.learning.without_head import Ends, find_ends, trained, write_trunk
+from tfkit.learning.chunked_loss import ChunkedLoss, chunk_count
+from tfkit.learning.without_head import Ends, built_model, find_ends, write_trunk
 from tfkit.run.contract import OutputConfig
 from tfkit.torch_private.sharding import local_part
 from tfkit.torch_private.tensors import has_state_dict_hook, storage_key
@@ -42,8 +42,8 @@ def keep_once(model: nn.Module) -> None:
     """Write a model only once into state dicts, and accept a state dict that has it under any of its names."""
     if not has_state_dict_hook(model, _drop_copies):
         model.register_state_dict_post_hook(_drop_copies)
-        model.register_load_state_dict_pre_hook(_note_place)
-        model.register_load_state_dict_post_hook(_forgive_places)
+        model.register_load_state_dict_pre_hook(_note_loaded_prefix)
+        model.register_load_state_dict_post_hook(_drop_missing_copies)
 
 
 def _drop_copies(model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
@@ -54,14 +54,16 @@ def _drop_copies(model: nn.Module, state: dict[str, Any], prefix: str, _metadata
         return
     prefixes = [key.removesuffix(name) for key in state if key.endswith(f".{name}") or key == name]
     for other in prefixes:
-        if other == prefix or not all(_same(state.get(other + suffix), value) for suffix, value in values.items()):
+        if other == prefix or not all(
+            _has_same_memory(state.get(other + suffix), value) for suffix, value in values.items()
+        ):
             continue
         for suffix in values:
             del state[(other if len(other) > len(prefix) else prefix) + suffix]
         return
 
 
-def _same(value: object, other: object) -> bool:
+def _has_same_memory(value: object, other: object) -> bool:
     """Return True if two values of a state dict share their memory; for a `DTensor`, if its local tensors do."""
     value, other = local_part(value), local_part(other)
     if not isinstance(value, Tensor) or not isinstance(other, Tensor):
@@ -69,14 +71,14 @@ def _same(value: object, other: object) -> bool:
     return value.shape == other.shape and storage_key(value) == storage_key(other)
 
 
-def _note_place(model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+def _note_loaded_prefix(model: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     missing: list[str] = rest[2]
     if model not in _LOADS or _LOADS[model].missing is not missing:
         _LOADS[model] = _Load(missing)
     _LOADS[model].loaded[prefix] = any(key.startswith(prefix) for key in state)
 
 
-def _forgive_places(model: nn.Module, _incompatible: Any) -> None:
+def _drop_missing_copies(model: nn.Module, _incompatible: Any) -> None:
     """Do not report the keys of one name of the model as missing if a different name was loaded."""
     load = _LOADS[model]
     if any(load.loaded.values()):
@@ -89,12 +91,12 @@ Targets: TypeAlias = Tensor | Mapping[str, Tensor]
 Outputs: TypeAlias = Annotated[Mapping[str, Any], "a mapping of outputs to weights, or to `weight` and `shift`"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Ignored: TypeAlias = Annotated[int, INT64]
-Pieces: TypeAlias = Annotated[int, Limit(least=1, most=2**16)]
+ChunkCount: TypeAlias = Annotated[int, Limit(least=1, most=2**16)]
 Smoothing: TypeAlias = Annotated[float, Limit(least=0, most=1)]
 Weight: TypeAlias = Annotated[float, Limit(least=0, most=1)]
 
 
-class Read(NamedTuple):
+class HeadInput(NamedTuple):
     """The state of a model's computation when its head is reached.
 
     Attributes:
@@ -163,20 +165,20 @@ class Loss(nn.Module):
         label_smoothing: Smoothing = 0.0,
         z_loss: Weight = 0.0,
         reduction: Reduction = "mean",
-        pieces: Pieces | None = None,
+        pieces: ChunkCount | None = None,
     ) -> None:
         super().__init__()
-        built = trained(model)
+        built = built_model(model)
         self.model: fx.GraphModule = built
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.z_loss = z_loss
         self.reduction = reduction
         self.pieces = pieces
-        self.in_pieces: Callable[..., PiecewiseLoss] = PiecewiseLoss
+        self.in_pieces: Callable[..., ChunkedLoss] = ChunkedLoss
         self.ends: dict[str, Ends] = find_ends(built, outputs)
         self.terms: dict[str, OutputConfig] = {
-            name: _term(name, outputs[name] if outputs else 1.0) for name in self.ends
+            name: _output_term(name, outputs[name] if outputs else 1.0) for name in self.ends
         }
         main = next(iter(self.ends.values()), None)
         for name, end in self.ends.items():
@@ -209,18 +211,18 @@ class Loss(nn.Module):
         """
         if not torch.compiler.is_compiling() and is_transformed():
             raise ValueError("torch.func cannot follow this loss: use `F.cross_entropy` of the model's logits")
-        return called(self.model, lambda: self.of(self.read(inputs), targets))
+        return call_in_forward(self.model, lambda: self.of(self.read(inputs), targets))
 
-    def read(self, inputs: Inputs) -> dict[str, Read]:
+    def read(self, inputs: Inputs) -> dict[str, HeadInput]:
         """Run the model up to its heads, and return the state at each by the name of the output."""
         args, named = self._as_call(inputs)
         try:
             states = self._trunk(self.model, *args, **named)
-            return {name: Read(*state) for name, state in zip(self.ends, states, strict=True)}
+            return {name: HeadInput(*state) for name, state in zip(self.ends, states, strict=True)}
         except Exception as error:
-            raise explained(error, self.model, args, named)  # noqa: B904  it has its cause
+            raise explained_error(error, self.model, args, named)  # noqa: B904  it has its cause
 
-    def of(self, reads: Mapping[str, Read], targets: Targets | None = None) -> Tensor:
+    def of(self, reads: Mapping[str, HeadInput], targets: Targets | None = None) -> Tensor:
         """Return the loss for the states that `read` returned; targets and errors as in `forward`."""
         by_output = targets if isinstance(targets, Mapping) else dict.fromkeys(reads, targets)
         if unknown := [name for name in by_output if name not in reads]:
@@ -234,7 +236,7 @@ class Loss(nn.Module):
             return torch.stack(losses)
         return torch.stack([self.terms[name].weight * loss for name, loss in zip(reads, losses, strict=True)]).sum()
 
-    def _of_output(self, name: str, read: Read, targets: Tensor | None) -> Tensor:
+    def _of_output(self, name: str, read: HeadInput, targets: Tensor | None) -> Tensor:
         """Return the loss of an output, without its weight."""
         (hidden, mask, tokens, extra), shift = read, self.terms[name].shift
         targets = self._targets(tokens, mask, shift) if targets is None else _checked_targets(targets)
@@ -242,7 +244,7 @@ class Loss(nn.Module):
             positions, shape = tuple(hidden.shape[:-1]), tuple(targets.shape)
             raise ValueError(f"targets must have the shape {positions}, one for each position of the head; got {shape}")
         if mask is not None:
-            targets = targets.masked_fill(~_tokens(mask), self.ignore_index)
+            targets = targets.masked_fill(~_token_mask(mask), self.ignore_index)
         options = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
         head = self.in_pieces(self._head(name), extra, options, self.z_loss)
         rows = hidden.flatten(0, -2)
@@ -253,17 +255,17 @@ class Loss(nn.Module):
             raise ValueError(f"{message}, or {self.ignore_index} for none") from error
         return total if self.reduction == "sum" else total / (targets != self.ignore_index).sum().clamp(min=1)
 
-    def logits(self, reads: Mapping[str, Read]) -> dict[str, Iterator[Tensor]]:
+    def logits(self, reads: Mapping[str, HeadInput]) -> dict[str, Iterator[Tensor]]:
         """Return the logits of each output in the chunks in which the loss computes them, [n, v], for all positions."""
         return {name: self._chunks(name, read) for name, read in reads.items()}
 
-    def _chunks(self, name: str, read: Read) -> Iterator[Tensor]:
+    def _chunks(self, name: str, read: HeadInput) -> Iterator[Tensor]:
         rows, head = read.hidden.flatten(0, -2), self._head(name)
         for chunk in rows.tensor_split(self._count_chunks(rows, name)):
             yield head(chunk, **read.extra)
 
     def _count_chunks(self, rows: Tensor, name: str) -> int:
-        return self.pieces or count_pieces(rows.size(0), self.ends[name].vocab_size)
+        return self.pieces or chunk_count(rows.size(0), self.ends[name].vocab_size)
 
     def _as_call(self, inputs: object) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor | None]]:
         """Return the inputs as arguments of the model, by position and by name; raise TypeError if they do not fit."""
@@ -279,7 +281,9 @@ class Loss(nn.Module):
         if isinstance(inputs, Tensor):
             return f"the model takes {listing(self._required)}: pass them by name, `{call}`"
         if not isinstance(inputs, Mapping):
-            return f"the inputs of a loss must be tokens [b, t], or all inputs by name, `{call}`; got {shown(inputs)}"
+            return (
+                f"the inputs of a loss must be tokens [b, t], or all inputs by name, `{call}`; got {value_text(inputs)}"
+            )
         unknown = next(str(name) for name in inputs if name not in self._names)
         if unknown in ("targets", "labels"):
             return f"`{unknown}` is not an input: targets come after the inputs, `{call[:-1]}, {unknown})`"
@@ -305,7 +309,7 @@ class Loss(nn.Module):
         return F.pad(following, (0, shift), value=self.ignore_index)
 
 
-def _term(name: str, value: float | OutputConfig | Mapping[str, Any]) -> OutputConfig:
+def _output_term(name: str, value: float | OutputConfig | Mapping[str, Any]) -> OutputConfig:
     """Return the term of an output; raise ValueError for a weight or a shift that it cannot have."""
     if isinstance(value, OutputConfig):
         return value
@@ -316,7 +320,7 @@ def _term(name: str, value: float | OutputConfig | Mapping[str, Any]) -> OutputC
         raise ValueError(message) from error
 
 
-def _tokens(mask: Tensor) -> Tensor:
+def _token_mask(mask: Tensor) -> Tensor:
     """Return True for each position with a token, [b, t]; in a mask of pairs, for each that may attend to itself."""
     return mask if mask.dim() == 2 else mask.diagonal(dim1=1, dim2=2)
 
@@ -324,7 +328,7 @@ def _tokens(mask: Tensor) -> Tensor:
 def _checked_targets(targets: object) -> Tensor:
     """Return the targets; raise TypeError if they cannot be ids."""
     if not isinstance(targets, Tensor) or targets.dtype.is_floating_point or targets.dtype.is_complex:
-        received = str(targets.dtype) if isinstance(targets, Tensor) else shown(targets)
+        received = str(targets.dtype) if isinstance(targets, Tensor) else value_text(targets)
         raise TypeError(f"targets must be a tensor of ids, which are integers; got {received}")
     return targets
 
@@ -340,7 +344,7 @@ def loss(
     label_smoothing: Smoothing = 0.0,
     z_loss: Weight = 0.0,
     reduction: Reduction = "mean",
-    pieces: Pieces | None = None,
+    pieces: ChunkCount | None = None,
 ) -> Tensor:
     """Compute `Loss(model, ...)(inputs, targets)` for a single step.
 

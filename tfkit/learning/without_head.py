@@ -9,9 +9,9 @@ from typing import TypeAlias, cast
 from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of
-from tfkit.building.model import unwrapped
+from tfkit.building.model import unwrapped_model
 from tfkit.errors import SpecError, listing
-from tfkit.graph.decode_split import computes_alone, returning, split_for_decoding, wire_of
+from tfkit.graph.decode_split import computes_alone, reduce_to_output, split_for_decoding, wire_of
 from tfkit.graph.expand import Graph, Node
 from tfkit.nn import variable_of, written_forward
 
@@ -38,13 +38,13 @@ AROUND = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "_Fabric
 """Wrappers that must not be inside a loss, because the loss would call the wrapped model directly."""
 
 
-def trained(model: object) -> fx.GraphModule:
+def built_model(model: object) -> fx.GraphModule:
     """Return the built model inside `model`. Raise ValueError if `model` is a wrapper that belongs around the loss."""
     name = type(model).__name__
     if name in AROUND:
         help = f"pass the model to it, and the loss to `{name}`" if name != "Loss" else "pass the model to it"
         raise ValueError(f"a loss must wrap the model that `tfkit.build` returned; got {name}: {help}")
-    return unwrapped(model)
+    return unwrapped_model(model)
 
 
 def find_ends(model: fx.GraphModule, outputs: Iterable[str] | None = None) -> dict[str, Ends]:
@@ -55,21 +55,21 @@ def find_ends(model: fx.GraphModule, outputs: Iterable[str] | None = None) -> di
             f"`{graph.name}` returns {listing(graph.outputs)}: the loss must name its outputs, each with a weight, as "
             f"`outputs: {{{graph.outputs[0]}: 1.0}}`"
         )
-    return {name: _ends(returning(graph, name)) for name in outputs or graph.outputs}
+    return {name: _ends_of_graph(reduce_to_output(graph, name)) for name in outputs or graph.outputs}
 
 
-def _ends(graph: Graph) -> Ends:
+def _ends_of_graph(graph: Graph) -> Ends:
     """Return the ends of a graph with a single output."""
     head = graph.node(graph.outputs[0])
     if head.output.type != "logits":
         raise ValueError(f"`{graph.name}` returns {head.output.in_words()}, but a loss must be computed from logits")
-    signal, vocab_size = head.signals[_read(head)], head.output.width
+    signal, vocab_size = head.signals[_head_wire(head)], head.output.width
     if vocab_size is None:
         raise ValueError(f"`{head.name}` returns one logit without an axis of classes, but this loss needs classes")
-    return Ends(head.name, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted(graph))
+    return Ends(head.name, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted_input(graph))
 
 
-def _read(head: Node) -> str:
+def _head_wire(head: Node) -> str:
     """Return the wire that feeds the head; raise ValueError unless the head computes each row independently."""
     read = [field for field in head.wires if wire_of(head, field).value == "output"]
     if len(read) != 1 or not isinstance(head.wires[read[0]], str):
@@ -81,7 +81,7 @@ def _read(head: Node) -> str:
     return read[0]
 
 
-def _predicted(graph: Graph) -> str | None:
+def _predicted_input(graph: Graph) -> str | None:
     try:
         parts = split_for_decoding(graph)
     except SpecError:

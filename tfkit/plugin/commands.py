@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.plugin.discover import BUILT_IN, COMMANDS, DISABLE, Candidate, canonical, tfkit_itself, wanted
+from tfkit.plugin.discover import BUILT_IN, COMMANDS, DISABLE, Candidate, enabled_plugins, normalized_name, tfkit_itself
 from tfkit.plugin.import_code import load_points, source_of
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ class CommandEntry:
             help = f"switch one plugin off by its name: {DISABLE}=<name>"
             labels = tuple(candidate.label for candidate, _ in self.owners)
             raise SpecError(Diagnostic(f"there are two commands named `{self.name}`", notes=labels, help=help))
-        command: click.Command = point.load() if candidate.origin == BUILT_IN else _load(candidate, point)
+        command: click.Command = point.load() if candidate.origin == BUILT_IN else _load_command(candidate, point)
         return command
 
 
 def built_in_commands() -> Mapping[str, CommandEntry]:
     """Return the commands of tfkit itself."""
-    return _entries([tfkit_itself()])
+    return _command_entries([tfkit_itself()])
 
 
 def plugin_commands(plugin_dirs: Iterable[Path] = (), entry_points: bool = True) -> Mapping[str, CommandEntry]:
@@ -82,10 +82,10 @@ def plugin_commands(plugin_dirs: Iterable[Path] = (), entry_points: bool = True)
 
     If two plugins define a name, the command only raises an error.
     """
-    return _entries(wanted(plugin_dirs, entry_points)[0])
+    return _command_entries(enabled_plugins(plugin_dirs, entry_points)[0])
 
 
-def _entries(candidates: Iterable[Candidate]) -> dict[str, CommandEntry]:
+def _command_entries(candidates: Iterable[Candidate]) -> dict[str, CommandEntry]:
     owners: dict[str, list[tuple[Candidate, EntryPoint]]] = {}
     for candidate in candidates:
         for point in candidate.named(COMMANDS):
@@ -148,10 +148,10 @@ def _last_name(expression: ast.expr) -> str:
 # ---- the import of a plugin's command ----
 
 
-def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
+def _load_command(candidate: Candidate, point: EntryPoint) -> click.Command:
     import click
 
-    from tfkit.plugin.hooks import in_words, stdout_to_stderr, where
+    from tfkit.plugin.hooks import error_location, in_words, stdout_to_stderr
 
     try:
         with stdout_to_stderr():
@@ -159,16 +159,16 @@ def _load(candidate: Candidate, point: EntryPoint) -> click.Command:
     except (SpecError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise SpecError(_broken(candidate, point, in_words(error), where(error))) from error
+        raise SpecError(_broken_command(candidate, point, in_words(error), error_location(error))) from error
     if not isinstance(command, click.Command):
         cause = f"`{point.value}` must be a click.Command; got {type(command).__name__}"
-        raise SpecError(_broken(candidate, point, cause, ""))
+        raise SpecError(_broken_command(candidate, point, cause, ""))
     return command
 
 
-def _broken(candidate: Candidate, point: EntryPoint, cause: str, location: str) -> Diagnostic:
+def _broken_command(candidate: Candidate, point: EntryPoint, cause: str, location: str) -> Diagnostic:
     return Diagnostic(
         f"the command `{point.name}` of plugin {candidate.label} cannot be loaded: {cause}",
         notes=(location,) if location else (),
-        help=f"to switch the plugin off: {DISABLE}={canonical(candidate.name)}",
+        help=f"to switch the plugin off: {DISABLE}={normalized_name(candidate.name)}",
     )

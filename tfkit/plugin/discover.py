@@ -41,7 +41,7 @@ LAYOUTS = "a *.py file, a package, or a project whose pyproject.toml has [projec
 LEFT_ALONE = re.compile(r"[._].*|test_.*|tests|conftest\.py|setup\.py")
 
 
-def own_version() -> str:
+def tfkit_version() -> str:
     """Return the version of tfkit; empty if it is not installed."""
     try:
         return version("tfkit")
@@ -72,7 +72,7 @@ class Candidate:
         return [point for point in self.points if point.group == group]
 
 
-def wanted(
+def enabled_plugins(
     plugin_dirs: Iterable[Path], ambient: bool, objects: Objects = ()
 ) -> tuple[list[Candidate], tuple[str, ...]]:
     """Return the enabled plugins that `find_plugins` finds, and the names of the disabled plugins.
@@ -81,8 +81,8 @@ def wanted(
     """
     candidates = find_plugins(plugin_dirs, ambient, objects)
     off = switched_off()
-    names = tuple(dict.fromkeys(candidate.name for candidate in candidates if canonical(candidate.name) in off))
-    left = [candidate for candidate in candidates if canonical(candidate.name) not in off]
+    names = tuple(dict.fromkeys(candidate.name for candidate in candidates if normalized_name(candidate.name) in off))
+    left = [candidate for candidate in candidates if normalized_name(candidate.name) not in off]
     _check_names(left)
     return left, names
 
@@ -94,7 +94,7 @@ def tfkit_itself() -> Candidate:
     that was added since the installation.
     """
     file = Path(__file__).parents[2] / "pyproject.toml"
-    project, points = _project(file) if file.is_file() else ({}, [])
+    project, points = _read_project(file) if file.is_file() else ({}, [])
     if project.get("name") != TFKIT:
         try:
             points = [point for point in distribution(TFKIT).entry_points if point.group in GROUPS]
@@ -106,13 +106,13 @@ def tfkit_itself() -> Candidate:
 
 def switched_off() -> set[str]:
     """Return the canonical names of disabled plugins, which need not exist."""
-    return {canonical(name) for name in os.environ.get(DISABLE, "").split(",")}
+    return {normalized_name(name) for name in os.environ.get(DISABLE, "").split(",")}
 
 
 def _check_names(candidates: Iterable[Candidate]) -> None:
     named: dict[str, list[Candidate]] = {}
     for candidate in candidates:
-        named.setdefault(canonical(candidate.name), []).append(candidate)
+        named.setdefault(normalized_name(candidate.name), []).append(candidate)
     help = "rename or remove one of the plugins"
     problems = [
         Diagnostic(
@@ -134,21 +134,21 @@ def find_plugins(plugin_dirs: Iterable[Path], ambient: bool, objects: Objects = 
 
     A later plugin replaces an earlier plugin of the same name.
     """
-    candidates = _installed() if ambient else []
+    candidates = _installed_plugins() if ambient else []
     if ambient:
-        candidates = _replaced(
+        candidates = _with_replacements(
             candidates,
             [replace(candidate, origin=f"{candidate.origin}, by {PLUGIN_DIR}") for candidate in _from_environment()],
         )
     registered = [Candidate(name, "", "object", partial(list, [part]), name) for name, part in objects]
-    return _replaced(candidates, [*_in_folders(plugin_dirs), *registered])
+    return _with_replacements(candidates, [*_in_folders(plugin_dirs), *registered])
 
 
-def _replaced(candidates: Sequence[Candidate], later: Iterable[Candidate]) -> list[Candidate]:
-    before = {canonical(candidate.name): candidate for candidate in candidates}
+def _with_replacements(candidates: Sequence[Candidate], later: Iterable[Candidate]) -> list[Candidate]:
+    before = {normalized_name(candidate.name): candidate for candidate in candidates}
     kept = []
     for candidate in later:
-        other = before.pop(canonical(candidate.name), None)
+        other = before.pop(normalized_name(candidate.name), None)
         if other is not None and other.version != candidate.version:
             place = "installed" if other.origin.startswith(ENTRY_POINT) else other.origin
             origin = f"{candidate.origin} (instead of {other.version}, {place})"
@@ -178,16 +178,16 @@ def lying_in(folders: Iterable[Path]) -> dict[str, Path]:
     for folder in folders:
         with suppress(OSError):
             for path in _plugin_paths(folder):
-                paths.setdefault(canonical(_candidate(path).name), path)
+                paths.setdefault(normalized_name(_candidate_of_path(path).name), path)
     return paths
 
 
-def canonical(name: str) -> str:
+def normalized_name(name: str) -> str:
     """Normalize a name as package indexes do: lower case, with `-` for any run of `-`, `_` and `.`."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def _installed() -> list[Candidate]:
+def _installed_plugins() -> list[Candidate]:
     """Return the installed plugins. The search is repeated only if a distribution may have changed."""
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return _search_installed()  # an application's finder may return different distributions at any time
@@ -235,18 +235,20 @@ def _search_installed() -> list[Candidate]:
         metadata = {"Name": owner, "Version": ""} if isinstance(owner, str) else owner.metadata
         name, version = str(metadata["Name"]), str(metadata["Version"])
         if name != TFKIT:
-            candidates.append(_distribution(name, version, f"{ENTRY_POINT}{_others(name, version)}", group, None))
+            candidates.append(
+                _distribution_candidate(name, version, f"{ENTRY_POINT}{_ignored_versions(name, version)}", group, None)
+            )
     return sorted(candidates, key=lambda candidate: candidate.name)
 
 
-def _others(name: str, version: str) -> str:
+def _ignored_versions(name: str, version: str) -> str:
     """Describe the versions of a distribution that Python ignores: it uses the first version in its path."""
     versions = {other.version: other for other in distributions(name=name)}
     ignored = {number: other.locate_file("") for number, other in versions.items() if number != version}
     return "".join(f" (instead of {number}, in {folder})" for number, folder in ignored.items())
 
 
-def _distribution(
+def _distribution_candidate(
     name: str, version: str, origin: str, points: Sequence[EntryPoint], folders: tuple[str, ...] | None
 ) -> Candidate:
     load = partial(load_points, [point for point in points if point.group == GROUP], folders)
@@ -263,7 +265,7 @@ def _in_folders(plugin_dirs: Iterable[Path], notes: tuple[str, ...] = ()) -> lis
         except OSError as error:
             problems.append(Diagnostic(f"plugin folder `{folder}` cannot be read: {error.strerror}", notes=notes))
             continue
-        candidates |= {path.resolve(): _candidate(path) for path in paths if path.resolve() not in candidates}
+        candidates |= {path.resolve(): _candidate_of_path(path) for path in paths if path.resolve() not in candidates}
         if not paths:
             problem = "contains no plugin" if os.path.exists(folder) else "does not exist"
             problems.append(
@@ -292,13 +294,13 @@ def _is_plugin(path: Path) -> bool:
 def _names_modules(file: Path) -> bool:
     """Return True if a project is a plugin, or cannot be read, in which case loading it raises the error."""
     try:
-        project, points = _project(file) if file.is_file() else ({}, [])
+        project, points = _read_project(file) if file.is_file() else ({}, [])
         return bool(points) and project.get("name") != TFKIT
     except (OSError, ValueError, AttributeError):
         return True
 
 
-def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
+def _read_project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
     """Read the project in a pyproject.toml, and its entry points in tfkit's groups."""
     project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
     groups = project.get("entry-points", {})
@@ -309,21 +311,21 @@ def _project(file: Path) -> tuple[dict[str, Any], list[EntryPoint]]:
     return project, [EntryPoint(*point) for point in points]
 
 
-def _candidate(path: Path) -> Candidate:
+def _candidate_of_path(path: Path) -> Candidate:
     file, resolved = path / "pyproject.toml", path.resolve()
     if path.is_file() or (not _names_modules(file) and (path / "__init__.py").is_file()):
         name = resolved.stem if path.is_file() else resolved.name
         return Candidate(name, "", str(path), partial(load_file, path), str(path))
     try:
-        project, points = _project(file)
+        project, points = _read_project(file)
         if not points:
             raise ValueError(f"it has no [project.entry-points.{GROUP}]")
     except (OSError, ValueError, AttributeError) as error:
-        return Candidate(resolved.name, "", str(path), partial(_refuse, file, error), str(path))
+        return Candidate(resolved.name, "", str(path), partial(_raise_import_error, file, error), str(path))
     name, version = str(project.get("name", resolved.name)), str(project.get("version", ""))
     folders = tuple(str(folder.resolve()) for folder in (path / "src", path) if folder.is_dir())
-    return _distribution(name, version, str(path), points, folders)
+    return _distribution_candidate(name, version, str(path), points, folders)
 
 
-def _refuse(file: Path, error: Exception) -> Sequence[object]:
+def _raise_import_error(file: Path, error: Exception) -> Sequence[object]:
     raise ImportError(f"{file}: {error}") from error

@@ -18,9 +18,9 @@ import pluggy
 import pydantic
 from pydantic import PydanticUserError
 
-from tfkit.errors import Diagnostic, Invalid, SpecError, listing, similar
+from tfkit.errors import Diagnostic, Invalid, SpecError, listing, similar_name_help
 from tfkit.plugin import hookspecs
-from tfkit.plugin.discover import DISABLE, Candidate, canonical
+from tfkit.plugin.discover import DISABLE, Candidate, normalized_name
 from tfkit.plugin.hookspecs import CONTRACT, SEPARATE
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class Hooks:
                     f"`{hook}` must not have `{option}`, because tfkit calls it for each plugin separately"
                 )
         return [
-            _misspelt(candidate, caller.name, impl)
+            _misspelt_hook(candidate, caller.name, impl)
             for caller, impl in implementations
             if not caller.has_spec() and not impl.optionalhook
         ]
@@ -115,7 +115,7 @@ class Hooks:
         A plugin that fails is omitted, and wrappers receive the values of the remaining plugins.
         """
         values, errors = self._run(hook, read, arguments, isolated=True)
-        return Answers(tuple(values), tuple(map(_fault, errors)))
+        return Answers(tuple(values), tuple(map(_fault_diagnostic, errors)))
 
     def call_one(self, candidate: Candidate, hook: str, read: Callable[[Any], T], **arguments: Any) -> list[T]:
         """Return the values that the objects of a plugin return for a hook; raise HookError if the hook fails."""
@@ -130,7 +130,7 @@ class Hooks:
         `around` is entered with the label of a plugin while the plugin runs. Raises SpecError.
         """
         for error in self._run(hook, _no_value, arguments, around)[1][-1:]:
-            raise _refusal(error) from error.__cause__
+            raise _rejection_error(error) from error.__cause__
 
     def _implementations(self, part: object) -> list[tuple[pluggy.HookCaller, pluggy.HookImpl]]:
         callers = self._manager.get_hookcallers(part) or ()
@@ -171,7 +171,7 @@ class Hooks:
         impls = reversed(getattr(self._manager.hook, hook).get_hookimpls())
         for impl in (impl for impl in impls if only in (None, self._owners[id(impl.plugin)])):
             with guarded(impl) as plugin:
-                result = _begin(impl, arguments)
+                result = _begin_hook(impl, arguments)
                 if impl.wrapper or impl.hookwrapper:
                     wrappers.append((impl, result))
                     continue
@@ -183,7 +183,7 @@ class Hooks:
         for impl, generator in reversed(wrappers):
             with guarded(impl) as plugin:
                 error = errors[-1].__cause__ if errors and not isolated else None
-                result = _end(impl, generator, [value for _, value in values], error)
+                result = _end_wrapper(impl, generator, [value for _, value in values], error)
                 if result is None and isolated:
                     raise TypeError("a wrapper must return a list of results; got None")
                 labels = {id(value): label for label, value in values}
@@ -197,14 +197,14 @@ class Hooks:
         try:
             return read(value)
         except TypeError as error:
-            raise HookError(hook, self._owners[id(impl.plugin)], str(error), _place(impl)) from error
+            raise HookError(hook, self._owners[id(impl.plugin)], str(error), _hook_location(impl)) from error
 
 
 def _failure(error: BaseException, hook: str, plugin: Candidate, impl: pluggy.HookImpl) -> HookError:
     """Return an error of a plugin as the error of its hook."""
     if isinstance(error, HookError):
         return error
-    failure = HookError(hook, plugin, f"failed: {in_words(error)}", where(error) or _place(impl))
+    failure = HookError(hook, plugin, f"failed: {in_words(error)}", error_location(error) or _hook_location(impl))
     failure.__cause__ = error
     return failure
 
@@ -224,7 +224,7 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
-def where(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """Return the innermost traceback line outside of tfkit's plugin loader and libraries; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -234,7 +234,7 @@ def where(error: BaseException) -> str:
     return f"{plugin_frames[-1].filename}:{plugin_frames[-1].lineno}" if plugin_frames else ""
 
 
-def _begin(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
+def _begin_hook(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
     """Call an implementation. Return its value, or the generator of a wrapper, which has reached its `yield`."""
     optional = {name: arguments[name] for name in impl.kwargnames if name in arguments}
     value: Any = impl.function(*(arguments[name] for name in impl.argnames), **optional)
@@ -245,7 +245,7 @@ def _begin(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
     return list(value) if isinstance(value, Iterator) else value
 
 
-def _end(impl: pluggy.HookImpl, generator: Any, values: list[Any], error: BaseException | None) -> Any:
+def _end_wrapper(impl: pluggy.HookImpl, generator: Any, values: list[Any], error: BaseException | None) -> Any:
     """Continue a wrapper with the values of the plugins that it wraps, or with their error; return its result."""
     outcome = pluggy.Result(values, error)
     try:
@@ -263,27 +263,27 @@ def _no_value(returned: object) -> None:
     raise TypeError(f"must return None; got {type(returned).__name__}")
 
 
-def _place(impl: pluggy.HookImpl) -> str:
+def _hook_location(impl: pluggy.HookImpl) -> str:
     code = inspect.unwrap(impl.function).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def _fault(error: HookError, effect: str = "this hook is skipped; to switch the plugin off: ") -> Diagnostic:
+def _fault_diagnostic(error: HookError, effect: str = "this hook is skipped; to switch the plugin off: ") -> Diagnostic:
     return Diagnostic(
         f"plugin {error.plugin.label}: {error}",
         notes=(error.where,) if error.where else (),
-        help=f"{effect}{DISABLE}={canonical(error.plugin.name)}",
+        help=f"{effect}{DISABLE}={normalized_name(error.plugin.name)}",
     )
 
 
-def _refusal(error: HookError) -> SpecError:
+def _rejection_error(error: HookError) -> SpecError:
     """Return the diagnostics of a plugin that raised `SpecError` or `Invalid`; otherwise describe its failure."""
     cause, note = error.__cause__, f"from `{error.hook}` of the plugin {error.plugin.label}"
     if isinstance(cause, Invalid):
         return SpecError(Diagnostic(cause.message, path=cause.field, notes=(*cause.notes, note), help=cause.help))
     if isinstance(cause, SpecError):
         return SpecError(*(replace(diagnostic, notes=(*diagnostic.notes, note)) for diagnostic in cause.diagnostics))
-    return SpecError(_fault(error, "correct the plugin, or switch it off: "))
+    return SpecError(_fault_diagnostic(error, "correct the plugin, or switch it off: "))
 
 
 def _check_contract(part: object) -> None:
@@ -293,6 +293,6 @@ def _check_contract(part: object) -> None:
         raise PluginError(f"its TFKIT_CONTRACT must be {CONTRACT}; got {contract!r}: install a newer {older}")
 
 
-def _misspelt(candidate: Candidate, name: str, impl: pluggy.HookImpl) -> Diagnostic:
+def _misspelt_hook(candidate: Candidate, name: str, impl: pluggy.HookImpl) -> Diagnostic:
     message, notes = f"unknown hook `{name}` in plugin {candidate.label}", f"known hooks: {listing(HOOKS)}"
-    return Diagnostic(message, notes=(_place(impl), notes), help=similar("a hook", name, HOOKS))
+    return Diagnostic(message, notes=(_hook_location(impl), notes), help=similar_name_help("a hook", name, HOOKS))

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-OWN_NAME = "tfkit_plugin_"
+MODULE_PREFIX = "tfkit_plugin_"
 """Prefix of the module names of plugins that are a file or a folder, and therefore have no module name."""
 
 
@@ -24,9 +24,9 @@ def load_points(points: Iterable[EntryPoint], folders: Sequence[str] | None) -> 
     if folders is None:
         return [point.load() for point in points]
     importlib.invalidate_caches()
-    with _search(folders):
+    with _search_folders(folders):
         for point in points:
-            _check_place(point.module.partition(".")[0], folders)
+            _check_location(point.module.partition(".")[0], folders)
         return [point.load() for point in points]
 
 
@@ -34,7 +34,7 @@ def load_file(path: Path) -> Sequence[object]:
     """Import a file or a package under a unique name; as with any import, once per process."""
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
     digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    name = f"{OWN_NAME}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
+    name = f"{MODULE_PREFIX}{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
     if name in sys.modules:
         return [sys.modules[name]]
     inside = [str(file.parent)] if path.is_dir() else None
@@ -42,7 +42,7 @@ def load_file(path: Path) -> Sequence[object]:
     assert spec is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        _execute(module, path)
+        _execute_module(module, path)
     except BaseException:
         for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
             del sys.modules[part]
@@ -53,7 +53,7 @@ def load_file(path: Path) -> Sequence[object]:
 def source_of(module: str, folders: Sequence[str] | None) -> Path:
     """Find the file of a module without running any code; raise ModuleNotFoundError if there is none."""
     top, *parts = module.split(".")
-    spec = _found(top, folders)
+    spec = _module_spec(top, folders)
     if not parts and spec.origin:
         return Path(spec.origin)
     for base in (Path(place, *parts) for place in spec.submodule_search_locations or ()):
@@ -66,14 +66,14 @@ def source_of(module: str, folders: Sequence[str] | None) -> Path:
 def folder_of(package: str, folders: Sequence[str] | None) -> Path:
     """Find the folder of a package by its dotted name, without running code; raise ModuleNotFoundError if missing."""
     top, *parts = package.split(".")
-    spec = _found(top, folders)
+    spec = _module_spec(top, folders)
     for path in (Path(place, *parts) for place in spec.submodule_search_locations or ()):
         if path.is_dir():
             return path
     raise ModuleNotFoundError(f"there is no folder `{'/'.join([top, *parts])}`", name=package)
 
 
-def _found(name: str, folders: Sequence[str] | None) -> ModuleSpec:
+def _module_spec(name: str, folders: Sequence[str] | None) -> ModuleSpec:
     """Find a top-level module in `folders`, or by the path of Python."""
     if folders is not None or name not in sys.modules:
         importlib.invalidate_caches()
@@ -84,22 +84,22 @@ def _found(name: str, folders: Sequence[str] | None) -> ModuleSpec:
     return spec
 
 
-def _check_place(name: str, folders: Sequence[str]) -> None:
+def _check_location(name: str, folders: Sequence[str]) -> None:
     """Raise an error unless the package is in one of the folders and no other of that name has been imported."""
-    spec = _found(name, folders)
-    other = _place(getattr(sys.modules.get(name), "__spec__", None))
-    if name in sys.modules and other != _place(spec):
+    spec = _module_spec(name, folders)
+    other = _module_location(getattr(sys.modules.get(name), "__spec__", None))
+    if name in sys.modules and other != _module_location(spec):
         raise ImportError(f"another module `{name}` has been imported, from {other}", name=name)
 
 
-def _place(spec: Any) -> str:
+def _module_location(spec: Any) -> str:
     """Return the file of a module, or the folder of a package without `__init__.py`."""
     place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
     return str(Path(place).resolve()) if place else "elsewhere"
 
 
 @contextmanager
-def _search(folders: Sequence[str]) -> Iterator[None]:
+def _search_folders(folders: Sequence[str]) -> Iterator[None]:
     """Search for modules in `folders` first. On exit, restore `sys.path`, even if the imported code changed it."""
     before = sys.path[:]
     sys.path[:0] = folders
@@ -109,12 +109,12 @@ def _search(folders: Sequence[str]) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _execute(module: ModuleType, path: Path) -> None:
+def _execute_module(module: ModuleType, path: Path) -> None:
     importlib.invalidate_caches()
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None
     try:
-        with _search(()):
+        with _search_folders(()):
             module.__spec__.loader.exec_module(module)
     except ModuleNotFoundError as error:
         siblings = {path.stem, *(file.stem for file in (path if path.is_dir() else path.parent).iterdir())}

@@ -23,7 +23,7 @@ FAMILIES = "families"
 _CHECKPOINT = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 _MODEL = re.compile(r"^(model|extends):", re.MULTILINE)
 """Matches in a document that contains a model, or extends a document that does."""
-OWN_DOCUMENTS = (("run", "train"), ("sweep", "sweep"))
+BUILT_IN_DOCUMENTS = (("run", "train"), ("sweep", "sweep"))
 """The types of the documents in the folder of tfkit's specs, each with the command that takes them."""
 
 
@@ -53,7 +53,7 @@ class NamedDocuments:
 
 
 @dataclass(frozen=True)
-class KnownSpecs:
+class NamedSpecs:
     """The files of specs and of families by name, and the documents of further types by their type."""
 
     files: Mapping[str, SpecPath]
@@ -75,18 +75,20 @@ class KnownSpecs:
         return names
 
 
-def own_specs() -> Path:
+def built_in_specs_folder() -> Path:
     """Return the folder of tfkit's specs: inside the package, or next to it in a checkout."""
     package = Path(__file__).parent.parent
     packed = package / "_specs"
     return packed if packed.is_dir() else package.parent / "specs"
 
 
-def known_specs(folders: Iterable[SpecPath] = ()) -> KnownSpecs:
+def named_specs(folders: Iterable[SpecPath] = ()) -> NamedSpecs:
     """Return what these folders and tfkit's contain; raise SpecError for two specs, or documents, of the same name."""
-    built_in = [SpecPath(own_specs() / f"{sort}s", BUILT_IN, sort, command) for sort, command in OWN_DOCUMENTS]
+    built_in = [
+        SpecPath(built_in_specs_folder() / f"{sort}s", BUILT_IN, sort, command) for sort, command in BUILT_IN_DOCUMENTS
+    ]
     by_sort: dict[str, list[SpecPath]] = {"": []}
-    for folder in dict.fromkeys([SpecPath(own_specs(), BUILT_IN), *built_in, *folders]):
+    for folder in dict.fromkeys([SpecPath(built_in_specs_folder(), BUILT_IN), *built_in, *folders]):
         by_sort.setdefault(folder.sort, []).append(folder)
     spec_folders = by_sort.pop("")
     files, clashes = _by_name(spec_folders, "specs")
@@ -101,7 +103,7 @@ def known_specs(folders: Iterable[SpecPath] = ()) -> KnownSpecs:
         documents[sort] = NamedDocuments(next((folder.command for folder in of_sort if folder.command), ""), named)
     if clashes:
         raise SpecError(*clashes)
-    return KnownSpecs(files, families, documents)
+    return NamedSpecs(files, families, documents)
 
 
 def _by_name(folders: Iterable[SpecPath], plural: str) -> tuple[dict[str, SpecPath], list[Diagnostic]]:
@@ -112,12 +114,12 @@ def _by_name(folders: Iterable[SpecPath], plural: str) -> tuple[dict[str, SpecPa
         for path in _specs_in(folder.path):
             new = SpecPath(path, folder.plugin)
             if path.stem in files:
-                clashes.append(_clash(plural, path.stem, files[path.stem], new))
+                clashes.append(_clash_error(plural, path.stem, files[path.stem], new))
             files.setdefault(path.stem, new)
     return dict(sorted(files.items())), clashes
 
 
-def declared(candidate: Candidate) -> list[SpecPath]:
+def declared_folders(candidate: Candidate) -> list[SpecPath]:
     """Return the folders in a plugin's entry points; raise ImportError if a folder is missing or holds no YAML file.
 
     An entry point in `tfkit.documents` has the name of a type. After the colon, it names the command that takes the
@@ -153,7 +155,7 @@ def _specs_in(folder: Path) -> list[Path]:
     return []
 
 
-def _clash(plural: str, name: str, *paths: SpecPath) -> Diagnostic:
+def _clash_error(plural: str, name: str, *paths: SpecPath) -> Diagnostic:
     help = f"rename one of the two, or switch one plugin off by its name: {DISABLE}=<name>"
     notes = tuple(f"{folder.plugin}: {folder.path}" for folder in paths)
     return Diagnostic(f"there are two {plural} named `{name}`", notes=notes, help=help)

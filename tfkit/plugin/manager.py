@@ -20,9 +20,18 @@ from typing import Annotated, Any, TypeAlias
 from tfkit.arguments import AnyPath, checked
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, PluginWarning, SpecError
-from tfkit.plugin.discover import BUILT_IN, DISABLE, GROUP, Candidate, canonical, own_version, tfkit_itself, wanted
-from tfkit.plugin.hooks import HookError, Hooks, PluginError, in_words, stdout_to_stderr, where
-from tfkit.plugin.known_specs import KnownSpecs, SpecPath, declared, known_specs, spec_folders
+from tfkit.plugin.discover import (
+    BUILT_IN,
+    DISABLE,
+    GROUP,
+    Candidate,
+    enabled_plugins,
+    normalized_name,
+    tfkit_itself,
+    tfkit_version,
+)
+from tfkit.plugin.hooks import HookError, Hooks, PluginError, error_location, in_words, stdout_to_stderr
+from tfkit.plugin.known_specs import NamedSpecs, SpecPath, declared_folders, named_specs, spec_folders
 from tfkit.plugin.registry import Registered, Registry, check_config
 
 
@@ -60,7 +69,7 @@ class Plugins:
     loaded: tuple[Plugin, ...]
     broken: tuple[BrokenPlugin, ...] = ()
     disabled: tuple[str, ...] = ()
-    specs: KnownSpecs = field(default_factory=known_specs)
+    specs: NamedSpecs = field(default_factory=named_specs)
     hooks: Hooks = field(default_factory=Hooks)
 
 
@@ -76,7 +85,7 @@ class Available:
     """
 
     versions: Mapping[str, str]
-    specs: KnownSpecs
+    specs: NamedSpecs
     broken: tuple[BrokenPlugin, ...]
 
 
@@ -102,7 +111,7 @@ def load_plugins(
         SpecError: a kind is registered twice, two plugins or two specs have the same name, a hook is misspelt, or a
             folder contains no plugin, or one of the `objects` fails.
     """
-    candidates, names = wanted(_paths(plugin_dirs), entry_points, (objects or {}).items())
+    candidates, names = enabled_plugins(_plugin_dir_paths(plugin_dirs), entry_points, (objects or {}).items())
     loader = _Loader()
     loader.load(_built_in())
     for candidate in candidates:
@@ -118,20 +127,20 @@ def load_plugins(
     return Plugins(loader.registry, tuple(loader.loaded), tuple(loader.broken), names, specs, loader.hooks)
 
 
-def available(*, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True) -> Available:
+def available_plugins(*, plugin_dirs: Collection[AnyPath] | AnyPath = (), entry_points: bool = True) -> Available:
     """Return the plugins that `load_plugins` would load, without running code; raise SpecError for equal names."""
-    candidates, _ = wanted(_paths(plugin_dirs), entry_points)
+    candidates, _ = enabled_plugins(_plugin_dir_paths(plugin_dirs), entry_points)
     folders, broken = [], []
     for candidate in candidates:
         try:
-            folders += declared(candidate)
+            folders += declared_folders(candidate)
         except ImportError as error:
-            broken.append(_broken(candidate, error))
-    versions = {canonical(candidate.name): candidate.version for candidate in candidates}
-    return Available(versions, known_specs(folders), tuple(broken))
+            broken.append(_broken_plugin(candidate, error))
+    versions = {normalized_name(candidate.name): candidate.version for candidate in candidates}
+    return Available(versions, named_specs(folders), tuple(broken))
 
 
-def _paths(plugin_dirs: Collection[AnyPath] | AnyPath) -> Iterable[Path]:
+def _plugin_dir_paths(plugin_dirs: Collection[AnyPath] | AnyPath) -> Iterable[Path]:
     return map(Path, [plugin_dirs] if isinstance(plugin_dirs, str | os.PathLike) else plugin_dirs)
 
 
@@ -148,14 +157,16 @@ class _Loader:
 
     def load_or_quarantine(self, candidate: Candidate) -> None:
         try:
-            self._folders += declared(candidate)  # specs are data: available even if the code of the plugin fails
+            self._folders += declared_folders(
+                candidate
+            )  # specs are data: available even if the code of the plugin fails
             with stdout_to_stderr(), unchanged_torch(candidate.label):
                 self.load(candidate)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self.hooks.remove(candidate)
-            self.broken.append(_broken(candidate, error))
+            self.broken.append(_broken_plugin(candidate, error))
 
     def load(self, candidate: Candidate) -> None:
         """Run a plugin's hooks, and register their results; if a hook fails, register none of them."""
@@ -168,19 +179,19 @@ class _Loader:
         def register(config: type[Component], /) -> None:
             configs.append(check_config(config))
 
-        self.hooks.call_one(candidate, "tfkit_register", _nothing, register=register)
+        self.hooks.call_one(candidate, "tfkit_register", _reject_returned_value, register=register)
         read = partial(spec_folders, candidate.label)
         folders = [path for paths in self.hooks.call_one(candidate, "tfkit_specs", read) for path in paths]
         self._add(candidate, configs)
         self._folders += folders
 
-    def specs(self) -> KnownSpecs:
+    def specs(self) -> NamedSpecs:
         """Return the specs in all folders, and record two specs of the same name as problems."""
         try:
-            return known_specs(self._folders)
+            return named_specs(self._folders)
         except SpecError as error:
             self.problems += error.diagnostics
-            return known_specs()
+            return named_specs()
 
     def _add(self, candidate: Candidate, configs: Sequence[type[Component]]) -> None:
         for config in configs:
@@ -192,7 +203,7 @@ class _Loader:
         self.loaded.append(Plugin(candidate.name, candidate.version, candidate.origin, candidate.label, components))
 
 
-def _nothing(returned: object) -> None:
+def _reject_returned_value(returned: object) -> None:
     """Raise TypeError for a `tfkit_register` that returned a value."""
     shown = returned.__name__ if isinstance(returned, type) else type(returned).__name__
     raise TypeError(f"must return nothing; got {shown}: call `register` with each config")
@@ -201,14 +212,14 @@ def _nothing(returned: object) -> None:
 def _built_in() -> Candidate:
     """Return the modules with tfkit's own hooks. Nothing works without them, so their failures are not caught."""
     points = sorted(tfkit_itself().named(GROUP), key=lambda point: point.name)
-    return Candidate("tfkit", own_version(), BUILT_IN, lambda: [point.load() for point in points], BUILT_IN)
+    return Candidate("tfkit", tfkit_version(), BUILT_IN, lambda: [point.load() for point in points], BUILT_IN)
 
 
-def _broken(candidate: Candidate, error: BaseException) -> BrokenPlugin:
+def _broken_plugin(candidate: Candidate, error: BaseException) -> BrokenPlugin:
     cause = str(error) if isinstance(error, PluginError | HookError) else in_words(error)
-    place = error.where if isinstance(error, HookError) else where(error)
+    place = error.where if isinstance(error, HookError) else error_location(error)
     noted = error.__cause__ if isinstance(error, HookError) else error
-    advice = [*getattr(noted, "__notes__", ()), f"to switch it off: {DISABLE}={canonical(candidate.name)}"]
+    advice = [*getattr(noted, "__notes__", ()), f"to switch it off: {DISABLE}={normalized_name(candidate.name)}"]
     return BrokenPlugin(candidate.name, candidate.origin, cause, place, "; ".join(advice))
 
 
@@ -216,7 +227,10 @@ def _broken(candidate: Candidate, error: BaseException) -> BrokenPlugin:
 
 _SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     "default dtype": (lambda t: t.get_default_dtype(), lambda t, dtype: t.set_default_dtype(dtype)),
-    "default device": (lambda t: str(t.get_default_device()), lambda t, name: t.set_default_device(_device(name))),
+    "default device": (
+        lambda t: str(t.get_default_device()),
+        lambda t, name: t.set_default_device(_device_argument(name)),
+    ),
     "gradient mode": (lambda t: t.is_grad_enabled(), lambda t, mode: t.set_grad_enabled(mode)),
     "number of threads": (lambda t: t.get_num_threads(), lambda t, number: t.set_num_threads(number)),
     "deterministic algorithms": (
@@ -250,5 +264,5 @@ def unchanged_torch(plugin: str) -> Iterator[None]:
             warnings.warn(message, PluginWarning, stacklevel=2)
 
 
-def _device(name: str) -> str | None:
+def _device_argument(name: str) -> str | None:
     return None if name == "cpu" else name

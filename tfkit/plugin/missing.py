@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfkit.plugin.discover import DISABLE, PLUGIN_DIR, canonical, lying_in, switched_off
+from tfkit.plugin.discover import DISABLE, PLUGIN_DIR, lying_in, normalized_name, switched_off
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
@@ -41,8 +41,8 @@ def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
 
     `folders` are the folders to search for it.
     """
-    canonical_name = canonical(name)
-    broken = next((plugin for plugin in plugins.broken if canonical(plugin.name) == canonical_name), None)
+    canonical_name = normalized_name(name)
+    broken = next((plugin for plugin in plugins.broken if normalized_name(plugin.name) == canonical_name), None)
     if broken is not None:
         return f"it is installed and fails: {broken.cause}{f' ({broken.where})' if broken.where else ''}"
     return where_it_is(name, folders)
@@ -50,16 +50,16 @@ def how_to_get(name: str, plugins: Plugins, folders: Iterable[Path]) -> str:
 
 def where_it_is(name: str, folders: Iterable[Path]) -> str:
     """Explain how to load the plugin `name`, which is not loaded. `folders` are the folders to search for it."""
-    if canonical(name) in switched_off():
+    if normalized_name(name) in switched_off():
         return f"it is switched off by {DISABLE}"
     if _is_installed(name):
         return "it is installed, but omitted by `--no-plugins` (`entry_points=False`)"
-    path = lying_in(folders).get(canonical(name))
+    path = lying_in(folders).get(normalized_name(name))
     if path is None:
         step = "get its folder (tfkit's own plugins are in `plugins/` of its repository)"
         return f"{step}, then `pip install FOLDER`, or allow it there: `--plugin-dir FOLDER`, or {PLUGIN_DIR}"
-    allow = f"allow it in place: `--plugin-dir {_shown(path)}`, or {PLUGIN_DIR}"
-    return f"`pip install {_shown(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
+    allow = f"allow it in place: `--plugin-dir {_path_argument(path)}`, or {PLUGIN_DIR}"
+    return f"`pip install {_path_argument(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
 
 
 def _is_installed(name: str) -> bool:
@@ -70,6 +70,6 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _shown(path: Path) -> str:
+def _path_argument(path: Path) -> str:
     """Format a path for a command line, with a separator: pip reads a bare word as the name of a distribution."""
     return str(path) if path.is_absolute() or str(path).startswith(".") else f"./{path}"

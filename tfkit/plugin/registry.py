@@ -17,7 +17,7 @@ from pydantic import PydanticUserError
 
 from tfkit.component import Component, Config, SharedMarker, marker
 from tfkit.errors import Diagnostic, SpecError, listing
-from tfkit.plugin.import_code import OWN_NAME
+from tfkit.plugin.import_code import MODULE_PREFIX
 
 WORD = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -32,10 +32,10 @@ class Registered:
     @property
     def file(self) -> str:
         """The file of the class, or the name of its module if it was not read from a file."""
-        return _file(self.config) or self.config.__module__
+        return _class_file(self.config) or self.config.__module__
 
     def __str__(self) -> str:
-        return f"{self.plugin}: `{self.config.__qualname__}`, {place_of(self.config)}"
+        return f"{self.plugin}: `{self.config.__qualname__}`, {class_location(self.config)}"
 
 
 class Registry:
@@ -57,9 +57,9 @@ class Registry:
         registered = self._slots.setdefault(slot, {})
         other = next(iter(registered.values()), None)  # all kinds of a slot have the same base class
         if other is not None and slot_base(other.config) is not slot_base(config):
-            raise _clash(f"slot `{slot}` has two base classes", other, new)
+            raise _clash_error(f"slot `{slot}` has two base classes", other, new)
         if kind in registered:
-            raise _clash(f"kind `{kind}` of slot `{slot}` is registered twice", registered[kind], new)
+            raise _clash_error(f"kind `{kind}` of slot `{slot}` is registered twice", registered[kind], new)
         registered[kind] = new
         self._shared = None
 
@@ -90,7 +90,7 @@ class Registry:
         configs: set[type[Config]] = set()
         for kinds in self._slots.values():
             for entry in kinds.values():
-                _collect(entry.config, configs)
+                _collect_configs(entry.config, configs)
         fields = [item for config in configs for item in config.model_fields.items()]
         return frozenset(name for name, field in fields if marker(field, SharedMarker))
 
@@ -151,10 +151,10 @@ def _check_complete(config: type[Component]) -> None:
 
 def written_in(cls: type) -> str:
     """Return the module of a class, or its file if the module cannot be imported by name."""
-    return (_file(cls) if cls.__module__.startswith(OWN_NAME) else None) or cls.__module__
+    return (_class_file(cls) if cls.__module__.startswith(MODULE_PREFIX) else None) or cls.__module__
 
 
-def place_of(cls: type) -> str:
+def class_location(cls: type) -> str:
     """Return the file and line of a class; the name of its module if it was not read from a file."""
     try:
         return f"{inspect.getfile(cls)}:{inspect.getsourcelines(cls)[1]}"
@@ -164,31 +164,31 @@ def place_of(cls: type) -> str:
 
 def last_line(cls: type, error: BaseException) -> tuple[str, ...]:
     """Return the last line, `file:number`, that ran in a class's folder before an error; empty if there is none."""
-    file = _file(cls)
+    file = _class_file(cls)
     frames = [] if file is None else traceback.extract_tb(error.__traceback__)
     lines = [frame for frame in frames if Path(frame.filename).parent == Path(file or "").parent]
     return tuple(f"{frame.filename}:{frame.lineno}" for frame in lines[-1:])
 
 
-def _file(cls: type) -> str | None:
+def _class_file(cls: type) -> str | None:
     try:
         return inspect.getfile(cls)
     except (OSError, TypeError):
         return None
 
 
-def _collect(annotation: Any, into: set[type[Config]]) -> None:
+def _collect_configs(annotation: Any, into: set[type[Config]]) -> None:
     """Add the configs that an annotation names, and those that their fields name, to a set."""
     for part in get_args(annotation):
-        _collect(part, into)
+        _collect_configs(part, into)
     if not isinstance(annotation, type) or not issubclass(annotation, Config) or annotation in into:
         return
     into.add(annotation)
     for field in annotation.model_fields.values():
-        _collect(field.annotation, into)
+        _collect_configs(field.annotation, into)
 
 
-def _clash(message: str, *both: Registered) -> SpecError:
+def _clash_error(message: str, *both: Registered) -> SpecError:
     help = "rename one of the two, or switch one plugin off by its name: TFKIT_DISABLE=<name>"
     return SpecError(Diagnostic(message, notes=tuple(map(str, both)), help=help))
 
@@ -221,18 +221,18 @@ def _class_docs(module: str) -> Mapping[str, Mapping[str, str]]:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError, SyntaxError):
         return {}
-    return {name: dict(_attribute_docs(node)) for name, node in _classes(tree, "")}
+    return {name: dict(_attribute_docs(node)) for name, node in _qualified_classes(tree, "")}
 
 
-def _classes(tree: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+def _qualified_classes(tree: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef):
             yield f"{prefix}{node.name}", node
-            yield from _classes(node, f"{prefix}{node.name}.")
+            yield from _qualified_classes(node, f"{prefix}{node.name}.")
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _classes(node, f"{prefix}{node.name}.<locals>.")
+            yield from _qualified_classes(node, f"{prefix}{node.name}.<locals>.")
         else:
-            yield from _classes(node, prefix)
+            yield from _qualified_classes(node, prefix)
 
 
 def _attribute_docs(tree: ast.ClassDef) -> Iterator[tuple[str, str]]:

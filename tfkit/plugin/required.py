@@ -8,10 +8,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from tfkit.plugin.discover import canonical
+from tfkit.plugin.discover import normalized_name
 
 
-def parsed(text: str) -> Requirement:
+def parse_requirement(text: str) -> Requirement:
     """Parse a requirement; raise ValueError for anything but a name and versions."""
     try:
         requirement = Requirement(text)
@@ -22,7 +22,7 @@ def parsed(text: str) -> Requirement:
     return requirement
 
 
-def fits(requirement: Requirement, version: str) -> bool:
+def is_satisfied(requirement: Requirement, version: str) -> bool:
     """Return True if the version satisfies the requirement. An unknown version, `""`, satisfies only a bare name."""
     try:
         return not requirement.specifier or requirement.specifier.contains(Version(version), prereleases=True)
@@ -36,10 +36,10 @@ def with_versions(required: Iterable[str], built_with: Mapping[str, str]) -> tup
     `built_with` contains the versions of the plugins whose components the model has; empty for a plugin without a
     version.
     """
-    requirements = {canonical(requirement.name): requirement for requirement in map(parsed, required)}
+    requirements = {normalized_name(requirement.name): requirement for requirement in map(parse_requirement, required)}
     for name, version in built_with.items():
         try:
-            requirement = requirements.setdefault(canonical(name), Requirement(name))
+            requirement = requirements.setdefault(normalized_name(name), Requirement(name))
             requirement.specifier &= SpecifierSet(f">={Version(version).public}")
         except (InvalidRequirement, InvalidVersion):  # a file with an odd name, or a plugin without a version
             continue

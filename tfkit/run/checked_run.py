@@ -15,20 +15,20 @@ from typing import TypeAlias
 import numpy as np
 
 from tfkit.component import AttentionConfig, Component, parts
-from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar
-from tfkit.graph.expand import Graph, announced, expand
+from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar_name_help
+from tfkit.graph.expand import Graph, announce_graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Data, MetricConfig
-from tfkit.run.guarded_data import guarded
+from tfkit.run.guarded_data import guarded_call
 from tfkit.run.read_run import AnyRun, RunFile, read_run
-from tfkit.run.run_meaning import RunMeaning, Value, content_paths, files_content
+from tfkit.run.run_meaning import RunSemantics, Value, content_paths, files_content
 from tfkit.run.run_spec import RunSpec, WeightsConfig
 from tfkit.spec.document import MODEL
-from tfkit.spec.extending import shortest
+from tfkit.spec.extending import short_path
 from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, model_folder, step_of, tokenizer_in
-from tfkit.spec.messages import fault_in, refused
+from tfkit.spec.messages import diagnostic_of, fault_in
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_document import of_model
 from tfkit.spec.weight_files import content_of
@@ -116,13 +116,13 @@ class Run:
             return float(self.config.schedule.factor(step, self.steps))
 
     @cached_property
-    def meaning(self) -> RunMeaning:
+    def meaning(self) -> RunSemantics:
         """The values that determine the results: of the run, of its model, and digests of the files that it reads."""
         values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         values |= self._start[0]
         for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
             values[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
-        return RunMeaning(self.config, self.graph.spec.model, values)
+        return RunSemantics(self.config, self.graph.spec.model, values)
 
     @property
     def start_error(self) -> SpecError | None:
@@ -174,14 +174,14 @@ class Run:
             return None
         folder = Path(config.run)
         if not os.path.isfile(folder / RUN):
-            message = f"`branch` must be the folder of a run; got {quoted(str(shortest(folder)))}"
+            message = f"`branch` must be the folder of a run; got {quoted(str(short_path(folder)))}"
             raise self.error(message, "branch", help="train the run first, or name a different folder")
         checkpoints, step = {step_of(path): path for path in checkpoints_in(folder)}, self._branch_step()
         if not isinstance(step, int) or step not in checkpoints:
             which = f"of step {step}" if checkpoints else "yet"
             help = f"choose a step that has a checkpoint: {', '.join(map(str, checkpoints))}" if checkpoints else None
             raise self.error(
-                f"the run in {quoted(str(shortest(folder)))} has no checkpoint {which}", "branch", help=help
+                f"the run in {quoted(str(short_path(folder)))} has no checkpoint {which}", "branch", help=help
             )
         if step >= self.steps:
             message = f"a branch from step {step:,} must have a later last step; got {self.steps:,}"
@@ -208,11 +208,11 @@ class Run:
 
     def guarded(self, config: Component, method: str, *path: str) -> AbstractContextManager[None]:
         """Turn an exception of a kind's method into an error of that kind, located at `path`, or without a location."""
-        return guarded(fault_in(type(config), path, self.file.provenance if path else Provenance()), method)
+        return guarded_call(fault_in(type(config), path, self.file.provenance if path else Provenance()), method)
 
     def refused(self, error: Invalid, *path: str) -> SpecError:
         """Build the error of a kind at a location in the run."""
-        return SpecError(refused(error, path, self.file.provenance))
+        return SpecError(diagnostic_of(error, path, self.file.provenance))
 
 
 def load_run(run: AnyRun, plugins: Plugins, *, sets: Iterable[str] = (), count: CountFlops | None = None) -> Run:
@@ -226,7 +226,7 @@ def check_run(file: RunFile, plugins: Plugins | None = None, *, count: CountFlop
     `count` is required if the length of the run is in FLOPs. The hooks of `plugins` are called with the model.
     """
     with of_model():
-        graph = expand(file.model) if plugins is None else announced(expand(file.model), plugins)
+        graph = expand(file.model) if plugins is None else announce_graph(expand(file.model), plugins)
     run = Run(file, graph, count)
     _check_model(run)
     _check_machine(run)
@@ -284,7 +284,7 @@ def padding_mask_of(graph: Graph, name: str) -> str:
     return mask
 
 
-def _sizes(values: Array) -> tuple[int, ...] | None:
+def _feature_shape(values: Array) -> tuple[int, ...] | None:
     """Return the shape of features without batch and positions; None for ids."""
     return values.shape[2 if values.ndim == 3 else 1 :] if values.dtype == np.float32 else None
 
@@ -326,7 +326,7 @@ def _check_model(run: Run) -> None:
 def _check_inputs(run: Run, batch: Batch, inputs: Mapping[str, str]) -> None:
     """Raise SpecError if an input of the model does not fit the sizes or the vocabulary of the data."""
     for name, values in batch.inputs.items():
-        signal, sizes = run.graph.inputs[inputs[name]], _sizes(values)
+        signal, sizes = run.graph.inputs[inputs[name]], _feature_shape(values)
         taken = (signal.channels, signal.rows, signal.width) if signal.type == "image" else (signal.width,)
         if sizes != (taken if signal.type in ("sequence", "vector", "image") else None):
             words = "features of width" if values.ndim < 4 else "images of"
@@ -420,7 +420,7 @@ def _check_loss(run: Run, batch: Batch) -> None:
     for field, names, allowed in (("outputs", loss.terms, run.graph.outputs), ("ahead", loss.inputs_ahead, tokens)):
         if unknown := [name for name in names if name not in allowed]:
             role = "an output of the model" if field == "outputs" else "an input of tokens that the data lacks"
-            message, near = f"`{unknown[0]}` is not {role}", similar("a name", unknown[0], allowed)
+            message, near = f"`{unknown[0]}` is not {role}", similar_name_help("a name", unknown[0], allowed)
             raise Invalid(f"{field}.{unknown[0]}", message, notes=[f"names: {listing(allowed) or 'none'}"], help=near)
     for name, term in loss.terms.items():
         longest = 1 if batch.further_targets.get(name, batch.targets).ndim == 1 else length

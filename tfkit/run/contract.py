@@ -123,7 +123,7 @@ class Tokenizer(Protocol):
         """Write the tokenizer's file."""
 
 
-def bare(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+def bare_ids(tokenizer: Tokenizer, text: str) -> Sequence[int]:
     """Return the ids of a text without the special tokens that `encode` may put around it."""
     encode: Callable[[str], Sequence[int]] = getattr(tokenizer, "encode_bare", tokenizer.encode)
     return encode(text)

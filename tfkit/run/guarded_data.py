@@ -15,7 +15,7 @@ Fault = Callable[[str, BaseException], SpecError]
 
 
 @contextmanager
-def guarded(fault: Fault, method: str) -> Iterator[None]:
+def guarded_call(fault: Fault, method: str) -> Iterator[None]:
     """Turn an exception of a component's method into an error of the component, except SpecError and interrupts."""
     try:
         yield
@@ -30,7 +30,7 @@ class GuardedData:
 
     def __init__(self, data: Data, fault: Fault) -> None:
         self._data, self._fault = data, fault
-        with guarded(fault, "`build`"):
+        with guarded_call(fault, "`build`"):
             self.vocab_size, self.length = data.vocab_size, data.length
             self.n_classes: int | Mapping[str, int] | None = getattr(data, "n_classes", None)
             self.start, self.end = (self._id(name) for name in ("start", "end"))
@@ -47,7 +47,7 @@ class GuardedData:
     @property
     def fingerprint(self) -> str:
         """Digest of everything that the config does not determine, such as the content of files."""
-        with guarded(self._fault, "`fingerprint`"):
+        with guarded_call(self._fault, "`fingerprint`"):
             return self._data.fingerprint
 
     @property
@@ -57,12 +57,12 @@ class GuardedData:
 
     def examples(self, split: str, order: Order) -> Examples:
         """Return the examples of a split."""
-        with guarded(self._fault, "`examples`"):
+        with guarded_call(self._fault, "`examples`"):
             return _GuardedExamples(self._data.examples(split, order), self)
 
     def check(self, batch: Batch, count: int) -> Batch:
         """Return a batch; raise SpecError unless it has `count` rows, of ids within the vocabulary or of features."""
-        with guarded(self._fault, "`batch`"):
+        with guarded_call(self._fault, "`batch`"):
             if not isinstance(batch, Batch):
                 raise TypeError(f"it must return a Batch; got {type(batch).__name__}")
             for name, values in batch.inputs.items():
@@ -96,12 +96,12 @@ class _GuardedExamples:
             raise ValueError(message)
 
     def __len__(self) -> int:
-        with guarded(self._data._fault, "`__len__` of its examples"):
+        with guarded_call(self._data._fault, "`__len__` of its examples"):
             return len(self._examples)
 
     def batch(self, indices: Ids) -> Batch:
         """Return the examples with these indices."""
-        with guarded(self._data._fault, "`batch`"):
+        with guarded_call(self._data._fault, "`batch`"):
             batch = self._examples.batch(indices)
             if self.positions is None and getattr(batch, "masks", None):
                 raise ValueError(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import tfkit
-from tfkit.plugin.import_code import OWN_NAME
+from tfkit.plugin.import_code import MODULE_PREFIX
 
 PACKAGE = "tfkit"
 COMPUTING = (
@@ -52,18 +52,18 @@ _REFERRING = frozenset({ast.Import, ast.ImportFrom, ast.Attribute})
 
 
 @cache  # an edit of a module that has been imported does not run in this process
-def reached(cls: type) -> Mapping[str, str]:
+def digests_of_class(cls: type) -> Mapping[str, str]:
     """Return a digest for each module with statements that a class reaches."""
     enabled = gc.isenabled()
     gc.disable()  # a collection would search all objects of torch several times, which takes longer than the rest
     try:
-        return _reached(cls)
+        return _collect_digests(cls)
     finally:
         if enabled:
             gc.enable()
 
 
-def _reached(cls: type) -> Mapping[str, str]:
+def _collect_digests(cls: type) -> Mapping[str, str]:
     pending: list[Reference] = [(cls.__module__, cls.__qualname__.partition(".")[0])]
     seen: set[Reference] = set()
     counted: dict[str, set[int]] = {}
@@ -71,19 +71,19 @@ def _reached(cls: type) -> Mapping[str, str]:
         reference = pending.pop()
         if reference not in seen:
             seen.add(reference)
-            pending += _references(*reference, counted)
-    digests = ((module, _digest(module, numbers)) for module, numbers in sorted(counted.items()))
-    return {_shown(module): digest for module, digest in digests if digest}
+            pending += _references_of_name(*reference, counted)
+    digests = ((module, _digest_of_statements(module, numbers)) for module, numbers in sorted(counted.items()))
+    return {_displayed_name(module): digest for module, digest in digests if digest}
 
 
-def _references(module: str, name: str | None, counted: dict[str, set[int]]) -> Iterator[Reference]:
+def _references_of_name(module: str, name: str | None, counted: dict[str, set[int]]) -> Iterator[Reference]:
     """Count the statements that a name of a module needs; yield the references in them."""
-    source = _source(module)
+    source = _module_source(module)
     if name is not None and name not in source.names:
-        if _file(f"{module}.{name}") is not None:
+        if _module_file(f"{module}.{name}") is not None:
             yield f"{module}.{name}", None
             return
-        if any(name in _source(star).names for star in source.stars):
+        if any(name in _module_source(star).names for star in source.stars):
             yield from ((star, name) for star in source.stars)
             return
         name = None  # created by `__getattr__`, or in a file that is not source code
@@ -94,12 +94,12 @@ def _references(module: str, name: str | None, counted: dict[str, set[int]]) -> 
         yield from statement.imports
         names = source.names if "globals" in statement.uses else statement.uses | statement.binds
         yield from ((module, part) for part in names & source.names)
-        yield from ((star, part) for star in source.stars for part in names & _source(star).names)
+        yield from ((star, part) for star in source.stars for part in names & _module_source(star).names)
 
 
-def _digest(module: str, numbers: Iterable[int]) -> str:
+def _digest_of_statements(module: str, numbers: Iterable[int]) -> str:
     """Return the digest of statements; empty if they are followed imports, whose modules have separate digests."""
-    statements = [_source(module).statements[number] for number in sorted(numbers)]
+    statements = [_module_source(module).statements[number] for number in sorted(numbers)]
     digests = [statement.digest for statement in statements if not (statement.is_import and statement.imports)]
     return hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest() if digests else ""
 
@@ -141,7 +141,7 @@ class _Statement:
     def __init__(self, node: ast.stmt, module: str) -> None:
         self._node, self._module = node, module
         self.is_import = isinstance(node, _IMPORT)
-        self.binds = frozenset(_bound(node))
+        self.binds = frozenset(_bound_names(node))
 
     @property
     def digest(self) -> bytes:
@@ -212,7 +212,9 @@ class _SyntaxReader:
             self.uses.add(node.id)  # type: ignore[attr-defined]
         elif kind in _REFERRING:
             self.imports |= {
-                imported for imported in _imported(node, self._module) if _is_followed(imported[0], self._module)
+                imported
+                for imported in _imported_references(node, self._module)
+                if _is_followed(imported[0], self._module)
             }
 
 
@@ -221,7 +223,7 @@ def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def _bound(node: ast.stmt) -> Iterator[str]:
+def _bound_names(node: ast.stmt) -> Iterator[str]:
     """Yield the names that a statement binds in its module."""
     if isinstance(node, _DEFINITION):
         yield node.name
@@ -232,14 +234,14 @@ def _bound(node: ast.stmt) -> Iterator[str]:
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
                 yield part.id
             elif part is not node and isinstance(part, _DEFINITION | _IMPORT):
-                yield from _bound(part)
+                yield from _bound_names(part)
 
 
-def _imported(node: ast.AST, module: str) -> Iterator[Reference]:
+def _imported_references(node: ast.AST, module: str) -> Iterator[Reference]:
     """Yield the references of an import, or of a public name of tfkit."""
     if isinstance(node, ast.Attribute):
         if isinstance(node.value, ast.Name) and node.value.id == PACKAGE:
-            yield _home(node.attr), node.attr
+            yield _home_module(node.attr), node.attr
     elif isinstance(node, ast.Import):
         yield from ((alias.name, None) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -247,10 +249,10 @@ def _imported(node: ast.AST, module: str) -> Iterator[Reference]:
         above = package.rsplit(".", node.level - 1)[0] if node.level else ""
         name = ".".join(filter(None, [above, node.module]))
         for alias in node.names:
-            yield _home(alias.name) if name == PACKAGE else name, alias.name
+            yield _home_module(alias.name) if name == PACKAGE else name, alias.name
 
 
-def _home(name: str) -> str:
+def _home_module(name: str) -> str:
     """Return the module of a public name of tfkit."""
     return str(getattr(getattr(tfkit, name, None), "__module__", PACKAGE))
 
@@ -262,24 +264,26 @@ def _is_followed(name: str, importer: str) -> bool:
         return any(name == computing or name.startswith(f"{computing}.") for computing in COMPUTING)
     if top == package or top not in sys.modules:
         return top == package
-    folder = _folder(top)
-    return folder is not None and folder == _folder(package) and folder.name not in LIBRARIES
+    folder = _module_folder(top)
+    return folder is not None and folder == _module_folder(package) and folder.name not in LIBRARIES
 
 
 @cache
-def _source(module: str) -> _ModuleSource:
+def _module_source(module: str) -> _ModuleSource:
     """Return the statements of a module; a file that is not source code counts as a single statement."""
-    file = _file(module)
+    file = _module_file(module)
     content = b"" if file is None else file.read_bytes()
     try:
-        return _ModuleSource(_Statement(part, module) for node in ast.parse(content).body for part in _parts(node))
+        return _ModuleSource(
+            _Statement(part, module) for node in ast.parse(content).body for part in _statement_parts(node)
+        )
     except (SyntaxError, ValueError, RecursionError):
         return _ModuleSource(
             [_Statement(ast.Expr(ast.Constant(hashlib.blake2b(content).hexdigest().encode())), module)]
         )
 
 
-def _parts(node: ast.stmt) -> Iterator[ast.stmt]:
+def _statement_parts(node: ast.stmt) -> Iterator[ast.stmt]:
     """Yield a statement without docstrings; split an import into one statement per name."""
     if isinstance(node, ast.Import):
         yield from (ast.Import([alias]) for alias in node.names)
@@ -290,13 +294,13 @@ def _parts(node: ast.stmt) -> Iterator[ast.stmt]:
 
 
 @cache
-def _file(module: str) -> Path | None:
+def _module_file(module: str) -> Path | None:
     """Return the file of a module, imported or not; None if there is none."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is not None:
         return Path(file)
     package, _, name = module.rpartition(".")
-    folder = _file(package) if package else None
+    folder = _module_file(package) if package else None
     if folder is None or folder.name != "__init__.py":
         return None
     files = folder.parent / f"{name}.py", folder.parent / name / "__init__.py"
@@ -304,16 +308,16 @@ def _file(module: str) -> Path | None:
 
 
 def _is_package(module: str) -> bool:
-    file = _file(module)
+    file = _module_file(module)
     return file is not None and file.stem == "__init__"
 
 
-def _folder(module: str) -> Path | None:
+def _module_folder(module: str) -> Path | None:
     """Return the folder that a module or a package is in."""
-    file = _file(module)
+    file = _module_file(module)
     return None if file is None else file.parent.parent if file.stem == "__init__" else file.parent
 
 
-def _shown(module: str) -> str:
+def _displayed_name(module: str) -> str:
     """Return the name of a module, without the digest of the path if the module is a plugin file or folder."""
-    return re.sub(rf"^{OWN_NAME}(.*?)_[0-9a-f]{{8}}(?=\.|$)", r"\1", module)
+    return re.sub(rf"^{MODULE_PREFIX}(.*?)_[0-9a-f]{{8}}(?=\.|$)", r"\1", module)

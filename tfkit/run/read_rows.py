@@ -15,8 +15,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, AnyStr, BinaryIO
 
-from tfkit.errors import Invalid, SpecError, closest, listing, quoted
-from tfkit.spec.extending import shortest
+from tfkit.errors import Invalid, SpecError, closest_name, listing, quoted
+from tfkit.spec.extending import short_path
 from tfkit.spec.header import Malformed, open_regular, parse_object
 
 MAX_LINE = 2**26
@@ -42,7 +42,7 @@ class Row:
     def __getitem__(self, column: str) -> Any:
         """Return the value of a column; raise `Invalid` if the row has no such column."""
         if column not in self.values:
-            near = closest(column, self.values)
+            near = closest_name(column, self.values)
             help = f"a column with a similar name exists: `{near}`" if near else None
             columns = f"columns: {listing(map(str, self.values))}"
             raise Invalid("files", f"{self.place} must have the column `{column}`", notes=(columns,), help=help)
@@ -64,7 +64,7 @@ class Row:
     @property
     def place(self) -> str:
         """The file and the row, for errors."""
-        return _place(self.path, self.number)
+        return _row_location(self.path, self.number)
 
 
 def open_data(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
@@ -73,7 +73,7 @@ def open_data(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
     Without `follow`, the file must not be a link, as for files whose names tfkit chose.
     """
     try:
-        return open_regular(Path(shortest(Path(path))), follow=follow)
+        return open_regular(Path(short_path(Path(path))), follow=follow)
     except SpecError as error:
         raise Invalid("files", error.diagnostics[0].message) from error
 
@@ -90,7 +90,9 @@ def read_rows(path: Path) -> Iterator[Row]:
         read = _READERS[path.suffix]
     else:
         help = f"use one of {', '.join(_READERS)}, or a folder that `datasets` wrote"
-        raise Invalid("files", f"{_name(path)} must be a file with rows; got the suffix `{path.suffix}`", help=help)
+        raise Invalid(
+            "files", f"{_quoted_path(path)} must be a file with rows; got the suffix `{path.suffix}`", help=help
+        )
     number = 0
     try:
         for number, values in read(path):
@@ -98,34 +100,34 @@ def read_rows(path: Path) -> Iterator[Row]:
     except Invalid:
         raise
     except OSError as error:
-        raise Invalid("files", f"cannot read {_name(path)}: {error.strerror or error}") from error
+        raise Invalid("files", f"cannot read {_quoted_path(path)}: {error.strerror or error}") from error
     except (ValueError, TypeError, KeyError, RuntimeError, csv.Error) as error:  # of the three libraries
         cause = f"the key {error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
         cause = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else cause
-        raise Invalid("files", f"{_name(path)} is damaged after row {number:,}: {cause}") from error
+        raise Invalid("files", f"{_quoted_path(path)} is damaged after row {number:,}: {cause}") from error
 
 
-def _place(path: Path, number: int) -> str:
+def _row_location(path: Path, number: int) -> str:
     unit = "line" if path.suffix in (".jsonl", ".csv", ".tsv") else "row"
-    return f"{_name(path)}, {unit} {number:,}"
+    return f"{_quoted_path(path)}, {unit} {number:,}"
 
 
-def _name(path: Path) -> str:
-    return quoted(str(shortest(path)))
+def _quoted_path(path: Path) -> str:
+    return quoted(str(short_path(path)))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with open_data(path) as file:
-        for number, line in enumerate(_lines(file), 1):
+        for number, line in enumerate(_checked_lines(file), 1):
             if not line.strip():
                 continue
             try:
                 yield number, parse_object(line, max_values=None)
             except Malformed as error:
-                raise Invalid("files", f"{_place(path, number)} cannot be read: {error}") from error
+                raise Invalid("files", f"{_row_location(path, number)} cannot be read: {error}") from error
 
 
-def _lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
+def _checked_lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
     """Yield the lines of a file; raise ValueError for a line that is too long to be a row."""
     while line := file.readline(MAX_LINE + 1):
         if len(line) > MAX_LINE:
@@ -142,12 +144,12 @@ def _check_once(columns: Sequence[str]) -> None:
 def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     csv.field_size_limit(sys.maxsize)  # a document may be longer than 128 KB
     with open_data(path) as file, TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        reader = csv.DictReader(_lines(text), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        reader = csv.DictReader(_checked_lines(text), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
         _check_once(reader.fieldnames or ())
         for values in reader:
             if None in values or None in values.values():
                 columns = f"columns: {listing(reader.fieldnames or ())}"
-                message = f"{_place(path, reader.line_num)} must have {len(reader.fieldnames or ())} columns"
+                message = f"{_row_location(path, reader.line_num)} must have {len(reader.fieldnames or ())} columns"
                 raise Invalid("files", message, notes=(columns,))
             yield reader.line_num, values
 
@@ -184,8 +186,10 @@ def _folder_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     state = path / "state.json"
     if not state.is_file():
         splits = sorted(file.parent.name for file in path.glob("*/state.json"))
-        help = f"name the folder of a split: `{shortest(path / splits[0])}`" if splits else "name a file with rows"
-        raise Invalid("files", f"{_name(path)} must be a folder that `datasets` wrote for a single split", help=help)
+        help = f"name the folder of a split: `{short_path(path / splits[0])}`" if splits else "name a file with rows"
+        raise Invalid(
+            "files", f"{_quoted_path(path)} must be a folder that `datasets` wrote for a single split", help=help
+        )
     with open_data(state) as text:
         names = [entry["filename"] for entry in parse_object(text.read(MAX_LINE))["_data_files"]]
     if outside := next((name for name in names if name != Path(name).name), None):
@@ -197,7 +201,7 @@ def _check_pyarrow(path: Path) -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        message = f"{_name(path)} cannot be read without pyarrow"
+        message = f"{_quoted_path(path)} cannot be read without pyarrow"
         raise Invalid("files", message, help='install it: pip install "tfkit[data]"') from error
 
 

@@ -13,21 +13,21 @@ from tfkit.component import Config, ContentMarker, marker
 from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Data
-from tfkit.run.guarded_data import GuardedData, guarded
+from tfkit.run.guarded_data import GuardedData, guarded_call
 from tfkit.run.run_spec import ENDS, RunSpec
-from tfkit.spec.extending import shortest
+from tfkit.spec.extending import short_path
 from tfkit.spec.load import Spec, resolve_spec
-from tfkit.spec.merge import Change, without
-from tfkit.spec.messages import fault_in, refused
+from tfkit.spec.merge import Change, without_keys
+from tfkit.spec.messages import diagnostic_of, fault_in
 from tfkit.spec.provenance import SET, Provenance
 from tfkit.spec.read_document import (
-    assigned,
+    apply_document_change,
+    document_language,
     find_document,
-    language,
     model_of,
     of_model,
     read_changed,
-    resolved,
+    resolve_document,
     take_changed,
 )
 from tfkit.spec.tree import Mapping, Node, Scalar
@@ -80,7 +80,7 @@ class RunText:
     @classmethod
     def read(cls, path: Path, plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
         """Read a file, and apply the changes in `sets`."""
-        return cls(read_changed(path, RunSpec, plugins, sets=sets), str(shortest(path)))
+        return cls(read_changed(path, RunSpec, plugins, sets=sets), str(short_path(path)))
 
     @classmethod
     def take(cls, data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> RunText:
@@ -90,15 +90,15 @@ class RunText:
 
     def assigned(self, change: Change, plugins: Plugins) -> RunText:
         """Return the run with a value set, as by `--set`."""
-        return replace(self, root=assigned(self.root, change, RunSpec, plugins))
+        return replace(self, root=apply_document_change(self.root, change, RunSpec, plugins))
 
     def merged(self, patch: Mapping, folder: Path, plugins: Plugins) -> RunText:
         """Return the run changed by a run that extends it. Paths in the extending run start at `folder`."""
-        return replace(self, root=language(RunSpec, plugins.specs).merge(self.root, patch, folder))
+        return replace(self, root=document_language(RunSpec, plugins.specs).merge(self.root, patch, folder))
 
     def of_length(self, number: Scalar, *, of: Literal["steps", "tokens"]) -> RunText:
         """Return the run with a new length, in steps or tokens."""
-        root = without(self.root, ENDS)
+        root = without_keys(self.root, ENDS)
         return replace(self, root=Mapping({**root.items, of: number}, {**root.keys, of: number.span}, root.span))
 
 
@@ -107,12 +107,12 @@ class RunText:
 
 def resolve_run(text: RunText, plugins: Plugins, *, loaded: dict[str, Data] | None = None) -> RunFile:
     """Resolve a run. `loaded` is a cache of data that has been read; new data is added to it. Raises SpecError."""
-    config, provenance = resolved(text.root, RunSpec, plugins)
-    config, data = _data(config, provenance, {} if loaded is None else loaded)
+    config, provenance = resolve_document(text.root, RunSpec, plugins)
+    config, data = _run_with_data(config, provenance, {} if loaded is None else loaded)
     with of_model():
         spec = resolve_spec(model_of_run(text, data), plugins, file=text.file)
     warnings: Iterable[Invalid] = getattr(data, "warnings", ())
-    notes = tuple(refused(warning, ("data",), provenance) for warning in warnings)
+    notes = tuple(diagnostic_of(warning, ("data",), provenance) for warning in warnings)
     return RunFile(config, spec, data, provenance, text.file, (*spec.notes, *notes))
 
 
@@ -121,22 +121,22 @@ def model_of_run(text: RunText, data: Data) -> Mapping:
     return _with_sizes(model_of(text.root), data)
 
 
-def _data(config: RunSpec, provenance: Provenance, loaded: dict[str, Data]) -> tuple[RunSpec, Data]:
+def _run_with_data(config: RunSpec, provenance: Provenance, loaded: dict[str, Data]) -> tuple[RunSpec, Data]:
     """Return the run with absolute paths to its data and weights, and the loaded data."""
     config = _with_located_content(config, (), provenance)
     span = provenance.span(("data", "files")) or provenance.span(("data",))
-    located = config.data.located(_folder(span.source if span else None))
+    located = config.data.located(_base_folder(span.source if span else None))
     name = f"{located!r} {config.batch.length}"
 
     fault = fault_in(type(located), ("data",), provenance)
     if name not in loaded:
-        with guarded(fault, "`build`"):
+        with guarded_call(fault, "`build`"):
             loaded[name] = GuardedData(located.build(config.batch.length), fault)
     start: dict[str, Config] = {}
     for key, start_config in (("weights", config.weights), ("branch", config.branch)):
         if start_config is not None:
             origin = provenance.span((key, str(start_config.word_key))) or provenance.span((key,))
-            start[key] = start_config.located(_folder(origin.source if origin else None))
+            start[key] = start_config.located(_base_folder(origin.source if origin else None))
     return config.model_copy(update={"data": located, **start}), loaded[name]
 
 
@@ -150,20 +150,20 @@ def _with_located_content(value: Any, path: tuple[str, ...], provenance: Provena
         return value
     changed = {}
     for name, field in type(value).model_fields.items():
-        located = _with_located_content if marker(field, ContentMarker) is None else _absolute
+        located = _with_located_content if marker(field, ContentMarker) is None else _absolute_paths
         changed[name] = located(getattr(value, name), (*path, name), provenance)
     return value.model_copy(update={name: new for name, new in changed.items() if new != getattr(value, name)})
 
 
-def _absolute(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:
+def _absolute_paths(value: Any, path: tuple[str, ...], provenance: Provenance) -> Any:
     """Make a path, or several paths, absolute. Relative paths start at the folder of the file that contains them."""
     if isinstance(value, tuple):
-        return tuple(_absolute(part, (*path, str(index)), provenance) for index, part in enumerate(value))
+        return tuple(_absolute_paths(part, (*path, str(index)), provenance) for index, part in enumerate(value))
     span = provenance.span(path) or provenance.span(path[:-1])
-    return value if value is None else str((_folder(span.source if span else None) / value).absolute())
+    return value if value is None else str((_base_folder(span.source if span else None) / value).absolute())
 
 
-def _folder(text: Source | None) -> Path:
+def _base_folder(text: Source | None) -> Path:
     """Return the folder where relative paths in a text start."""
     return Path() if text is None or text.name == SET else Path(text.name).parent
 

@@ -19,7 +19,7 @@ from tfkit.run.run_spec import ENDS, RunSpec
 from tfkit.run.sweep_spec import ONLY_VARIANT, Range, SweepSpec
 from tfkit.spec import source
 from tfkit.spec.document import check_sort
-from tfkit.spec.extending import named_at, shortest
+from tfkit.spec.extending import named_at, short_path
 from tfkit.spec.merge import Change
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_document import find_document
@@ -40,7 +40,7 @@ class Setting:
 
     def change(self, value: Any) -> Change:
         """Return the change that sets a value of the range."""
-        return _change(self.path, self.key, Scalar(value, self.key))
+        return _setting_change(self.path, self.key, Scalar(value, self.key))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
     Raises SpecError with every error in the sweep, or in the run.
     """
     path = find_document(name, SweepSpec, plugins.specs)
-    root = source.read(path, name=str(shortest(path)))
+    root = source.read(path, name=str(short_path(path)))
     check_sort(root, SweepSpec)
     resolver = Resolver(plugins)
     config = resolver.config(SweepSpec, root, (), {})
@@ -81,12 +81,14 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
     file = SweepFile(
         path.stem,
         config,
-        _variants(root, base, path.parent, plugins),
-        _settings(root.items.get("grid"), {}),
-        _settings(tune.items["over"] if isinstance(tune, Tree) else None, config.tune.ranges if config.tune else {}),
+        _variant_runs(root, base, path.parent, plugins),
+        _read_settings(root.items.get("grid"), {}),
+        _read_settings(
+            tune.items["over"] if isinstance(tune, Tree) else None, config.tune.ranges if config.tune else {}
+        ),
         tokens if isinstance(tokens, Scalar) and tokens.value is not None else None,
         resolver.provenance,
-        str(shortest(path)),
+        str(short_path(path)),
     )
     _check_lengths(file, sets)
     return file
@@ -108,7 +110,7 @@ def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
             )
 
 
-def _variants(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict[str, RunText]:
+def _variant_runs(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict[str, RunText]:
     variants = root.items.get("variants")
     if not isinstance(variants, Tree):
         return {ONLY_VARIANT: base}
@@ -116,45 +118,45 @@ def _variants(root: Tree, base: RunText, folder: Path, plugins: Plugins) -> dict
     for name, changes in variants.items.items():
         assert isinstance(changes, Tree)
         try:
-            runs[name] = _changed(base, changes, folder, plugins)
+            runs[name] = _changed_run(base, changes, folder, plugins)
         except SpecError as error:
-            errors += [_within(diagnostic, "variants", name) for diagnostic in error.diagnostics]
+            errors += [_prefixed_diagnostic(diagnostic, "variants", name) for diagnostic in error.diagnostics]
     if errors:
         raise SpecError(*errors)
     return runs
 
 
-def _changed(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> RunText:
+def _changed_run(run: RunText, changes: Tree, folder: Path, plugins: Plugins) -> RunText:
     for name, value in changes.items.items():
         key = changes.keys[name]
         if name in ("seed", "tfkit", "extends"):
             help = "set the `seeds` of the sweep, which apply to all variants" if name == "seed" else None
             raise SpecError(Diagnostic(f"a variant cannot change `{name}`", key, name, help=help))
         if "." in name:
-            run = run.assigned(_change(name, key, value), plugins)
+            run = run.assigned(_setting_change(name, key, value), plugins)
         else:
             run = run.merged(Tree({name: value}, {name: key}, changes.span), folder, plugins)
     return run
 
 
-def _settings(node: Node | None, ranges: Mapping[str, Range]) -> tuple[Setting, ...]:
+def _read_settings(node: Node | None, ranges: Mapping[str, Range]) -> tuple[Setting, ...]:
     if not isinstance(node, Tree):
         return ()
     settings = []
     for path, values in node.items.items():
         key = node.keys[path]
         listed = values.items if isinstance(values, ListNode) else ()
-        changes = tuple(_change(path, key, value) for value in listed)
+        changes = tuple(_setting_change(path, key, value) for value in listed)
         settings.append(Setting(path, changes, ranges.get(path), key))
     return tuple(settings)
 
 
-def _change(path: str, key: Span, value: Node) -> Change:
+def _setting_change(path: str, key: Span, value: Node) -> Change:
     if not all(path.split(".")):
         help = "write a path such as `model.decoder.n_layers: 2`"
         raise SpecError(Diagnostic(f"{quoted(path)} is not a path of keys and points", key, path, help=help))
     return Change(tuple((part, key) for part in path.split(".")), value)
 
 
-def _within(diagnostic: Diagnostic, *path: str) -> Diagnostic:
+def _prefixed_diagnostic(diagnostic: Diagnostic, *path: str) -> Diagnostic:
     return replace(diagnostic, path=".".join((*path, diagnostic.path)).rstrip("."))

@@ -23,10 +23,10 @@ from tfkit.component import Component, parts
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, TrackerConfig
-from tfkit.run.reach import reached
+from tfkit.run.reach import digests_of_class
 from tfkit.run.run_facts import FACTS, Facts, read_facts
 from tfkit.spec.folder import latest_checkpoint
-from tfkit.spec.header import shown
+from tfkit.spec.header import quoted_path
 
 Code: TypeAlias = Mapping[str, Mapping[str, str]]
 """Digests of the modules that a kind depends on, by slot and kind: `ffn swiglu`."""
@@ -43,7 +43,7 @@ def code_of(run: Run) -> Code:
     from tfkit.run.training.loop import Trainer  # not imported by commands that load a trained model
 
     code = kinds_of(run.config, run.graph.spec.model)
-    return {**code, LOOP: dict(reached(Trainer)), EXAMPLES: _examples(run)}
+    return {**code, LOOP: dict(digests_of_class(Trainer)), EXAMPLES: _example_digests(run)}
 
 
 def kinds_of(*roots: object) -> dict[str, Mapping[str, str]]:
@@ -51,7 +51,7 @@ def kinds_of(*roots: object) -> dict[str, Mapping[str, str]]:
     configs = (part for root in roots for _, part in parts((), root))
     used = (config for config in configs if isinstance(config, Component) and not isinstance(config, TrackerConfig))
     kinds = {f"{config.slot} {config.kind_name()}": type(config) for config in used}
-    return {name: dict(reached(kind)) for name, kind in sorted(kinds.items())}
+    return {name: dict(digests_of_class(kind)) for name, kind in sorted(kinds.items())}
 
 
 def digest_of(code: Code) -> str:
@@ -67,17 +67,17 @@ def session_code(facts: Facts, folder: Path, code: Code) -> dict[str, Code]:
     if not _has_result(facts, folder):
         for session in facts.sessions:
             session.pop("code", None)
-    return {} if _last(facts) == code else {"code": code}
+    return {} if _last_code(facts) == code else {"code": code}
 
 
-def codes(facts: Facts) -> list[Code]:
+def recorded_codes(facts: Facts) -> list[Code]:
     """Return the code of each process that changed it."""
     return [session["code"] for session in facts.sessions if "code" in session]
 
 
 def check_code(runs: Iterable[tuple[Path, Facts, Code]], *, help: str) -> None:
     """Raise SpecError if the code of a run in these folders has changed since it was trained."""
-    changed = {folder: notes for folder, facts, code in runs if (notes := changes(facts, folder, code))}
+    changed = {folder: notes for folder, facts, code in runs if (notes := code_changes(facts, folder, code))}
     if not changed:
         return
     notes = list(dict.fromkeys(note for notes in changed.values() for note in notes))
@@ -96,16 +96,16 @@ def warnings_about(weights: Path, *roots: object) -> list[Diagnostic]:
         return []
     try:
         facts = read_facts(folder)
-        notes = changes(facts, folder, kinds_of(*roots)) if facts else []
+        notes = code_changes(facts, folder, kinds_of(*roots)) if facts else []
     except SpecError as error:  # the weights do not depend on the file
         message = f"changes of code since the training are unknown: {error.diagnostics[0].message}"
         return [Diagnostic(message)]
-    return [Diagnostic(CHANGE_MESSAGE.format(shown(folder)), notes=tuple(notes))] if notes else []
+    return [Diagnostic(CHANGE_MESSAGE.format(quoted_path(folder)), notes=tuple(notes))] if notes else []
 
 
-def changes(facts: Facts, folder: Path, code: Code) -> list[str]:
+def code_changes(facts: Facts, folder: Path, code: Code) -> list[str]:
     """Return the modules that have changed since a run was trained, with the kinds that depend on them."""
-    before = _last(facts) if _has_result(facts, folder) else None
+    before = _last_code(facts) if _has_result(facts, folder) else None
     if before is None:
         return []
     kinds: dict[str, list[str]] = {}
@@ -114,24 +114,24 @@ def changes(facts: Facts, folder: Path, code: Code) -> list[str]:
         for module in sorted({**old, **now}):
             if old.get(module) != now.get(module):
                 kinds.setdefault(module, []).append(kind)
-    return [_note(module, users) for module, users in kinds.items()]
+    return [_change_note(module, users) for module, users in kinds.items()]
 
 
-def _note(module: str, kinds: Sequence[str]) -> str:
+def _change_note(module: str, kinds: Sequence[str]) -> str:
     if list(kinds) == [EXAMPLES]:
         return f"examples of split `{module}`"
-    return f"module `{module}`, used by {listing(map(shown_kind, kinds), MAX_KINDS)}"
+    return f"module `{module}`, used by {listing(map(kind_text, kinds), MAX_KINDS)}"
 
 
-def shown_kind(name: str) -> str:
+def kind_text(name: str) -> str:
     """Return the name of a kind for a message: ffn `swiglu`."""
     slot, _, kind = name.partition(" ")
     return name if name == LOOP else f"{slot} {quoted(kind)}"
 
 
-def _last(facts: Facts) -> Code | None:
+def _last_code(facts: Facts) -> Code | None:
     """Return the code of the newest process; None if the record has none."""
-    records = codes(facts)
+    records = recorded_codes(facts)
     return records[-1] if records else None
 
 
@@ -140,17 +140,17 @@ def _has_result(facts: Facts, folder: Path) -> bool:
     return facts.ended is not None or latest_checkpoint(folder) is not None
 
 
-def _examples(run: Run) -> dict[str, str]:
+def _example_digests(run: Run) -> dict[str, str]:
     """Return a digest of a few examples of each split."""
     digests = {}
     for split in run.data.splits:
         examples = run.data.examples(split, run.config.data.order)
         indices = np.unique(np.linspace(0, len(examples) - 1, SAMPLE).astype(np.int64))
-        digests[split] = _digest(examples.batch(indices))
+        digests[split] = _batch_digest(examples.batch(indices))
     return digests
 
 
-def _digest(batch: Batch) -> str:
+def _batch_digest(batch: Batch) -> str:
     digest = hashlib.blake2b(digest_size=8)
     masks = {f"{name}_mask": mask for name, mask in batch.masks.items()}
     arrays: dict[str, Any] = {**batch.inputs, **masks, "targets": batch.targets, "documents": batch.documents}

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, Validat
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import CONTENT, Run
 from tfkit.spec.folder import latest_checkpoint
-from tfkit.spec.header import read_object, shown
+from tfkit.spec.header import quoted_path, read_object
 
 FACTS = "run.json"
 MAX_DIFFERENCES = 12
@@ -44,7 +44,7 @@ class Session(BaseModel):
     changed: list[str] = []
 
 
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
+def _checked_session(values: dict[str, Any]) -> dict[str, Any]:
     Session.model_validate(values)
     return values
 
@@ -60,7 +60,7 @@ class Facts:
     bits: Mapping[str, Any]
     environment: Mapping[str, Any]
     """The environment of the newest process; each session also stores the environment of its process."""
-    sessions: list[Annotated[dict[str, Any], AfterValidator(_checked)]]
+    sessions: list[Annotated[dict[str, Any], AfterValidator(_checked_session)]]
     earlier: dict[str, list[str]] = field(default_factory=dict)
     """Digests of the run before changes in place, and the names of its callbacks then: older checkpoints have them."""
     ended: str | None = None
@@ -94,7 +94,9 @@ def read_facts(folder: Path) -> Facts | None:
         return None
     facts = read_json(path, _FACTS)
     if facts.ended is not None and (not facts.sessions or facts.sessions[-1].get("step") is None):
-        message = f"cannot read {shown(path)}: `ended` is {quoted(facts.ended)}, and the last session has no `step`"
+        message = (
+            f"cannot read {quoted_path(path)}: `ended` is {quoted(facts.ended)}, and the last session has no `step`"
+        )
         raise SpecError(Diagnostic(message))
     return facts
 
@@ -116,11 +118,11 @@ def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
             help = "evaluate it with `tfkit eval`, or continue it as a `branch`"
             raise SpecError(Diagnostic(message, help=help))
     if facts and differences:
-        raise _another(folder, differences, facts.meaning, run.meaning.values)
+        raise _different_run_error(folder, differences, facts.meaning, run.meaning.values)
     return facts
 
 
-def resumed(run: Run, folder: Path) -> Run:
+def continued_run(run: Run, folder: Path) -> Run:
     """Return a run with the values that its folder has, if it continues there from a checkpoint.
 
     Raise SpecError if the folder cannot be read.
@@ -141,7 +143,7 @@ def read_json(path: Path, schema: TypeAdapter[T]) -> T:
     try:
         return schema.validate_python(read_object(path, max_values=None))
     except ValidationError as error:
-        raise SpecError(Diagnostic(f"cannot read {shown(path)}: {cause_of(error)}")) from error
+        raise SpecError(Diagnostic(f"cannot read {quoted_path(path)}: {cause_of(error)}")) from error
 
 
 def cause_of(error: ValidationError) -> str:
@@ -156,16 +158,18 @@ def cause_of(error: ValidationError) -> str:
     return f"{name} {text}; got {quoted(repr(first['input']))}"
 
 
-def _another(folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> SpecError:
+def _different_run_error(
+    folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> SpecError:
     """Return the error for a folder with the run of different settings, and list the differences."""
     message = f"{quoted(str(folder))} has a different run, which cannot continue with these settings"
     if CONTENT in names:
         names.remove(CONTENT)
         message = f"the data of the run in {quoted(str(folder))} has changed since it began"
-    notes = [f"{name}: {_shown(before, name)} -> {_shown(now, name)}" for name in names[:MAX_DIFFERENCES]]
+    notes = [f"{name}: {_value_text(before, name)} -> {_value_text(now, name)}" for name in names[:MAX_DIFFERENCES]]
     notes += [f"... ({len(names)} in total)"] if len(names) > MAX_DIFFERENCES else []
     return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _value_text(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name]) if name in values else "not there"

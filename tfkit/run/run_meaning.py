@@ -20,8 +20,8 @@ from pydantic.fields import FieldInfo
 from tfkit.component import Component, Config, ContentMarker, marker, parts
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.run_spec import ENDS, RunSpec
-from tfkit.spec.annotations import extra, shape_of
-from tfkit.spec.extending import shortest
+from tfkit.spec.annotations import shape_of, slot_setting
+from tfkit.spec.extending import short_path
 from tfkit.spec.folder import model_folder
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.weight_files import content_of
@@ -32,7 +32,7 @@ LABELS = frozenset({"name", "description", "source", "requires", "parameters", "
 
 
 @dataclass(frozen=True)
-class RunMeaning:
+class RunSemantics:
     """The values of a run and its model. `others` are values that are not fields, such as digests of files."""
 
     run: RunSpec
@@ -42,16 +42,16 @@ class RunMeaning:
     @cached_property
     def values(self) -> Mapping[str, Value]:
         """All values by path."""
-        return dict(_flat(self._nested(whole=True), ""))
+        return dict(_flat_values(self._nested(whole=True), ""))
 
     @cached_property
     def digest(self) -> str:
         """Digest of the values that are not defaults, 32 hexadecimal digits."""
-        return _digest(self._given)
+        return _digest_of_values(self._given)
 
     def differences(self, before: Mapping[str, Value]) -> list[str]:
         """Return the paths whose values differ from those in a folder. A path that the folder lacks has its default."""
-        here, set_values = self.values, dict(_flat(self._given, ""))
+        here, set_values = self.values, dict(_flat_values(self._given, ""))
         changed = [path for path, value in before.items() if path not in here or here[path] != value]
         return [*changed, *(path for path in set_values if path not in before)]
 
@@ -92,31 +92,31 @@ class _Plain:
 
     def _usual(self, field: FieldInfo, plain: Any) -> bool:
         """Return True if the plain value of a field is its default or, for a slot, the unchanged default kind."""
-        kind, shape = extra(field, "default_kind"), shape_of(field.annotation)
+        kind, shape = slot_setting(field, "default_kind"), shape_of(field.annotation)
         if kind is not None and shape is not None:
             usual = {str(shape.config.word_key): kind}
             return plain in (usual, [usual])
         if field.is_required():
             return False
-        return _json(plain) == _json(self.value(field.get_default(call_default_factory=True)))
+        return _json_text(plain) == _json_text(self.value(field.get_default(call_default_factory=True)))
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Value]]:
+def _flat_values(value: Any, path: str) -> Iterator[tuple[str, Value]]:
     """Yield each value with its path. Empty lists and mappings have no path."""
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for name, entry in parts:
-            yield from _flat(entry, f"{path}.{name}" if path else str(name))
+            yield from _flat_values(entry, f"{path}.{name}" if path else str(name))
     else:
         yield path, value
 
 
-def _json(value: Any) -> str:
+def _json_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(_json(values).encode(), digest_size=16).hexdigest()
+def _digest_of_values(values: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(_json_text(values).encode(), digest_size=16).hexdigest()
 
 
 def content_paths(start: tuple[str, ...], root: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -141,7 +141,7 @@ def files_content(path: Path) -> str:
         names = [(str(file.relative_to(root)), file, file.stat()) for file in files]
         digests = [(name, _file_content(file, stat.st_size, stat.st_mtime_ns)) for name, file, stat in names]
     except OSError as error:
-        raise SpecError(Diagnostic(f"cannot read {quoted(str(shortest(path)))}: {error.strerror}")) from error
+        raise SpecError(Diagnostic(f"cannot read {quoted(str(short_path(path)))}: {error.strerror}")) from error
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 

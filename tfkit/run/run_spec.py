@@ -28,7 +28,7 @@ from tfkit.spec.document import MODEL, NAME, Document
 from tfkit.spec.folder import RUN, latest_checkpoint, step_of
 from tfkit.spec.merge import WILDCARD, MergeKeys
 from tfkit.spec.model_spec import ModelSpec
-from tfkit.spec.render import Data, data_of, document, lines_of
+from tfkit.spec.render import Data, data_of, lines_of, spec_data
 
 ENDS = frozenset({"steps", "tokens", "passes", "flops"})
 """Keys that set the length of a run. A run has exactly one of them."""
@@ -313,7 +313,7 @@ class RunSpec(Document):
 def render_run(config: RunSpec, model: ModelSpec) -> str:
     """Return the YAML text of a resolved run, including its model."""
     values = data_of(config)
-    inside = {name: value for name, value in document(model).items() if name != "tfkit"}
+    inside = {name: value for name, value in spec_data(model).items() if name != "tfkit"}
     first = [name for name in ("tfkit", "name", "description", "source") if name in values]
     data: dict[str, Data] = {**{name: values[name] for name in first}, "model": inside}
     data |= {name: values[name] for name in RunSpec.model_fields if name in values}

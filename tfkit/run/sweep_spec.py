@@ -74,7 +74,7 @@ class SizesConfig(Config):
     @field_validator("params")
     @classmethod
     def _counts(cls, values: tuple[Any, ...]) -> tuple[int, ...]:
-        counts = tuple(map(_count, values))
+        counts = tuple(map(_parse_count, values))
         if not counts:
             raise Invalid("params", "there is no size", help="list sizes, for instance `params: [0.25M, 0.5M, 1M, 2M]`")
         if len(set(counts)) < len(counts):
@@ -137,7 +137,7 @@ class TuneConfig(Config):
     @property
     def ranges(self) -> dict[str, Range]:
         """The settings that have a range instead of a list."""
-        return {path: _range(path, values) for path, values in self.over.items() if isinstance(values, dict)}
+        return {path: _parse_range(path, values) for path, values in self.over.items() if isinstance(values, dict)}
 
 
 class CompareConfig(Config):
@@ -279,7 +279,7 @@ def _check_lists(name: str, lists: dict[str, Any]) -> None:
             raise Invalid(name, f"`{path}` has no values")
 
 
-def _count(value: object) -> int:
+def _parse_count(value: object) -> int:
     """Parse a number of parameters, such as `0.25M`."""
     match = _COUNT.fullmatch(str(value))
     count = 0.0 if match is None or isinstance(value, bool) else float(match[1]) * _UNITS[match[2]]
@@ -288,7 +288,7 @@ def _count(value: object) -> int:
     return round(count)
 
 
-def _range(path: str, range: dict[str, Any]) -> Range:
+def _parse_range(path: str, range: dict[str, Any]) -> Range:
     """Parse the range of a setting."""
     help = "write for instance `{log: [1e-4, 1e-2]}`, above 0; or use `linear`, or `whole` with integers"
     (scale, ends), *more = [*range.items()] or [("", None)]

@@ -23,89 +23,89 @@ class ConfigShape:
 
 def shape_of(annotation: Any) -> ConfigShape | None:
     """Return the shape of a field that holds configs; None for any other field."""
-    members = options(annotation)
+    members = union_members(annotation)
     for member in members:
         arguments, option = [a for a in get_args(member) if a is not Ellipsis], member
         container: Literal["one", "list", "dict"] = "one"
         if get_origin(member) in (tuple, list) or get_origin(member) is dict:
             container = "dict" if get_origin(member) is dict else "list"
-            option = options(arguments[-1])[0]
+            option = union_members(arguments[-1])[0]
         if isinstance(option, type) and issubclass(option, Config):
             return ConfigShape(option, container, type(None) in members, bool in members)
     return None
 
 
-def options(annotation: Any) -> list[Any]:
+def union_members(annotation: Any) -> list[Any]:
     """Return the members of a union, without their annotations."""
     if get_origin(annotation) in (Union, types.UnionType):
-        return [o for argument in get_args(annotation) for o in options(argument)]
+        return [o for argument in get_args(annotation) for o in union_members(argument)]
     if hasattr(annotation, "__metadata__"):
-        return options(get_args(annotation)[0])
+        return union_members(get_args(annotation)[0])
     return [annotation]
 
 
-def numeric(annotation: Any) -> tuple[set[type], set[object]]:
+def numbers_and_words(annotation: Any) -> tuple[set[type], set[object]]:
     """Return the number types of a field, and the words that it accepts in addition."""
     numbers: set[type] = set()
     words: set[object] = set()
-    for option in options(annotation):
+    for option in union_members(annotation):
         if option in (int, float):
             numbers.add(option)
         elif get_origin(option) is Literal:
             words |= set(get_args(option))
         elif get_origin(option) is dict:
-            numbers |= numeric(get_args(option)[1])[0]
+            numbers |= numbers_and_words(get_args(option)[1])[0]
     return numbers, words
 
 
-def extra(info: FieldInfo, key: str) -> str | None:
+def slot_setting(info: FieldInfo, key: str) -> str | None:
     """Return the `default_kind` or the `implied_kind` that `tfkit.slot` or `tfkit.optional_slot` set for a field."""
     settings = info.json_schema_extra
     return str(settings[key]) if isinstance(settings, dict) and key in settings else None
 
 
-def allowed(info: FieldInfo, *, nested: int) -> list[str]:
+def allowed_values(info: FieldInfo, *, nested: int) -> list[str]:
     """Describe each type of value that a field accepts; with `nested`, the values of its items at that depth."""
     annotation = info.annotation if nested else Annotated[info.annotation, info]
     for _ in range(nested):
-        items = [get_args(option) for option in options(annotation) if get_origin(option) in (dict, tuple, list)]
+        items = [get_args(option) for option in union_members(annotation) if get_origin(option) in (dict, tuple, list)]
         annotation = items[0][-1 if len(items[0]) == 2 and items[0][-1] is not Ellipsis else 0] if items else Any
-    return list(dict.fromkeys(_words(annotation, {})))
+    return list(dict.fromkeys(_member_words(annotation, {})))
 
 
-def either(words: list[str]) -> str:
+def joined_with_or(words: list[str]) -> str:
     """Join words: `a, b or c`."""
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _words(annotation: Any, bounds: dict[str, float]) -> list[str]:
+def _member_words(annotation: Any, bounds: dict[str, float]) -> list[str]:
     """Describe the members of an annotation; `bounds` come from the annotation around it."""
     if hasattr(annotation, "__metadata__"):
-        return _words(get_args(annotation)[0], {**bounds, **_bounds(annotation.__metadata__)})
+        return _member_words(get_args(annotation)[0], {**bounds, **_metadata_bounds(annotation.__metadata__)})
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return [word for argument in arguments for word in _words(argument, bounds)]
+        return [word for argument in arguments for word in _member_words(argument, bounds)]
     if origin is Literal:
         return [f"`{word}`" if isinstance(word, str) else str(word) for word in arguments]
     if annotation in (int, float):
-        return [f"an integer{_range(bounds, 1)}" if annotation is int else f"a number{_range(bounds)}"]
+        return [f"an integer{_range_text(bounds, 1)}" if annotation is int else f"a number{_range_text(bounds)}"]
     plain = {bool: ["true", "false"], str: ["the name of a node" if "wire" in bounds else "text"], type(None): []}
     return plain.get(annotation, ["a list"] if origin in (tuple, list) else ["a mapping"])
 
 
-def _bounds(metadata: Any) -> dict[str, float]:
+def _metadata_bounds(metadata: Any) -> dict[str, float]:
     """Return the limits of an annotation under pydantic's names, with the additional key `wire` for a wire."""
     bounds: dict[str, float] = {}
     for part in metadata:
         if isinstance(part, FieldInfo):
-            bounds |= _bounds(part.metadata)
+            bounds |= _metadata_bounds(part.metadata)
         elif isinstance(part, WireMarker):
             bounds["wire"] = 1
         bounds |= {name: getattr(part, name) for name in ("gt", "ge", "lt", "le") if hasattr(part, name)}
     return bounds
 
 
-def _range(bounds: dict[str, float], step: int | None = None) -> str:
+def _range_text(bounds: dict[str, float], step: int | None = None) -> str:
     """Describe the limits. An integer, which has a `step`, starts at least one step above an exclusive bound."""
     low, high = bounds.get("ge"), bounds.get("le")
     if low is None and step is not None and "gt" in bounds:

@@ -52,10 +52,10 @@ class ExpressionError(Invalid):
 
 def evaluate(text: str, lookup: Lookup) -> Number:
     """Evaluate an expression; `lookup` returns the value of a name or raises `ExpressionError`."""
-    return _value(parsed(text), lookup)
+    return _located_value(parse_expression(text), lookup)
 
 
-def parsed(text: str) -> ast.expr:
+def parse_expression(text: str) -> ast.expr:
     """Parse an expression; raise `ExpressionError` if it is not a Python expression."""
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"an expression has at most {MAX_LENGTH} characters; this one has {len(text)}")
@@ -67,30 +67,30 @@ def parsed(text: str) -> ast.expr:
     return tree.body
 
 
-def _value(node: ast.expr, lookup: Lookup) -> Number:
+def _located_value(node: ast.expr, lookup: Lookup) -> Number:
     """Evaluate a subexpression. Its errors contain its columns."""
     try:
-        return _part(node, lookup)
+        return _node_value(node, lookup)
     except ExpressionError as error:
         if error.columns is None:
             error.columns = node.col_offset, node.end_col_offset or node.col_offset + 1
         raise
 
 
-def _part(node: ast.expr, lookup: Lookup) -> Number:
+def _node_value(node: ast.expr, lookup: Lookup) -> Number:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(node.value)  # type: ignore[arg-type]
+        return _bounded_value(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name):
         return lookup(node.id)
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-        return _UNARY[type(node.op)](_value(node.operand, lookup))
+        return _UNARY[type(node.op)](_located_value(node.operand, lookup))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return apply(node.op, _value(node.left, lookup), _value(node.right, lookup))
+        return apply_operator(node.op, _located_value(node.left, lookup), _located_value(node.right, lookup))
     construct = {ast.Call: "a call", ast.Attribute: "a dot", ast.Constant: "text"}.get(type(node), "this")
     raise ExpressionError(f"{construct} cannot be in an expression", help=GRAMMAR)
 
 
-def apply(op: ast.operator, left: Number, right: Number) -> Number:
+def apply_operator(op: ast.operator, left: Number, right: Number) -> Number:
     """Apply an operator; raise `ExpressionError` where it is undefined."""
     if isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT:
         raise ExpressionError(f"a power of more than {MAX_EXPONENT}")
@@ -102,10 +102,10 @@ def apply(op: ast.operator, left: Number, right: Number) -> Number:
         value = MAX_VALUE * 10
     if isinstance(value, complex):
         raise ExpressionError("a fractional power of a negative number has no real value")
-    return _bounded(value)
+    return _bounded_value(value)
 
 
-def _bounded(value: Number) -> Number:
+def _bounded_value(value: Number) -> Number:
     if abs(value) > MAX_VALUE:
         raise ExpressionError("a number larger than any model needs")
     return value
@@ -129,14 +129,14 @@ class Expression:
         """Parse an expression; names in `fields` are numbers. Raise `Invalid` if it has no inverse."""
         if _PATH.fullmatch(text):
             return cls(text)
-        tree = _tree(text)
-        names = [name for name in _names(tree) if name not in fields]
+        tree = _expression_tree(text)
+        names = [name for name in _dotted_names(tree) if name not in fields]
         if len(names) != 1:
             message = f"{quoted(text)} must have exactly one path of the spec; got {len(names) or 'none'}"
             notes = [listing(map(quoted, names))] if names else []
             raise Invalid("", message, notes=notes, help="use fields of the family for all other names")
         expression = cls(names[0], tree)
-        _solved(tree, names[0], lambda operand: 3.0, 2.0)
+        _solved_value(tree, names[0], lambda operand: 3.0, 2.0)
         return expression
 
     @property
@@ -153,55 +153,57 @@ class Expression:
     def inverse(self, value: Number, number: Lookup) -> Number:
         """Return the spec's value for the field's value; raise `ExpressionError` if it is undefined."""
         assert self.steps is not None
-        return _solved(self.steps, self.path, lambda operand: evaluate(ast.unparse(operand), number), value)
+        return _solved_value(self.steps, self.path, lambda operand: evaluate(ast.unparse(operand), number), value)
 
 
 @cache
-def _tree(text: str) -> ast.expr:
-    return parsed(text)
+def _expression_tree(text: str) -> ast.expr:
+    return parse_expression(text)
 
 
-def _names(tree: ast.AST) -> Iterator[str]:
+def _dotted_names(tree: ast.AST) -> Iterator[str]:
     """Yield the names in an expression, with dots."""
     name = ast.unparse(tree) if isinstance(tree, ast.Name | ast.Attribute) else ""
     if _PATH.fullmatch(name):
         yield name
         return
     for part in ast.iter_child_nodes(tree):
-        yield from _names(part)
+        yield from _dotted_names(part)
 
 
-def _solved(tree: ast.expr, path: str, number: Callable[[ast.expr], Number], value: Number) -> Number:
+def _solved_value(tree: ast.expr, path: str, number: Callable[[ast.expr], Number], value: Number) -> Number:
     """Return the value at `path` for which the expression has the given value."""
-    if path not in _names(tree):
+    if path not in _dotted_names(tree):
         raise AssertionError(path)
     if isinstance(tree, ast.Name | ast.Attribute):
         return value
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        return _solved(tree.operand, path, number, -value)
+        return _solved_value(tree.operand, path, number, -value)
     if isinstance(tree, ast.BinOp):
-        left = path in _names(tree.left)
+        left = path in _dotted_names(tree.left)
         unknown, operand = (tree.left, tree.right) if left else (tree.right, tree.left)
         if (inverse := _INVERSES.get((type(tree.op), left))) is not None:
-            return _solved(unknown, path, number, inverse(value, number(operand)))
+            return _solved_value(unknown, path, number, inverse(value, number(operand)))
     help = "use only + - * /, and // or ** with the path on the left"
     raise Invalid("", f"{quoted(ast.unparse(tree))} has no inverse", help=help)
 
 
-def _power(value: Number, exponent: Number) -> Number:
-    return apply(ast.Pow(), value, apply(ast.Div(), 1, exponent))
+def _inverse_power(value: Number, exponent: Number) -> Number:
+    return apply_operator(ast.Pow(), value, apply_operator(ast.Div(), 1, exponent))
 
 
 _INVERSES: dict[tuple[type[ast.operator], bool], Callable[[Number, Number], Number]] = {
-    (ast.Add, True): lambda value, operand: apply(ast.Sub(), value, operand),
-    (ast.Add, False): lambda value, operand: apply(ast.Sub(), value, operand),
-    (ast.Sub, True): lambda value, operand: apply(ast.Add(), value, operand),
-    (ast.Sub, False): lambda value, operand: apply(ast.Sub(), operand, value),
-    (ast.Mult, True): lambda value, operand: apply(ast.Div(), value, operand),
-    (ast.Mult, False): lambda value, operand: apply(ast.Div(), value, operand),
-    (ast.Div, True): lambda value, operand: apply(ast.Mult(), value, operand),
-    (ast.Div, False): lambda value, operand: apply(ast.Div(), operand, value),
-    (ast.FloorDiv, True): lambda value, operand: apply(ast.FloorDiv(), apply(ast.Mult(), value, operand), 1),
-    (ast.Pow, True): _power,
+    (ast.Add, True): lambda value, operand: apply_operator(ast.Sub(), value, operand),
+    (ast.Add, False): lambda value, operand: apply_operator(ast.Sub(), value, operand),
+    (ast.Sub, True): lambda value, operand: apply_operator(ast.Add(), value, operand),
+    (ast.Sub, False): lambda value, operand: apply_operator(ast.Sub(), operand, value),
+    (ast.Mult, True): lambda value, operand: apply_operator(ast.Div(), value, operand),
+    (ast.Mult, False): lambda value, operand: apply_operator(ast.Div(), value, operand),
+    (ast.Div, True): lambda value, operand: apply_operator(ast.Mult(), value, operand),
+    (ast.Div, False): lambda value, operand: apply_operator(ast.Div(), operand, value),
+    (ast.FloorDiv, True): lambda value, operand: apply_operator(
+        ast.FloorDiv(), apply_operator(ast.Mult(), value, operand), 1
+    ),
+    (ast.Pow, True): _inverse_power,
 }
 """The inverse of an operator; the key is True if the path is its left operand. `//` rounds down in both directions."""

@@ -13,9 +13,9 @@ from collections.abc import Mapping as MappingABC
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
-from tfkit.arguments import shown
+from tfkit.arguments import value_text
 from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, Source, Span, SpecError
-from tfkit.spec.scalars import MAX_DIGITS, resolve
+from tfkit.spec.scalars import MAX_DIGITS, word_value
 from tfkit.spec.tree import MAX_DEPTH, MAX_NODES, MERGE, Mapping, Node, Scalar, Sequence
 
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool | None"
@@ -54,7 +54,7 @@ class _Copier:
             return self._float(float(value), path)
         if not isinstance(value, MappingABC | list | tuple):
             help = "use numbers, text, True, False, None, and lists and mappings of these"
-            self._error(f"{shown(value)} is not a value that a spec can have", path, help=help)
+            self._error(f"{value_text(value)} is not a value that a spec can have", path, help=help)
             return None
         if id(value) in self.open:
             self._error("this value contains itself", path)
@@ -71,7 +71,7 @@ class _Copier:
 
     def _is_key(self, key: object, path: Path) -> bool:
         if not isinstance(key, str):
-            self._error(f"a key must be text; got {shown(key)}", path)
+            self._error(f"a key must be text; got {value_text(key)}", path)
         elif key == MERGE:
             self._error(f"`{MERGE}` merges only in YAML", path, help="merge in Python: {**base, ...}")
         else:
@@ -108,7 +108,7 @@ class _Tree:
     """Data as a tree. Its source has one line for each value: the key, and an abbreviation of the value."""
 
     def __init__(self, data: Plain) -> None:
-        lines = list(_lines(data, (), ""))
+        lines = list(_value_lines(data, (), ""))
         self.source = Source(NAME, "\n".join(line for _, line in lines), tuple(".".join(path) for path, _ in lines))
         self.line = 0
 
@@ -120,54 +120,54 @@ class _Tree:
             items: dict[str, Node] = {}
             keys: dict[str, Span] = {}
             for key, item in value.items():
-                width = len(_word(key))
+                width = len(_word_text(key))
                 keys[key] = Span(self.source, self.line + 1, 1, max(1, width))
                 items[key] = self.node(item, width + len(": "))
             return Mapping(items, keys, span)
         if isinstance(value, list):
             return Sequence(tuple(self.node(item, len("- ")) for item in value), span)
-        return _text(value, span) if isinstance(value, str) else Scalar(value, span)
+        return _text_scalar(value, span) if isinstance(value, str) else Scalar(value, span)
 
 
-def _lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
+def _value_lines(value: Plain, path: Path, start: str) -> Iterator[tuple[Path, str]]:
     """Yield the path and the line of each value. A mapping or list precedes its contents."""
     yield path, f"{start}{_in_short(value, inside=True)}"
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _lines(item, (*path, key), f"{_word(key)}: ")
+            yield from _value_lines(item, (*path, key), f"{_word_text(key)}: ")
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _lines(item, (*path, str(index)), "- ")
+            yield from _value_lines(item, (*path, str(index)), "- ")
 
 
 def _in_short(value: Plain, *, inside: bool) -> str:
     """Format a value as YAML on one line, with `...` for anything below the first level."""
     if isinstance(value, dict):
-        items = [f"{_word(key)}: {_in_short(item, inside=False)}" for key, item in value.items()]
+        items = [f"{_word_text(key)}: {_in_short(item, inside=False)}" for key, item in value.items()]
         return f"{{{', '.join(items) if inside or not items else '...'}}}"
     if isinstance(value, list):
         items = [_in_short(item, inside=False) for item in value]
         return f"[{', '.join(items) if inside or not items else '...'}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return _word(value) if isinstance(value, str) else repr(value)
+    return _word_text(value) if isinstance(value, str) else repr(value)
 
 
-def _word(text: str) -> str:
+def _word_text(text: str) -> str:
     """Format text on one line, in quotes where YAML needs them."""
-    return text if text.isprintable() and isinstance(_meaning(text), str) else json.dumps(text)
+    return text if text.isprintable() and isinstance(_unquoted_value(text), str) else json.dumps(text)
 
 
-def _text(text: str, span: Span) -> Scalar:
-    meaning = _meaning(text)
+def _text_scalar(text: str, span: Span) -> Scalar:
+    meaning = _unquoted_value(text)
     if isinstance(meaning, float) and "e" in text.lower():
         return Scalar(meaning, span)  # PyYAML reads YAML 1.1, in which `1e-5` is text
     return Scalar(text, span, quoted=not isinstance(meaning, str))
 
 
-def _meaning(text: str) -> object:
+def _unquoted_value(text: str) -> object:
     """Return the value of an unquoted word in YAML; None if the word is rejected."""
     try:
-        return resolve(text)
+        return word_value(text)
     except Invalid:
         return None

@@ -59,16 +59,16 @@ class Document(Config):
 def check_sort(root: Tree, expected: type[Document]) -> None:
     """Raise SpecError if the keys of a document identify a different type than the expected one."""
     matching = sum(key in root.items for key in expected.typical)
-    for document in _types(Document):
+    for document in _document_types(Document):
         if len(document.typical) > matching and all(name in root.items for name in document.typical):
             key = document.typical[0]
             message = f"{quoted(root.span.source.name)} must be a {expected.sort}; got a {document.sort}"
             raise SpecError(Diagnostic(message, root.keys[key], key, help=f"read it with `tfkit {document.command}`"))
 
 
-def _types(base: type[Document]) -> Iterator[type[Document]]:
+def _document_types(base: type[Document]) -> Iterator[type[Document]]:
     """Yield the types of document that have been imported, without base classes of several types."""
     for document in base.__subclasses__():
         if document.sort and document.typical:
             yield document
-        yield from _types(document)
+        yield from _document_types(document)

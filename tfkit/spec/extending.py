@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfkit.errors import Diagnostic, Span, SpecError, closest, quoted, similar
+from tfkit.errors import Diagnostic, Span, SpecError, closest_name, quoted, similar_name_help
 from tfkit.plugin import missing
-from tfkit.plugin.known_specs import KnownSpecs, own_specs
+from tfkit.plugin.known_specs import NamedSpecs, built_in_specs_folder
 from tfkit.plugin.missing import where_it_is
 from tfkit.spec import source
 from tfkit.spec.document import Document, check_sort
 from tfkit.spec.folder import has_weights, model_folder, spec_of
-from tfkit.spec.merge import without
+from tfkit.spec.merge import without_keys
 from tfkit.spec.tree import Mapping, Scalar
 
 Read = Callable[..., Mapping]
@@ -42,11 +42,11 @@ class Language:
 
 def read_based(path: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
     """Read a file and merge it over the file that it extends. `chain` lists the files that extend it."""
-    root = language.read(path, name=str(shortest(path)))
-    return based(root, path.parent, language, (*chain, _real(path)))
+    root = language.read(path, name=str(short_path(path)))
+    return merge_over_base(root, path.parent, language, (*chain, _real_path(path)))
 
 
-def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
+def merge_over_base(root: Mapping, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
     """Merge `root` over the document that it extends, if it extends any."""
     check_sort(root, language.document)
     word = root.items.get("extends")
@@ -58,14 +58,14 @@ def based(root: Mapping, folder: Path, language: Language, chain: Sequence[Path]
             Diagnostic("`extends` must be the name or path of a single spec", word.span, "extends", help=help)
         )
     base = read_named(word, "extends", folder, language, chain)
-    return language.merge(base, without(root, {"extends"}), folder)
+    return language.merge(base, without_keys(root, {"extends"}), folder)
 
 
 def read_named(word: Scalar, key: str, folder: Path, language: Language, chain: Sequence[Path] = ()) -> Mapping:
     """Read the document that the value of a key names. If the file cannot be read, the error points to that value."""
     path = language.find(str(word.value), folder, word.span)
-    if _real(path) in chain:
-        names = [str(shortest(ancestor)) for ancestor in (*chain[chain.index(_real(path)) :], _real(path))]
+    if _real_path(path) in chain:
+        names = [str(short_path(ancestor)) for ancestor in (*chain[chain.index(_real_path(path)) :], _real_path(path))]
         notes = (f"by way of {' -> '.join(names)}",) if len(names) > 2 else ()
         raise SpecError(Diagnostic("a spec cannot extend itself", word.span, key, notes))
     if len(chain) >= MAX_EXTENDS:
@@ -87,15 +87,15 @@ def named_at(span: Span, key: str) -> Iterator[None]:
         raise SpecError(*located) from error
 
 
-def shortest(path: Path) -> Path:
+def short_path(path: Path) -> Path:
     """Return a path relative to the current folder if it lies below that folder, else unchanged."""
     try:
-        return _real(path).relative_to(Path.cwd())
+        return _real_path(path).relative_to(Path.cwd())
     except ValueError:
         return path
 
 
-def _real(path: Path) -> Path:
+def _real_path(path: Path) -> Path:
     """Resolve the links in a path. Unlike `Path.resolve`, this accepts loops of links and names that are too long."""
     return Path(os.path.realpath(path))
 
@@ -105,11 +105,11 @@ def _real(path: Path) -> Path:
 
 def plugin_folders(folder: Path = Path()) -> list[Path]:
     """Return the folders to search for a spec's plugin: the spec's folder, the current folder, and a tfkit checkout."""
-    return [folder, folder / "plugins", Path("plugins"), shortest(own_specs().parent / "plugins")]
+    return [folder, folder / "plugins", Path("plugins"), short_path(built_in_specs_folder().parent / "plugins")]
 
 
 def find_spec(
-    name: str | os.PathLike[str], specs: KnownSpecs, *, folder: Path | None = None, span: Span | None = None
+    name: str | os.PathLike[str], specs: NamedSpecs, *, folder: Path | None = None, span: Span | None = None
 ) -> Path:
     """Find the file of a spec by its path, by the folder of a model, or by a name.
 
@@ -125,7 +125,7 @@ def find_spec(
     if text.endswith(SUFFIXES) or os.sep in text:
         if os.path.exists(path) or span is None:
             return path
-        near = closest(path.stem, [file.stem for file in yaml_files(path.parent)])
+        near = closest_name(path.stem, [file.stem for file in yaml_files(path.parent)])
         help = (
             f"a spec with a similar name exists: `{near}`"
             if near
@@ -145,28 +145,28 @@ def yaml_files(folder: Path) -> list[Path]:
         return []
 
 
-def _unknown_spec(name: str, specs: KnownSpecs, span: Span | None) -> Diagnostic:
+def _unknown_spec(name: str, specs: NamedSpecs, span: Span | None) -> Diagnostic:
     path, plugin = "extends" if span else "", missing.plugin_of(name)
     if plugin is not None:
         help = where_it_is(plugin, plugin_folders())
         return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
     names = [*specs.files, *(elsewhere for models in missing.specs_elsewhere().values() for elsewhere in models)]
-    near = similar("a spec", name, names, "give the path of a file: ./my_model.yaml")
+    near = similar_name_help("a spec", name, names, "give the path of a file: ./my_model.yaml")
     return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=near)
 
 
-def is_folder(name: str | os.PathLike[str], specs: KnownSpecs, *, folder: Path | None = None) -> bool:
+def is_folder(name: str | os.PathLike[str], specs: NamedSpecs, *, folder: Path | None = None) -> bool:
     """Return True if `name` is the path of a folder and not the name of a known spec."""
     text = os.fspath(name)
     return bool(text) and text not in specs.files and os.path.isdir((folder or Path()) / text)
 
 
-def weights_beside(name: str | os.PathLike[str], specs: KnownSpecs) -> Path | None:
+def weights_beside(name: str | os.PathLike[str], specs: NamedSpecs) -> Path | None:
     """Return the model folder at the path `name` if it contains weights; None for a file or the name of a spec."""
     return model_folder(Path(name)) if is_folder(name, specs) and has_weights(Path(name)) else None
 
 
-def find_family(name: str, specs: KnownSpecs, span: Span) -> Path:
+def find_family(name: str, specs: NamedSpecs, span: Span) -> Path:
     """Find the file of a family by its name, or by a path relative to the file that names it.
 
     Raises SpecError if there is no such file.
@@ -181,5 +181,5 @@ def find_family(name: str, specs: KnownSpecs, span: Span) -> Path:
         message = f"the family {quoted(name)} comes with the plugin {plugin}, which is not loaded"
         help = where_it_is(plugin, plugin_folders())
         raise SpecError(Diagnostic(message, span, "checkpoint", help=help))
-    near = similar("a family", name, specs.families, "give the path of a file: ./my_family.yaml")
+    near = similar_name_help("a family", name, specs.families, "give the path of a file: ./my_family.yaml")
     raise SpecError(Diagnostic(f"there is no family named {quoted(name)}", span, "checkpoint", help=near))

@@ -17,14 +17,14 @@ from typing import Any
 from pydantic import Field
 
 from tfkit.component import Config, FieldConfig
-from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing, quoted
-from tfkit.plugin.known_specs import KnownSpecs, own_specs
+from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest_name, listing, quoted
+from tfkit.plugin.known_specs import NamedSpecs, built_in_specs_folder
 from tfkit.plugin.registry import Registry
 from tfkit.spec import source
 from tfkit.spec.arithmetic import Expression
-from tfkit.spec.extending import Read, find_family, shortest
-from tfkit.spec.merge import is_null, merge, without
-from tfkit.spec.source import plain
+from tfkit.spec.extending import Read, find_family, short_path
+from tfkit.spec.merge import is_null, merge, without_keys
+from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
 ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
@@ -87,7 +87,7 @@ class FamilyConfig(Config):
         self._check_tensors()
         for section, names in (("defaults", self.defaults), ("when", self.when)):
             if unknown := [name for name in names if name not in self.fields]:
-                near = closest(unknown[0], self.fields)
+                near = closest_name(unknown[0], self.fields)
                 help = f"a field with a similar name exists: {quoted(near)}" if near else None
                 raise Invalid(f"{section}.{unknown[0]}", f"the family has no field {quoted(unknown[0])}", help=help)
         for name, rule in self.fields.items():
@@ -183,7 +183,7 @@ def class_of(head: str, architecture: str) -> str:
 # ---- the text of a family ----
 
 
-def in_place(root: Mapping, specs: KnownSpecs) -> Mapping:
+def with_inline_family(root: Mapping, specs: NamedSpecs) -> Mapping:
     """Replace the path of a family in a spec by the contents of that file. Names of known families stay."""
     node = root.items.get("checkpoint")
     word = node.items.get("extends") if isinstance(node, Mapping) else node
@@ -192,12 +192,12 @@ def in_place(root: Mapping, specs: KnownSpecs) -> Mapping:
     return Mapping({**root.items, "checkpoint": family_of(node, specs)}, root.keys, root.span)
 
 
-def full_family(node: Node, specs: KnownSpecs, registry: Registry) -> Mapping:
+def full_family(node: Node, specs: NamedSpecs, registry: Registry) -> Mapping:
     """Expand the family of a spec, given by name or inline: merge what it extends, apply its head, add its kinds."""
     return _with_kinds(_with_head(family_of(node, specs)), registry)
 
 
-def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mapping:
+def family_of(node: Node, specs: NamedSpecs, read: Read = source.read) -> Mapping:
     """Read a family, given by name or inline, and merge it with the families that it extends. `read` reads a file.
 
     Raises SpecError if there is no such family.
@@ -213,14 +213,14 @@ def family_of(node: Node, specs: KnownSpecs, read: Read = source.read) -> Mappin
             )
         path = find_family(word.value, specs, word.span)
         if path in chain:
-            message = f"a family cannot extend itself: {quoted(str(shortest(path)))}"
+            message = f"a family cannot extend itself: {quoted(str(short_path(path)))}"
             raise SpecError(Diagnostic(message, word.span, "checkpoint.extends"))
         chain.append(path)
-        texts.append(_with_type(read(path, name=str(shortest(path))), path.stem))
+        texts.append(_with_type(read(path, name=str(short_path(path))), path.stem))
     # Almost all families have a class without a head; null in `heads` removes it.
     body = Mapping({"Model": Scalar("body", node.span)}, {"Model": node.span}, node.span)
     base = Mapping({"heads": body}, {"heads": node.span}, node.span)
-    return _without_nulls(reduce(_merged, (without(text, {"extends"}) for text in reversed(texts)), base))
+    return _without_nulls(reduce(_merged_families, (without_keys(text, {"extends"}) for text in reversed(texts)), base))
 
 
 def _with_head(root: Mapping) -> Mapping:
@@ -230,7 +230,7 @@ def _with_head(root: Mapping) -> Mapping:
         return root
     available = heads if isinstance(heads, Mapping) else Mapping({}, {}, root.span)
     if name.value not in available.items:
-        near = closest(str(name.value), available.items)
+        near = closest_name(str(name.value), available.items)
         message = f"the family has no head {quoted(str(name.value))}"
         notes = (f"heads: {listing(available.items, 20) or 'none'}",)
         help = (
@@ -242,12 +242,12 @@ def _with_head(root: Mapping) -> Mapping:
     cls = Scalar(class_of(str(name.value), str(architecture.value)), name.span, quoted=True)
     class_patch = Mapping({"architecture": cls}, {"architecture": name.span}, name.span)
     texts = _head_texts(str(name.value), available, name.span)
-    return _without_nulls(reduce(_merged, (*texts, class_patch), root))
+    return _without_nulls(reduce(_merged_families, (*texts, class_patch), root))
 
 
 def _head_texts(name: str, available: Mapping, span: Span, chain: tuple[str, ...] = ()) -> list[Mapping]:
     """Return the changes that define a head, preceded by the changes of the heads that it extends."""
-    shared = {file.stem: file for file in sorted((own_specs() / HEADS).glob("*.yaml"))}
+    shared = {file.stem: file for file in sorted((built_in_specs_folder() / HEADS).glob("*.yaml"))}
     if name in chain:
         raise SpecError(Diagnostic(f"a head cannot extend itself: {quoted(name)}", span, "checkpoint.heads"))
     if name not in available.items and name not in shared:
@@ -255,19 +255,23 @@ def _head_texts(name: str, available: Mapping, span: Span, chain: tuple[str, ...
         message = f"there is no head {quoted(name)} to extend"
         raise SpecError(Diagnostic(message, span, "checkpoint.heads", notes))
     node = available.items[name] if name in available.items else source.read(shared[name])
-    changes = [without(node, {"extends"})] if isinstance(node, Mapping) else []
+    changes = [without_keys(node, {"extends"})] if isinstance(node, Mapping) else []
     word = node.items.get("extends") if isinstance(node, Mapping) else node
-    return changes if word is None else [*_head_texts(str(plain(word)), available, word.span, (*chain, name)), *changes]
+    return (
+        changes
+        if word is None
+        else [*_head_texts(str(plain_data(word)), available, word.span, (*chain, name)), *changes]
+    )
 
 
-def _merged(base: Mapping, patch: Mapping) -> Mapping:
+def _merged_families(base: Mapping, patch: Mapping) -> Mapping:
     """Apply to a family the changes of a family that extends it. Nulls stay until `_without_nulls` removes them."""
     patch = _with_names_expanded(patch)
     items, keys = dict(base.items), {**base.keys, **patch.keys}
-    gone = _nulls(patch.items.get("fields"))
+    gone = _null_names(patch.items.get("fields"))
     for section in ABOUT_FIELDS:
         if isinstance(old := items.get(section), Mapping):
-            items[section] = without(old, gone)
+            items[section] = without_keys(old, gone)
     for name, node in patch.items.items():
         old = items.get(name)
         if isinstance(old, Mapping) and isinstance(node, Mapping) and name == "spec":
@@ -290,7 +294,7 @@ def _with_type(root: Mapping, name: str) -> Mapping:
 def _without_nulls(root: Mapping) -> Mapping:
     """Remove the entries that are null from a family."""
     sections = [(name, node) for name in ENTRIES if isinstance(node := root.items.get(name), Mapping)]
-    entries = {name: without(node, _nulls(node)) for name, node in sections}
+    entries = {name: without_keys(node, _null_names(node)) for name, node in sections}
     return Mapping({**root.items, **entries}, root.keys, root.span)
 
 
@@ -304,7 +308,7 @@ def _with_kinds(root: Mapping, registry: Registry) -> Mapping:
     return Mapping({**root.items, "fields": Mapping(rules, fields.keys, fields.span)}, root.keys, root.span)
 
 
-def _nulls(node: Node | None) -> set[str]:
+def _null_names(node: Node | None) -> set[str]:
     """Return the names of the entries that are null."""
     return {name for name, entry in node.items.items() if is_null(entry)} if isinstance(node, Mapping) else set()
 
@@ -312,9 +316,9 @@ def _nulls(node: Node | None) -> set[str]:
 def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
     """Write a rule as a mapping with a kind: `unused`, `value` for a path, or the kind that one of its keys names."""
     if isinstance(node, Scalar) and node.value == "unused":
-        return _rule("unused", {}, {}, node.span)
+        return _rule_mapping("unused", {}, {}, node.span)
     if not isinstance(node, Mapping):
-        return _rule("value", {"at": node}, {"at": node.span}, node.span)
+        return _rule_mapping("value", {"at": node}, {"at": node.span}, node.span)
     kinds_named = [key for key in node.items if key in kinds]
     if "at" in node.items and kinds_named in ([], ["cases"]):
         kinds_named = ["value"]
@@ -323,17 +327,17 @@ def _with_kind(name: str, node: Node, kinds: MappingABC[str, Any]) -> Node:
         notes = (f"kinds: {listing(sorted(kinds), 20)}",)
         help = "write the path of a value of the spec, or a mapping with the name of one kind: `{only: false}`"
         raise SpecError(Diagnostic(message, node.span, f"checkpoint.fields.{name}", notes, help))
-    return _rule(kinds_named[0], dict(node.items), dict(node.keys), node.span)
+    return _rule_mapping(kinds_named[0], dict(node.items), dict(node.keys), node.span)
 
 
-def _rule(kind: str, items: dict[str, Node], keys: dict[str, Span], span: Span) -> Mapping:
+def _rule_mapping(kind: str, items: dict[str, Node], keys: dict[str, Span], span: Span) -> Mapping:
     return Mapping({"kind": Scalar(kind, span), **items}, {"kind": span, **keys}, span)
 
 
 # ---- names in brackets ----
 
 
-def expanded(name: str) -> list[str]:
+def expanded_names(name: str) -> list[str]:
     """Expand brackets such as `[q k v]` in a name, in order; raise `Invalid` for unmatched brackets."""
     segments = _WORDS.split(name)
     if any(bracket in segment for segment in segments[::2] for bracket in "[]") or any(
@@ -359,13 +363,13 @@ def _with_names_expanded(root: Mapping) -> Mapping:
 
 def _expanded_entry(node: Mapping, key: str, section: str) -> Mapping:
     try:
-        return _of(Mapping({key: node.items[key]}, {key: node.keys[key]}, node.span), 0, 1)
+        return _mapping_for_name(Mapping({key: node.items[key]}, {key: node.keys[key]}, node.span), 0, 1)
     except Invalid as error:
         path = f"checkpoint.{section}.{key}"
         raise SpecError(Diagnostic(str(error), node.keys[key], path, help=error.help)) from None
 
 
-def _of(node: Mapping, index: int, n: int) -> Mapping:
+def _mapping_for_name(node: Mapping, index: int, n: int) -> Mapping:
     """Return the mapping for name `index` of `n`: brackets in its values are reduced to the word of that name.
 
     With a single name, all words stay.
@@ -373,7 +377,7 @@ def _of(node: Mapping, index: int, n: int) -> Mapping:
     items: dict[str, Node] = {}
     keys: dict[str, Span] = {}
     for key, value in node.items.items():
-        names = expanded(key) if n == 1 else [_word(key, index, n)]
+        names = expanded_names(key) if n == 1 else [_word_for_name(key, index, n)]
         for position, name in enumerate(names):
             items[name] = _value_of(value, position, len(names)) if n == 1 else _value_of(value, index, n)
             keys[name] = node.keys[key]
@@ -382,18 +386,18 @@ def _of(node: Mapping, index: int, n: int) -> Mapping:
 
 def _value_of(node: Node, index: int, n: int) -> Node:
     if isinstance(node, Mapping):
-        return _of(node, index, n)
+        return _mapping_for_name(node, index, n)
     if isinstance(node, Sequence):
         return Sequence(tuple(_value_of(item, index, n) for item in node.items), node.span)
     if not isinstance(node.value, str) or "[" not in node.value:
         return node
     if n > 1:
-        return Scalar(_word(node.value, index, n), node.span)
-    return Sequence(tuple(Scalar(word, node.span) for word in expanded(node.value)), node.span)
+        return Scalar(_word_for_name(node.value, index, n), node.span)
+    return Sequence(tuple(Scalar(word, node.span) for word in expanded_names(node.value)), node.span)
 
 
-def _word(text: str, index: int, n: int) -> str:
-    words = expanded(text)
+def _word_for_name(text: str, index: int, n: int) -> str:
+    words = expanded_names(text)
     if len(words) not in (1, n):
         raise Invalid("", f"the brackets of {quoted(text)} must have {n} words, one for each name; got {len(words)}")
     return words[index] if len(words) > 1 else words[0]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, Span, SpecError, listing, quoted
-from tfkit.spec.header import open_regular, read_object, shown, unreadable
+from tfkit.spec.header import open_regular, quoted_path, read_error, read_object
 
 SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
@@ -71,7 +71,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
         if names
         else "use a different folder: the run has no checkpoint"
     )
-    raise SpecError(Diagnostic(f"{shown(path)} must name a checkpoint; got {quoted(name)}", help=help))
+    raise SpecError(Diagnostic(f"{quoted_path(path)} must name a checkpoint; got {quoted(name)}", help=help))
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -79,7 +79,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
     try:
         names = os.listdir(folder)
     except OSError as error:
-        raise unreadable(folder, error) from error
+        raise read_error(folder, error) from error
     steps = {int(match[1]): folder / name for name in names if (match := STEP.fullmatch(name))}
     return [path for _, path in sorted(steps.items()) if os.path.isdir(path)]
 

@@ -78,20 +78,20 @@ class FileHeader(NamedTuple):
     stamp: Stamp
 
 
-def shown(path: Path) -> str:
+def quoted_path(path: Path) -> str:
     """Return a path as errors print it."""
     return quoted(str(path), 200)
 
 
-def unreadable(path: Path, error: Exception) -> SpecError:
+def read_error(path: Path, error: Exception) -> SpecError:
     """Build the error for a file that the system cannot read."""
     cause = (getattr(error, "strerror", None) or " ".join(str(error).split())).removesuffix(".")
-    return SpecError(Diagnostic(f"cannot read {shown(path)}: {cause}"))
+    return SpecError(Diagnostic(f"cannot read {quoted_path(path)}: {cause}"))
 
 
-def stamp(path: Path) -> Stamp:
+def file_stamp(path: Path) -> Stamp:
     """Return the stamp of a file. Raise OSError if the file does not exist."""
-    return _stamp(os.stat(path))
+    return _status_stamp(os.stat(path))
 
 
 def read_header(path: Path) -> FileHeader:
@@ -101,20 +101,20 @@ def read_header(path: Path) -> FileHeader:
         SpecError: the file cannot be read, has a different format, or its header does not describe its data exactly.
     """
     with open_regular(path) as file:
-        stamp_read = _stamp(os.fstat(file.fileno()))
+        stamp_read = _status_stamp(os.fstat(file.fileno()))
         try:
             start = file.read(8)
             length = int.from_bytes(start, "little")
             _reject_foreign(path, start if length > MAX_HEADER else b"")
             raw = file.read(_checked_length(length, stamp_read.size))
             header = parse_object(raw)
-            metadata = _metadata(header)
-            entries = _entries(header, 8 + length, stamp_read.size - 8 - length)
+            metadata = _pop_metadata(header)
+            entries = _tensor_entries(header, 8 + length, stamp_read.size - 8 - length)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
         except Malformed as error:
             raise SpecError(
-                Diagnostic(f"{shown(path)} is not a valid safetensors file: {error}", help=AGAIN)
+                Diagnostic(f"{quoted_path(path)} is not a valid safetensors file: {error}", help=AGAIN)
             ) from error
     return FileHeader(entries, metadata, stamp_read)
 
@@ -131,10 +131,10 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     try:  # without O_NONBLOCK, opening a pipe waits for a writer
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | links)
     except (OSError, ValueError) as error:  # ValueError: the name has a zero byte
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise SpecError(Diagnostic(f"cannot read {shown(path)}: it is a folder, a pipe or a device, not a file"))
+        raise SpecError(Diagnostic(f"cannot read {quoted_path(path)}: it is a folder, a pipe or a device, not a file"))
     return open(number, "rb")
 
 
@@ -151,13 +151,13 @@ def read_object(
         try:
             raw = file.read(max_bytes + 1)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
     try:
         if len(raw) > max_bytes:
             raise Malformed(f"it has more than {max_bytes:,} bytes")
         return parse_object(raw, max_values=max_values)
     except Malformed as error:
-        raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}", help=help)) from error
+        raise SpecError(Diagnostic(f"cannot read {quoted_path(path)}: {error}", help=help)) from error
 
 
 def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
@@ -169,12 +169,12 @@ def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str,
     if max_values is not None and sum(raw.count(mark) for mark in (b",", b"[", b"{")) > max_values:
         raise Malformed(f"its JSON has more than {max_values:,} values")
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_distinct)
+        value = json.loads(raw.decode(), object_pairs_hook=_object_of_pairs)
     except UnicodeDecodeError as error:
-        where = _position(error.object[: error.start].decode())
+        where = _line_and_column(error.object[: error.start].decode())
         raise Malformed(f"its JSON is not UTF-8: byte 0x{raw[error.start]:02x} at {where}") from None
     except json.JSONDecodeError as error:
-        raise Malformed(f"its JSON is broken at {_position(error.doc[: error.pos])}: {error.msg}") from None
+        raise Malformed(f"its JSON is broken at {_line_and_column(error.doc[: error.pos])}: {error.msg}") from None
     except RecursionError:
         raise Malformed("its JSON is nested too deeply") from None
     except Malformed:
@@ -186,14 +186,14 @@ def parse_object(raw: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str,
     return value
 
 
-def _position(before: str) -> str:
+def _line_and_column(before: str) -> str:
     """Return the line and the column of the character after a text; only the column if the text has no second line."""
     lines = before.split("\n")
     column = f"column {len(lines[-1]) + 1:,}"
     return f"line {len(lines):,}, {column}" if lines[1:] else column
 
 
-def _stamp(status: os.stat_result) -> Stamp:
+def _status_stamp(status: os.stat_result) -> Stamp:
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
@@ -207,7 +207,7 @@ def _checked_length(length: int, size: int) -> int:
     return length
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
@@ -216,7 +216,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _metadata(header: dict[str, Any]) -> dict[str, str]:
+def _pop_metadata(header: dict[str, Any]) -> dict[str, str]:
     """Remove `__metadata__` from a header and return it."""
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
@@ -224,12 +224,12 @@ def _metadata(header: dict[str, Any]) -> dict[str, str]:
     return metadata
 
 
-def _entries(header: dict[str, Any], begin: int, size: int) -> dict[str, Entry]:
+def _tensor_entries(header: dict[str, Any], begin: int, size: int) -> dict[str, Entry]:
     """Return the tensors in the order of their data. The data begins at byte `begin` and has `size` bytes."""
     entries: dict[str, Entry] = {}
     for name, fields in header.items():
         try:
-            entries[name] = _entry(fields, begin, size)
+            entries[name] = _tensor_entry(fields, begin, size)
         except Malformed as error:
             raise Malformed(f"tensor {quoted(name)} {error}") from None
     ordered = sorted(entries, key=lambda name: (entries[name].start, entries[name].end))
@@ -247,19 +247,19 @@ def _entries(header: dict[str, Any], begin: int, size: int) -> dict[str, Entry]:
     return {name: entries[name] for name in ordered}
 
 
-def _entry(fields: Any, begin: int, size: int) -> Entry:
+def _tensor_entry(fields: Any, begin: int, size: int) -> Entry:
     if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
         raise Malformed("is not described by `dtype`, `shape` and `data_offsets`")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
         kind = quoted(dtype) if isinstance(dtype, str) else "that is not a text"
         raise Malformed(f"has a type {kind}; supported types are {listing(ITEM_SIZES, len(ITEM_SIZES))}")
-    if not _counts(shape) or len(shape) > MAX_DIMS:
+    if not _is_count_list(shape) or len(shape) > MAX_DIMS:
         raise Malformed(f"has a shape that is not at most {MAX_DIMS} integers from 0")
     # A dimension of 0 makes the tensor empty, but its strides must still be numbers that torch can hold.
     if math.prod(max(dim, 1) for dim in shape) * ITEM_SIZES[dtype] > MAX_BYTES:
         raise Malformed(f"has a shape of more than {MAX_BYTES:,} bytes")
-    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _is_count_list(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise Malformed("has `data_offsets` that are not a start and an end")
     start, end = offsets
     if end > size:
@@ -270,7 +270,7 @@ def _entry(fields: Any, begin: int, size: int) -> Entry:
     return Entry(dtype, tuple(shape), begin + start, begin + end)
 
 
-def _counts(value: Any) -> bool:
+def _is_count_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(number) is int and 0 <= number <= MAX_BYTES for number in value)
 
 
@@ -325,7 +325,7 @@ def _reject_foreign(path: Path, start: bytes) -> None:
     if match is None and suffix in PICKLES:
         match = (f"has the name of a pickle (`{suffix}`), which can run any code when it is read", None)
     if match is not None:
-        raise SpecError(Diagnostic(f"{shown(path)} {match[0]}", help=match[1] or how_to_convert(path)))
+        raise SpecError(Diagnostic(f"{quoted_path(path)} {match[0]}", help=match[1] or how_to_convert(path)))
 
 
 def how_to_convert(pickle: Path) -> str:
@@ -338,7 +338,7 @@ def how_to_convert(pickle: Path) -> str:
         pattern = os.path.join(glob.escape(str(pickle.parent)), f"{PICKLE_PREFIX}*.bin")
         target = pickle.with_name("model.safetensors")
     if os.path.lexists(target):
-        return f"name the safetensors file next to it: {shown(target)}"
+        return f"name the safetensors file next to it: {quoted_path(target)}"
     # Each tensor is cloned, because safetensors rejects tied weights, which share memory.
     code = (
         "import glob, torch; from safetensors.torch import save_file; "

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tfkit.component import Component, Config, SharedMarker, marker
-from tfkit.errors import Diagnostic, Span, closest, listing, quoted
+from tfkit.errors import Diagnostic, Span, closest_name, listing, quoted
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import field_docs
-from tfkit.spec.annotations import either
+from tfkit.spec.annotations import joined_with_or
 from tfkit.spec.document import Document
-from tfkit.spec.messages import kind_of, label
+from tfkit.spec.messages import kind_of, value_label
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Path, Provenance
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownKey:
     """A key that a config does not have. `meant` is the missing key that the author probably meant."""
 
     key: str
@@ -29,7 +29,7 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingKey:
     """A required key that is missing."""
 
     name: str
@@ -43,16 +43,16 @@ class Missing:
 
 
 def of_keys(
-    unknown: Sequence[Unknown], missing: Sequence[Missing], plugins: Plugins, provenance: Provenance
+    unknown: Sequence[UnknownKey], missing: Sequence[MissingKey], plugins: Plugins, provenance: Provenance
 ) -> Iterator[Diagnostic]:
     """Yield an error for each unknown or missing key.
 
     A misspelt or misplaced key is unknown in one place and missing in another: it gets a single error.
     """
-    shared: dict[str, list[Missing]] = defaultdict(list)
+    shared: dict[str, list[MissingKey]] = defaultdict(list)
     alone = []
     for key in missing:
-        if any(_explains(misplaced, key) for misplaced in unknown):
+        if any(_is_cause_of(misplaced, key) for misplaced in unknown):
             continue
         if key.shared:
             shared[key.name].append(key)
@@ -64,36 +64,36 @@ def of_keys(
         yield _missing_key(group, provenance)
 
 
-def _explains(unknown: Unknown, missing: Missing) -> bool:
+def _is_cause_of(unknown: UnknownKey, missing: MissingKey) -> bool:
     """Return True if a key is missing because it was written, or misspelt, in an enclosing config."""
     around = missing.path[: len(unknown.path)] == unknown.path
     if unknown.path == missing.path:
-        return not unknown.path and closest(unknown.key, ["extends"]) is not None
+        return not unknown.path and closest_name(unknown.key, ["extends"]) is not None
     return around and (
-        unknown.key == missing.name or (missing.shared and closest(unknown.key, [missing.name]) is not None)
+        unknown.key == missing.name or (missing.shared and closest_name(unknown.key, [missing.name]) is not None)
     )
 
 
-def _unknown_key(unknown: Unknown, missing: Iterable[Missing], plugins: Plugins) -> Diagnostic:
+def _unknown_key(unknown: UnknownKey, missing: Iterable[MissingKey], plugins: Plugins) -> Diagnostic:
     key, cls = unknown.key, unknown.cls
     word_key = cls.word_key if issubclass(cls, Component) else None
     further = cls.further_keys if issubclass(cls, Document) else ()
     names = [*further, *(name for name in cls.model_fields if name != word_key)]
-    path, notes = ".".join((*unknown.path, key)), [f"keys of {owner(cls, unknown.path)}: {listing(names, 24)}"]
+    path, notes = ".".join((*unknown.path, key)), [f"keys of {owner_name(cls, unknown.path)}: {listing(names, 24)}"]
     if not names:
-        notes = [f"{owner(cls, unknown.path)} has no keys"]
+        notes = [f"{owner_name(cls, unknown.path)} has no keys"]
     shared = sorted(plugins.registry.shared_names()) if issubclass(cls, ModelSpec) else []
     if shared:
         notes.append(f"keys that its components share: {listing(shared, 24)}")
     if unknown.meant:
         return Diagnostic(f"unknown key {quoted(key)}; `{unknown.meant}` is missing", unknown.span, path, tuple(notes))
-    near = closest(key, [*names, *shared, *(["extends"] if not unknown.path else [])])
+    near = closest_name(key, [*names, *shared, *(["extends"] if not unknown.path else [])])
     inside = next(
-        (key_missing for key_missing in missing if key_missing.name == key and _explains(unknown, key_missing)), None
+        (key_missing for key_missing in missing if key_missing.name == key and _is_cause_of(unknown, key_missing)), None
     )
-    of_others = _owners(key, cls, plugins)
+    of_others = _owners_note(key, cls, plugins)
     if inside is not None:
-        help: str | None = f"it belongs in {label(inside.path)}, which needs it"
+        help: str | None = f"it belongs in {value_label(inside.path)}, which needs it"
     elif of_others and issubclass(cls, Component) and f" {kind_of(cls)}" in of_others:
         help = of_others
     elif near:
@@ -103,7 +103,7 @@ def _unknown_key(unknown: Unknown, missing: Iterable[Missing], plugins: Plugins)
     return Diagnostic(f"unknown key {quoted(key)}", unknown.span, path, tuple(notes), help)
 
 
-def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
+def _owners_note(key: str, cls: type[Config], plugins: Plugins) -> str | None:
     """Return a note on the kinds or slots that have a key; None if none has it."""
     slots = {
         slot: [
@@ -120,10 +120,10 @@ def _owners(key: str, cls: type[Config], plugins: Plugins) -> str | None:
     for slot, kinds in slots.items():
         noun = slot if slot == "block" else f"{slot.replace('_', ' ')} kind"
         words.append(f"{noun}{'s' if len(kinds) > 1 else ''} {listing([f'`{kind}`' for kind in kinds], 6)}")
-    return f"{quoted(key)} is a key of the {either(words)}"
+    return f"{quoted(key)} is a key of the {joined_with_or(words)}"
 
 
-def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic:
+def _missing_key(group: Sequence[MissingKey], provenance: Provenance) -> Diagnostic:
     """Return one error for a key that one or several configs need."""
     first = group[0]
     span = provenance.span(first.path)
@@ -134,11 +134,11 @@ def _missing_key(group: Sequence[Missing], provenance: Provenance) -> Diagnostic
         notes = [f"needed by {listing('.'.join(key.path) for key in group)}"]
     help = f"write `{first.name}: ...` here, or once at the top for the whole spec" if first.shared else None
     return Diagnostic(
-        f"missing key `{first.name}`: {owner(first.cls, first.path)} needs it", span, path, tuple(notes), help
+        f"missing key `{first.name}`: {owner_name(first.cls, first.path)} needs it", span, path, tuple(notes), help
     )
 
 
-def owner(cls: type[Config], path: Path) -> str:
+def owner_name(cls: type[Config], path: Path) -> str:
     """Name the owner of a config's keys: `attention kind mha`, `a spec`, `a run`, `an input`, or its key."""
     if issubclass(cls, Component):
         return f"{kind_of(cls)} `{cls.kind_name()}`"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tfkit.component import WireMarker, marker
-from tfkit.errors import Diagnostic, SpecError, listing, similar
+from tfkit.errors import Diagnostic, SpecError, listing, similar_name_help
 from tfkit.plugin.registry import Registry
-from tfkit.spec.merge import is_null, merge, without
-from tfkit.spec.messages import found
+from tfkit.spec.merge import is_null, merge, without_keys
+from tfkit.spec.messages import spec_value_text
 from tfkit.spec.tree import MAX_NODES, Mapping, Node, Scalar, Sequence
 
 LIKE = "like"
@@ -34,10 +34,10 @@ def with_likes(root: Mapping, registry: Registry) -> tuple[Mapping, dict[str, st
     count = 0
     for name, span in graph.keys.items():
         try:
-            nodes[name] = _full((name,), graph, words, registry, bases)
+            nodes[name] = _expanded_node((name,), graph, words, registry, bases)
         except SpecError as error:
             errors += error.diagnostics
-        count += _size(nodes.get(name))
+        count += _tree_size(nodes.get(name))
         if count > MAX_NODES:
             errors.append(Diagnostic(f"nodes must have at most {MAX_NODES:,} keys and values in total", span, "graph"))
             break
@@ -52,50 +52,50 @@ def with_base(error: Diagnostic, bases: dict[str, str]) -> Diagnostic:
     return replace(error, notes=(*error.notes, f"`{name}` takes `{key}` from `{base}`")) if base else error
 
 
-def _full(
+def _expanded_node(
     trail: tuple[str, ...], graph: Mapping, words: dict[str, Node], registry: Registry, bases: dict[str, str]
 ) -> Node:
     """Return the last node of `trail`, in which each node is like the next; raise SpecError."""
     name, node, word = trail[-1], graph.items[trail[-1]], words.get(trail[-1])
     if word is None or not isinstance(node, Mapping):
         return node
-    changes, source = without(node, {LIKE}), word.value if isinstance(word, Scalar) else ""
+    changes, source = without_keys(node, {LIKE}), word.value if isinstance(word, Scalar) else ""
     if is_null(word):
         return changes
     if not isinstance(source, str) or source not in graph.items:
         message, nodes = (
-            f"`{LIKE}` must be the name of a node; got {found(word)}",
+            f"`{LIKE}` must be the name of a node; got {spec_value_text(word)}",
             [n for n in graph.items if n != name],
         )
-        help = similar("a node", str(source), nodes)
+        help = similar_name_help("a node", str(source), nodes)
         raise SpecError(Diagnostic(message, word.span, f"graph.{name}.{LIKE}", (f"nodes: {listing(nodes)}",), help))
     if source in trail or len(trail) > MAX_LIKES:
         first = min(trail[trail.index(source) if source in trail else 0 :], key=list(graph.items).index)
         message = f"`{LIKE}` must lead to a node without `{LIKE}`, in at most {MAX_LIKES} steps"
         notes = (f"by way of {' -> '.join((*trail, source))}",)
         raise SpecError(Diagnostic(message, words[first].span, f"graph.{first}.{LIKE}", notes))
-    base = _full((*trail, source), graph, words, registry, bases)
+    base = _expanded_node((*trail, source), graph, words, registry, bases)
     if isinstance(base, Scalar):
         base = Mapping({"block": base}, {"block": base.span}, base.span)
     if not isinstance(base, Mapping):
         return changes
-    keys = without(base, wires := _wires(base, registry))
+    keys = without_keys(base, wires := _wire_names(base, registry))
     merged = merge(keys, changes, ("graph", name))
-    for wire in sorted((wires & base.items.keys() & _wires(merged, registry)) - {"input", *node.items}):
+    for wire in sorted((wires & base.items.keys() & _wire_names(merged, registry)) - {"input", *node.items}):
         message, help = f"missing key `{wire}`: `{name}` does not take the wires of `{source}`", f"write `{wire}: NODE`"
         raise SpecError(Diagnostic(message, word.span, f"graph.{name}.{wire}", (), f"{help}, or `{wire}: null`"))
     bases.update({f"graph.{name}.{key}": source for key in keys.items if key not in node.items})
     return merged
 
 
-def _wires(node: Mapping, registry: Registry) -> set[str]:
+def _wire_names(node: Mapping, registry: Registry) -> set[str]:
     word = node.items.get("block")
     block = registry.find("block", str(word.value)) if isinstance(word, Scalar) else None
     fields = {} if block is None else block.config.model_fields
     return {name for name, info in fields.items() if marker(info, WireMarker) is not None}
 
 
-def _size(node: Node | None) -> int:
+def _tree_size(node: Node | None) -> int:
     """Return the number of values in a tree."""
     items = node.items.values() if isinstance(node, Mapping) else node.items if isinstance(node, Sequence) else ()
-    return 1 + sum(map(_size, items))
+    return 1 + sum(map(_tree_size, items))

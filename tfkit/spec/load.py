@@ -15,16 +15,16 @@ from typing import Any
 
 from tfkit.component import Component, parts
 from tfkit.errors import Diagnostic, Span, SpecError, quoted
-from tfkit.plugin.discover import BUILT_IN, canonical
-from tfkit.plugin.known_specs import KnownSpecs
+from tfkit.plugin.discover import BUILT_IN, normalized_name
+from tfkit.plugin.known_specs import NamedSpecs
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.missing import how_to_get
 from tfkit.spec import source
 from tfkit.spec.data import read_data
-from tfkit.spec.extending import Language, Read, based, find_spec, plugin_folders, read_based, shortest
-from tfkit.spec.families import FamilyConfig, full_family, in_place
+from tfkit.spec.extending import Language, Read, find_spec, merge_over_base, plugin_folders, read_based, short_path
+from tfkit.spec.families import FamilyConfig, full_family, with_inline_family
 from tfkit.spec.like import with_base, with_likes
-from tfkit.spec.merge import assign, extended, is_null, left_out, without
+from tfkit.spec.merge import apply_set, is_null, left_out, merge_documents, without_keys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver, Scoped
@@ -56,53 +56,55 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 
     Raises SpecError with every error in the spec.
     """
-    file = str(shortest(find_spec(name, plugins.specs)))
+    file = str(short_path(find_spec(name, plugins.specs)))
     return resolve_spec(read_tree(name, plugins.specs), plugins, sets=sets, file=file)
 
 
-def read_tree(name: str | os.PathLike[str], specs: KnownSpecs, *, read: Read = source.read) -> Mapping:
+def read_tree(name: str | os.PathLike[str], specs: NamedSpecs, *, read: Read = source.read) -> Mapping:
     """Read the tree of a spec and apply `extends`, without resolving it; raise SpecError.
 
     `read` reads one file. A caller that reads many specs can pass a function that caches.
     """
-    return read_based(find_spec(name, specs), models(specs, read))
+    return read_based(find_spec(name, specs), spec_language(specs, read))
 
 
 def parse_spec(text: str, plugins: Plugins, *, sets: Iterable[str] = (), name: str = "<spec>") -> Spec:
     """Parse and resolve the text of a spec, as `read_spec` does for a file."""
     root = source.parse(text, name)
-    return resolve_spec(based(root, Path(), models(plugins.specs)), plugins, sets=sets, file=name)
+    return resolve_spec(merge_over_base(root, Path(), spec_language(plugins.specs)), plugins, sets=sets, file=name)
 
 
 def take_spec(data: MappingABC[Any, Any], plugins: Plugins, *, sets: Iterable[str] = ()) -> Spec:
     """Resolve a spec from a mapping, as `read_spec` resolves a file."""
     root = read_data(data)
-    return resolve_spec(based(root, Path(), models(plugins.specs)), plugins, sets=sets, file=root.span.source.name)
+    return resolve_spec(
+        merge_over_base(root, Path(), spec_language(plugins.specs)), plugins, sets=sets, file=root.span.source.name
+    )
 
 
 def without_idle(root: Mapping, plugins: Plugins) -> Mapping:
     """Remove the values at the top that have no effect because no component uses them."""
     text = _written_out(root, plugins)
-    resolved = _resolved(text, plugins)
-    return root if resolved.errors else without(root, {*resolved.idle, *text.nulls})
+    resolved = _resolved_model(text, plugins)
+    return root if resolved.errors else without_keys(root, {*resolved.idle, *text.nulls})
 
 
 def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), file: str) -> Spec:
     """Resolve a tree whose `extends` has been applied, in three passes."""
     _check_required(root, plugins)
     # 1. Change. Takes the tree of a spec and the `--set` arguments; returns the changed tree.
-    changed, errors = _changed(root, list(sets), plugins)
+    changed, errors = _changed_spec(root, list(sets), plugins)
     # 2. Expand. Takes the changed tree; returns the tree of a `ModelSpec` without short forms, and the values at the
     #    top that components inherit.
     text = _written_out(changed, plugins)
     # 3. Resolve. Takes both; returns the config, the origin of each value, and the errors.
-    resolved = _resolved(text, plugins)
+    resolved = _resolved_model(text, plugins)
     errors += [_nothing_to_take(name, node) for name, node in text.nulls.items()]
     errors += [error for error in resolved.errors if error.span not in [node.span for node in text.nulls.values()]]
     # If the model has no errors, passes 2 and 3 follow for its family.
     family = None
     if not resolved.errors:
-        family, family_errors = _family(changed, plugins, resolved.provenance)
+        family, family_errors = _resolved_family(changed, plugins, resolved.provenance)
         errors += family_errors
     idle, notes = ([], []) if errors else _idle_keys(root, changed, resolved.idle, plugins)
     if errors or idle:
@@ -110,14 +112,14 @@ def resolve_spec(root: Mapping, plugins: Plugins, *, sets: Iterable[str] = (), f
     return Spec(resolved.model, resolved.provenance, file, tuple(notes), _built_with(resolved.model, plugins), family)
 
 
-def models(specs: KnownSpecs, read: Read = source.read) -> Language:
+def spec_language(specs: NamedSpecs, read: Read = source.read) -> Language:
     """Return the language of specs; `read` reads one file."""
 
     def find(name: str, folder: Path, span: Span) -> Path:
         return find_spec(name, specs, folder=folder, span=span)
 
     def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
-        return patch if base is None else extended(without(base, {"parameters"}), patch)
+        return patch if base is None else merge_documents(without_keys(base, {"parameters"}), patch)
 
     return Language(ModelSpec, find, merge, read)
 
@@ -130,26 +132,28 @@ def _check_required(root: Mapping, plugins: Plugins) -> None:
     requires = root.items.get("requires")
     items = requires.items if isinstance(requires, ListNode) else ()
     texts = [item for item in items if isinstance(item, Scalar) and isinstance(item.value, str)]
-    errors = [error for item in texts if (error := _unmet(str(item.value), item.span, plugins))]
+    errors = [error for item in texts if (error := _unmet_requirement(str(item.value), item.span, plugins))]
     if errors:
         raise SpecError(*errors)
 
 
-def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
+def _unmet_requirement(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
     """Return the error for a required plugin that is not loaded or has an unsuitable version, else None."""
     from tfkit.plugin import required  # importing packaging is slow, and most specs require no plugin
 
     try:
-        requirement = required.parsed(text)
+        requirement = required.parse_requirement(text)
     except ValueError as error:
         help = "write `requires: [tfkit-moe]`, or with versions: `requires: [tfkit-moe>=0.2]`"
         return Diagnostic(f"cannot read {quoted(text)}: {error}", span, "requires", help=help)
-    loaded = next((plugin for plugin in plugins.loaded if canonical(plugin.name) == canonical(requirement.name)), None)
+    loaded = next(
+        (plugin for plugin in plugins.loaded if normalized_name(plugin.name) == normalized_name(requirement.name)), None
+    )
     if loaded is None:
         message = f"the spec needs the plugin {quoted(text)}, which is not loaded"
         help = how_to_get(requirement.name, plugins, plugin_folders(Path(span.source.name).parent))
         return Diagnostic(message, span, "requires", help=help)
-    if required.fits(requirement, loaded.version):
+    if required.is_satisfied(requirement, loaded.version):
         return None
     version = loaded.version or "without a version"
     notes = (f"found: {loaded.name} {version}, from {loaded.origin}", f"required: {requirement.specifier}")
@@ -160,14 +164,14 @@ def _unmet(text: str, span: Span, plugins: Plugins) -> Diagnostic | None:
 # ---- pass 1: changes ----
 
 
-def _changed(root: Mapping, sets: list[str], plugins: Plugins) -> tuple[Mapping, list[Diagnostic]]:
+def _changed_spec(root: Mapping, sets: list[str], plugins: Plugins) -> tuple[Mapping, list[Diagnostic]]:
     """Apply the valid `--set` arguments to `root`; return the result and the errors of the invalid arguments."""
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
     errors: list[Diagnostic] = []
-    root = without(root, {"parameters"} if sets else ())
+    root = without_keys(root, {"parameters"} if sets else ())
     for argument in sets:
         try:
-            root = assign(root, argument, fields)
+            root = apply_set(root, argument, fields)
         except SpecError as error:
             errors += error.diagnostics
     return root, errors
@@ -197,10 +201,10 @@ class _ModelText:
 
 def _written_out(root: Mapping, plugins: Plugins) -> _ModelText:
     """Expand the short forms of a model: a list of inputs, nodes like others, and a family that is named by a path."""
-    root, names = in_place(root, plugins.specs), plugins.registry.shared_names()
-    model, errors = _inputs_as_mapping(without(root, names))
+    root, names = with_inline_family(root, plugins.specs), plugins.registry.shared_names()
+    model, errors = _inputs_as_mapping(without_keys(root, names))
     model, bases, faults = with_likes(model, plugins.registry)
-    shared = without(root, root.items.keys() - names)
+    shared = without_keys(root, root.items.keys() - names)
     nulls = {name: node for name, node in shared.items.items() if is_null(node)}
     return _ModelText(model, shared, nulls, bases, [*errors, *faults])
 
@@ -238,7 +242,7 @@ class _Resolved:
     idle: list[str]
 
 
-def _resolved(text: _ModelText, plugins: Plugins) -> _Resolved:
+def _resolved_model(text: _ModelText, plugins: Plugins) -> _Resolved:
     scope: dict[str, Scoped] = {}
     scope |= {name: Scoped(node, (name,), scope) for name, node in text.shared.items.items()}
     resolver = Resolver(plugins)
@@ -249,7 +253,9 @@ def _resolved(text: _ModelText, plugins: Plugins) -> _Resolved:
     return _Resolved(model, resolver.provenance, errors, idle)
 
 
-def _family(root: Mapping, plugins: Plugins, provenance: Provenance) -> tuple[FamilyConfig | None, list[Diagnostic]]:
+def _resolved_family(
+    root: Mapping, plugins: Plugins, provenance: Provenance
+) -> tuple[FamilyConfig | None, list[Diagnostic]]:
     """Resolve the family of a model, add its locations to `provenance`, and return the family and its errors."""
     node = root.items.get("checkpoint")
     if node is None or is_null(node):
@@ -277,18 +283,18 @@ def _idle_keys(
     """
     errors, notes = [], []
     # Unused keys do not depend on the family, and a `--set` may have replaced a family that does not exist.
-    before = _resolved(_written_out(without(root, {"checkpoint"}), plugins), plugins).idle if idle else []
+    before = _resolved_model(_written_out(without_keys(root, {"checkpoint"}), plugins), plugins).idle if idle else []
     for name in idle:
         key = changed.keys[name]
         by_set = changed.items[name] is not root.items.get(name)
         if by_set or (name in before and key.source == root.span.source):
-            errors.append(_idle(name, key))
+            errors.append(_idle_key_error(name, key))
         else:
             notes.append(_idle_now(name, key, by_set=name not in before))
     return errors, notes
 
 
-def _idle(name: str, key: Span) -> Diagnostic:
+def _idle_key_error(name: str, key: Span) -> Diagnostic:
     return Diagnostic(f"`{name}` has no effect: nothing in the model takes it", key, name, help="remove it")
 
 

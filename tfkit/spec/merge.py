@@ -13,8 +13,8 @@ from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
-from tfkit.arguments import Sets, shown
-from tfkit.errors import Diagnostic, Source, Span, SpecError, closest, listing, quoted
+from tfkit.arguments import Sets, value_text
+from tfkit.errors import Diagnostic, Source, Span, SpecError, closest_name, listing, quoted
 from tfkit.spec.provenance import SET
 from tfkit.spec.source import parse_value
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
@@ -57,31 +57,31 @@ def merge(base: Mapping, patch: Mapping, path: tuple[str, ...] = (), keys: Merge
         if path in keys.named and name in items and is_null(value):
             del items[name], spans[name]
             continue
-        items[name] = _merged(items[name], value, here, keys) if name in items else value
+        items[name] = _merged_value(items[name], value, here, keys) if name in items else value
         spans[name] = patch.keys[name]
     return Mapping(items, spans, patch.span)
 
 
-def extended(base: Mapping, patch: Mapping, keys: MergeKeys = MODEL_KEYS) -> Mapping:
+def merge_documents(base: Mapping, patch: Mapping, keys: MergeKeys = MODEL_KEYS) -> Mapping:
     """Merge a document over the document that it extends. Null removes keys at the top."""
     gone = {name for name, value in patch.items.items() if name in base.items and is_null(value)}
-    return merge(without(base, gone), without(patch, gone), keys=keys)
+    return merge(without_keys(base, gone), without_keys(patch, gone), keys=keys)
 
 
-def nested(keys: Iterable[str], value: Node) -> Mapping:
+def nested_patch(keys: Iterable[str], value: Node) -> Mapping:
     """Return the patch that sets the value at the path `keys`."""
     key, *below = keys
-    node = nested(below, value) if below else value
+    node = nested_patch(below, value) if below else value
     return Mapping({key: node}, {key: value.span}, value.span)
 
 
-def without(root: Mapping, names: Collection[str]) -> Mapping:
+def without_keys(root: Mapping, names: Collection[str]) -> Mapping:
     """Return a mapping without the keys `names`."""
     items = {name: node for name, node in root.items.items() if name not in names}
     return Mapping(items, {name: root.keys[name] for name in items}, root.span)
 
 
-def _merged(old: Node, new: Node, path: tuple[str, ...], keys: MergeKeys) -> Node:
+def _merged_value(old: Node, new: Node, path: tuple[str, ...], keys: MergeKeys) -> Node:
     replaced = path[-2:] == ("layers", "pattern") or (path[0] == "checkpoint" and len(path) > 2)
     if not isinstance(new, Mapping) or replaced:
         return new
@@ -91,7 +91,7 @@ def _merged(old: Node, new: Node, path: tuple[str, ...], keys: MergeKeys) -> Nod
     if not isinstance(old, Mapping):
         return new
     kind = new.items.get(key)
-    if key not in keys.values and kind is not None and _word(kind) != _word(old.items.get(key)):
+    if key not in keys.values and kind is not None and _scalar_value(kind) != _scalar_value(old.items.get(key)):
         return new
     return merge(old, new, path, keys)
 
@@ -107,7 +107,7 @@ def left_out(value: Node) -> bool:
     return span.source.name == SET and not span.source.line(span.line)[span.column - 1 :].strip()
 
 
-def _word(node: Node | None) -> object:
+def _scalar_value(node: Node | None) -> object:
     return node.value if isinstance(node, Scalar) else None
 
 
@@ -139,12 +139,12 @@ def change_of(argument: str) -> Change:
     return Change(tuple(steps), parse_value(source, len(name) + 1))
 
 
-def assign(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
+def apply_set(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
     """Apply one `--set` argument, `path=value`, to `root`; see `put`."""
-    return put(root, change_of(argument), fields)
+    return apply_change(root, change_of(argument), fields)
 
 
-def put(
+def apply_change(
     root: Mapping, change: Change, fields: frozenset[str], *, what: str = "spec", keys: MergeKeys = MODEL_KEYS
 ) -> Mapping:
     """Assign a value in `root`.
@@ -158,7 +158,7 @@ def put(
     steps = list(change.steps)
     first, span = steps[0]
     if first not in fields and first not in nodes:
-        near = closest(first, [*nodes, *fields])
+        near = closest_name(first, [*nodes, *fields])
         raise SpecError(
             Diagnostic(
                 f"the {what} has no {'node or ' if nodes else ''}key {quoted(first)}",
@@ -169,10 +169,10 @@ def put(
         )
     if first not in fields:
         steps.insert(0, ("graph", span))
-    return _assigned(root, steps, change.value, (), keys)  # type: ignore[return-value]
+    return _assigned_node(root, steps, change.value, (), keys)  # type: ignore[return-value]
 
 
-def _assigned(
+def _assigned_node(
     node: Node | None, steps: list[tuple[str, Span]], value: Node, path: tuple[str, ...], keys: MergeKeys
 ) -> Node:
     """Assign `value` at the end of `steps`, each a key and its location in the argument."""
@@ -186,7 +186,7 @@ def _assigned(
             raise SpecError(Diagnostic(message, span, ".".join((*path, head)), (count,)))
         index = int(head)
         items = list(node.items)
-        items[index] = _assigned(items[index], rest, value, (*path, head), keys)
+        items[index] = _assigned_node(items[index], rest, value, (*path, head), keys)
         return replace(node, items=tuple(items))
     if isinstance(node, Scalar) and isinstance(node.value, str):
         key = keys.word_key(path)
@@ -198,8 +198,8 @@ def _assigned(
         node = Mapping({}, {}, span)
     removable = not path or path in keys.named
     if removable and not rest and head in node.items and is_null(value) and not left_out(value):
-        return without(node, {head})
-    child = _assigned(node.items.get(head), rest, value, (*path, head), keys)
+        return without_keys(node, {head})
+    child = _assigned_node(node.items.get(head), rest, value, (*path, head), keys)
     location = node.keys.get(head, span) if rest else span  # enclosing mappings keep their locations
     return Mapping({**node.items, head: child}, {**node.keys, head: location}, node.span)
 
@@ -224,13 +224,13 @@ def _as_yaml(path: str, value: object) -> str:
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(value, allow_nan=False, default=_plain)
+        return json.dumps(value, allow_nan=False, default=_python_number)
     except (TypeError, ValueError):
         message = f"the value of `{path}` in `sets` must be a number, a string, True, False, None, a list or a mapping"
-        raise TypeError(f"{message} of these; got {shown(value)}") from None
+        raise TypeError(f"{message} of these; got {value_text(value)}") from None
 
 
-def _plain(value: object) -> int | float:
+def _python_number(value: object) -> int | float:
     """Convert a number of a library such as numpy to a Python number."""
     if isinstance(value, Integral):
         return int(value)

@@ -11,11 +11,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tfkit.component import Component, Config
-from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest, listing, quoted, similar
+from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest_name, listing, quoted, similar_name_help
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, last_line, written_in
-from tfkit.spec.annotations import ConfigShape, allowed, either
+from tfkit.spec.annotations import ConfigShape, allowed_values, joined_with_or
 from tfkit.spec.arithmetic import ExpressionError
 from tfkit.spec.provenance import SET, Path, Provenance
 from tfkit.spec.tree import Mapping, Node, Scalar
@@ -42,7 +42,7 @@ def kind_of(base: type[Component]) -> str:
     return base.slot if base.word_key == base.slot else f"{base.slot.replace('_', ' ')} kind"
 
 
-def _noun(base: type[Component]) -> str:
+def _kind_noun(base: type[Component]) -> str:
     return base.slot if base.word_key == base.slot else "kind"
 
 
@@ -51,22 +51,22 @@ def kinds_with_origin(kinds: dict[str, Registered]) -> str:
     return listing([k if r.plugin == BUILT_IN else f"{k} (from {r.plugin})" for k, r in sorted(kinds.items())], 20)
 
 
-def _known(base: type[Component], plugins: Plugins) -> str:
-    return f"known {_noun(base)}s: {kinds_with_origin(plugins.registry.kinds(base.slot, base))}"
+def _kinds_note(base: type[Component], plugins: Plugins) -> str:
+    return f"known {_kind_noun(base)}s: {kinds_with_origin(plugins.registry.kinds(base.slot, base))}"
 
 
 def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span, path: Path) -> Diagnostic:
     """Return the error for a kind that does not exist, or that belongs in a different slot."""
     registry = plugins.registry
-    notes = [_known(base, plugins)]
+    notes = [_kinds_note(base, plugins)]
     elsewhere = registry.find(base.slot, word)
     if elsewhere is not None:
         message = f"{base.slot} kind {quoted(word)} {elsewhere.config.role}, but the {base.slot} here {base.role}"
         return Diagnostic(message, span, ".".join(path), tuple(notes))
     slots = [slot.replace("_", " ") for slot in registry.slots_of(word)]
-    help = similar(f"a {_noun(base)}", word, registry.kinds(base.slot, base))
+    help = similar_name_help(f"a {_kind_noun(base)}", word, registry.kinds(base.slot, base))
     if help is None and slots:
-        help = f"{quoted(word)} is a kind of {either([f'`{slot}`' for slot in slots])}"
+        help = f"{quoted(word)} is a kind of {joined_with_or([f'`{slot}`' for slot in slots])}"
     if base.word_key == base.slot != word and word in registry.slots():
         notes.append(f"`{word}` is a slot: its kinds fill a field, as `rope` does in `attention: {{position: rope}}`")
         help = f"list the kinds of the slot with `tfkit components {word}`"
@@ -86,53 +86,59 @@ def missing_kind(
         if len(sibling) == len(path) and sibling[:-1] == path[:-1] and sibling != path
     ]
     help = None
-    if near := closest(key, node.items):
+    if near := closest_name(key, node.items):
         span, help = node.keys[near], f"did you mean `{key}` by `{near}`?"
     else:
         span = provenance.span(path) or node.span
-    if help is None and base.word_key == base.slot and (near := closest(path[-1], siblings)):
+    if help is None and base.word_key == base.slot and (near := closest_name(path[-1], siblings)):
         help = f"a node with a similar name exists: `{near}`"
     noun = base.slot if base.word_key == base.slot else f"kind of {base.slot.replace('_', ' ')}"
-    message = f"missing key `{key}`: which {noun} is {label(path)}?"
-    return Diagnostic(message, span, ".".join((*path, key)), (_known(base, plugins),), help)
+    message = f"missing key `{key}`: which {noun} is {value_label(path)}?"
+    return Diagnostic(message, span, ".".join((*path, key)), (_kinds_note(base, plugins),), help)
 
 
 def not_a_config(path: Path, cls: type[Config], shape: ConfigShape, node: Node, plugins: Plugins) -> Diagnostic:
     """Return the error for a value that must be a mapping."""
-    options = [f"the name of a {_noun(cls)}"] if issubclass(cls, Component) else []
+    options = [f"the name of a {_kind_noun(cls)}"] if issubclass(cls, Component) else []
     if cls.word_key is not None and not options:
         options = [f"a {cls.word_key}"]
     options += ["true", "false"] if shape.boolean else []
-    notes = (_known(cls, plugins),) if issubclass(cls, Component) else ()
-    message = f"{label(path)} must be {either([*options, 'a mapping'])}; got {found(node)}"
-    help = _hint(node.value, at=node.span) if isinstance(node, Scalar) else None
+    notes = (_kinds_note(cls, plugins),) if issubclass(cls, Component) else ()
+    message = f"{value_label(path)} must be {joined_with_or([*options, 'a mapping'])}; got {spec_value_text(node)}"
+    help = _value_hint(node.value, at=node.span) if isinstance(node, Scalar) else None
     return Diagnostic(message, node.span, ".".join(path), notes, help)
 
 
 def no_list(path: Path, node: Node) -> tuple[str, str]:
     """Return the message and the help for a value that must be a list of configs."""
-    return f"{label(path)} must be a list; got {found(node)}", f"write `{path[-1]}: [...]`, in the order of the list"
+    return (
+        f"{value_label(path)} must be a list; got {spec_value_text(node)}",
+        f"write `{path[-1]}: [...]`, in the order of the list",
+    )
 
 
 def too_many(path: Path, number: int, limit: int) -> str:
     """Return the message for a list or mapping with more than `limit` items."""
-    return f"{label(path)} must have at most {limit:,} items; got {number:,}"
+    return f"{value_label(path)} must have at most {limit:,} items; got {number:,}"
 
 
 def no_names(path: Path, node: Node) -> tuple[str, str]:
     """Return the message and the help for a value that must map names to configs."""
-    return f"{label(path)} must be a mapping of names; got {found(node)}", "write a line `name: {...}` for each name"
+    return (
+        f"{value_label(path)} must be a mapping of names; got {spec_value_text(node)}",
+        "write a line `name: {...}` for each name",
+    )
 
 
 # ---- values ----
 
 
-def label(path: Path) -> str:
+def value_label(path: Path) -> str:
     """Name the value at a path by its key; an item of a list by the key of the list."""
     return f"an item of `{path[-2]}`" if len(path) > 1 and path[-1].isdigit() else quoted(path[-1])
 
 
-def found(value: object) -> str:
+def spec_value_text(value: object) -> str:
     """Describe a value of a spec, or a node of its tree, for an error message."""
     if isinstance(value, Scalar):
         value = value.value
@@ -149,9 +155,9 @@ def found(value: object) -> str:
 
 def no_value(info: FieldInfo, node: Scalar, path: Path, nested: int) -> Diagnostic:
     """Return the error for a value that the field does not accept, such as a word instead of a number."""
-    words = allowed(info, nested=nested)
-    message = f"{label(path)} must be {either(words)}; got {found(node)}"
-    return Diagnostic(message, node.span, ".".join(path), help=_hint(node.value, words, at=node.span))
+    words = allowed_values(info, nested=nested)
+    message = f"{value_label(path)} must be {joined_with_or(words)}; got {spec_value_text(node)}"
+    return Diagnostic(message, node.span, ".".join(path), help=_value_hint(node.value, words, at=node.span))
 
 
 def from_pydantic(
@@ -165,15 +171,15 @@ def from_pydantic(
     by_field: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         if detail["type"] != "missing" or len(detail["loc"]) > 1:
-            by_field.setdefault(_place(detail, provenance, path), []).append(detail)
+            by_field.setdefault(_value_path(detail, provenance, path), []).append(detail)
     for place, details in list(by_field.items())[:MAX_ERRORS]:
         kind = details[0]["type"]
         reason: Any = details[0].get("ctx", {}).get("error")
         if kind in ("value_error", "assertion_error") and place == path:
             if relations and kind == "assertion_error":
-                yield crashed(cls, "the check of its config", reason, path, provenance)
+                yield crash_error(cls, "the check of its config", reason, path, provenance)
             elif relations:
-                yield _relation(reason, path, provenance)
+                yield _relation_error(reason, path, provenance)
             continue
         yield _of_field(details, place, cls, path, provenance)
 
@@ -187,27 +193,32 @@ def _of_field(
     if isinstance(reason, Invalid):
         return Diagnostic(reason.message, span, ".".join(here), reason.notes, reason.help)
     if kind in NOT_ALLOWED:
-        words = allowed(cls.model_fields[place[len(path)]], nested=len(place) - len(path) - 1)
+        words = allowed_values(cls.model_fields[place[len(path)]], nested=len(place) - len(path) - 1)
         return _not_allowed(details, words, here, span)
     if number := _number_of_items(details):
-        return Diagnostic(f"{label(here)} must have {number}", span, ".".join(here))
+        return Diagnostic(f"{value_label(here)} must have {number}", span, ".".join(here))
     if kind == "value_error":
-        return Diagnostic(f"{label(here)}: {reason}", span, ".".join(here))
+        return Diagnostic(f"{value_label(here)}: {reason}", span, ".".join(here))
     if kind == "assertion_error":
-        return crashed(cls, "the check of its config", reason, place, provenance)
+        return crash_error(cls, "the check of its config", reason, place, provenance)
     takes = TYPE_TEXTS.get(kind, "").format(**details[0].get("ctx", {}))
-    what = f"must be {takes}; got {found(details[0]['input'])}" if takes else details[0]["msg"]
-    return Diagnostic(f"{label(here)} {what}", span, ".".join(here))
+    what = f"must be {takes}; got {spec_value_text(details[0]['input'])}" if takes else details[0]["msg"]
+    return Diagnostic(f"{value_label(here)} {what}", span, ".".join(here))
 
 
 def _not_allowed(details: Sequence[ErrorDetails], words: list[str], path: Path, span: Span | None) -> Diagnostic:
     """Return the error for a value outside the types and words that `words` describes."""
     value = details[0]["input"]
     real = value if all(detail["type"].startswith("int_") for detail in details) else None
-    help = _hint(value, words, real, at=span)
+    help = _value_hint(value, words, real, at=span)
     if help is None and isinstance(value, str) and any("number" in word for word in words):
         help = "write numbers and arithmetic without quotes"
-    return Diagnostic(f"{label(path)} must be {either(words)}; got {found(value)}", span, ".".join(path), help=help)
+    return Diagnostic(
+        f"{value_label(path)} must be {joined_with_or(words)}; got {spec_value_text(value)}",
+        span,
+        ".".join(path),
+        help=help,
+    )
 
 
 def _number_of_items(details: Sequence[ErrorDetails]) -> str | None:
@@ -223,21 +234,21 @@ def _number_of_items(details: Sequence[ErrorDetails]) -> str | None:
     return None
 
 
-def _relation(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
+def _relation_error(reason: object, path: Path, provenance: Provenance) -> Diagnostic:
     """Return the error that `Config.check` raised, at a field or at the config."""
     if isinstance(reason, Invalid):
-        return refused(reason, path, provenance)
+        return diagnostic_of(reason, path, provenance)
     return Diagnostic(str(reason), provenance.span(path), ".".join(path))
 
 
-def refused(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
+def diagnostic_of(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
     """Convert the `Invalid` that the config or block at `path` raised to an error with a location."""
     place = (*path, *reason.field.split(".")) if reason.field else path
     here = ".".join(provenance.written(place))
     return Diagnostic(reason.message, provenance.span(place), here, reason.notes, reason.help)
 
 
-def crashed(
+def crash_error(
     cls: type[Component] | type[Config], what: str, error: BaseException, path: Path, provenance: Provenance
 ) -> Diagnostic:
     """Return the error for a component whose code raised an exception: the plugin is at fault, not the spec."""
@@ -252,8 +263,8 @@ def fault_in(cls: type[Component], path: Path, provenance: Provenance) -> Callab
 
     def fault(method: str, error: BaseException) -> SpecError:
         if isinstance(error, Invalid):
-            return SpecError(refused(error, path, provenance))
-        return SpecError(crashed(cls, method, error, path, provenance))
+            return SpecError(diagnostic_of(error, path, provenance))
+        return SpecError(crash_error(cls, method, error, path, provenance))
 
     return fault
 
@@ -263,7 +274,7 @@ def fault_of(cls: type[Config]) -> str:
     return f"correct the component instead of the spec: it is written in {written_in(cls)}"
 
 
-def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
+def _value_path(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
     """Return the path of the invalid value, without the names that pydantic adds for the members of a union."""
     place = (*path, str(detail["loc"][0])) if detail["loc"] else path
     for part in detail["loc"][1:]:
@@ -272,7 +283,7 @@ def _place(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
     return place
 
 
-def _hint(value: object, words: Sequence[str] = (), real: object = None, *, at: Span | None = None) -> str | None:
+def _value_hint(value: object, words: Sequence[str] = (), real: object = None, *, at: Span | None = None) -> str | None:
     """Suggest the value that the author probably meant. `real` is a number where an integer belongs."""
     if isinstance(value, str) and value.strip("+-").replace(".", "", 1).isdigit():
         return f"write the number without quotes: {value}"
@@ -280,14 +291,14 @@ def _hint(value: object, words: Sequence[str] = (), real: object = None, *, at: 
         return f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
     if isinstance(real, float) and real.is_integer():
         return f"write {int(real)}"
-    if isinstance(value, str) and (near := closest(value, [word.strip("`") for word in words if word[0] == "`"])):
+    if isinstance(value, str) and (near := closest_name(value, [word.strip("`") for word in words if word[0] == "`"])):
         return f"a similar word is allowed: `{near}`"
     if isinstance(value, int) and not isinstance(value, bool) and list(words[:2]) == ["true", "false"]:
         return "write true or false"
-    return _nothing(at) if value is None and at is not None else None
+    return _empty_value_help(at) if value is None and at is not None else None
 
 
-def _nothing(at: Span) -> str | None:
+def _empty_value_help(at: Span) -> str | None:
     """Return the help for a null that was written as nothing; None if it was written as a word."""
     line = at.source.line(at.line)
     if re.match(r"null\b|~", line[at.column - 1 :], re.IGNORECASE):
@@ -301,13 +312,13 @@ def _nothing(at: Span) -> str | None:
 
 def unknown_name(name: str, numbers: Collection[str]) -> ExpressionError:
     """Return the error for a name that is not in scope. `numbers` are the names in scope whose values are numbers."""
-    near = closest(name, numbers)
+    near = closest_name(name, numbers)
     help = f"a similar name exists: `{near}`" if near else None
     notes = (f"names: {listing(sorted(numbers))}",) if numbers else ()
     return ExpressionError(f"there is no {quoted(name)} to compute with", notes=notes, help=help)
 
 
-def circle(names: Sequence[str]) -> ExpressionError:
+def circle_error(names: Sequence[str]) -> ExpressionError:
     """Return the error for values that are computed from each other. `names` is the cycle."""
     way = f": {' -> '.join(names)}" if len(names) > 2 else ""
     error = ExpressionError(f"a value cannot be computed from itself{way}")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tfkit.errors import Diagnostic, Span, SpecError, quoted, similar
-from tfkit.plugin.known_specs import KnownSpecs
+from tfkit.errors import Diagnostic, Span, SpecError, quoted, similar_name_help
+from tfkit.plugin.known_specs import NamedSpecs
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.data import read_data
 from tfkit.spec.document import MODEL, Document
@@ -23,15 +23,15 @@ from tfkit.spec.extending import (
     MAX_EXTENDS,
     SUFFIXES,
     Language,
-    based,
     is_folder,
+    merge_over_base,
     read_based,
     read_named,
-    shortest,
+    short_path,
     yaml_files,
 )
-from tfkit.spec.load import Spec, models, resolve_spec
-from tfkit.spec.merge import Change, change_of, extended, is_null, put, without
+from tfkit.spec.load import Spec, resolve_spec, spec_language
+from tfkit.spec.merge import Change, apply_change, change_of, is_null, merge_documents, without_keys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.resolve import Resolver, Scoped
@@ -61,9 +61,9 @@ def read_document(
     """
     path = find_document(name, document, plugins.specs)
     root = read_changed(path, document, plugins, sets=sets)
-    config, provenance = resolved(root, document, plugins)
+    config, provenance = resolve_document(root, document, plugins)
     with of_model():
-        model = resolve_spec(model_of(root), plugins, file=str(shortest(path)))
+        model = resolve_spec(model_of(root), plugins, file=str(short_path(path)))
     return DocumentFile(config, model, provenance)
 
 
@@ -73,7 +73,7 @@ def read_document(
 def find_document(
     name: str | os.PathLike[str],
     document: type[Document],
-    specs: KnownSpecs,
+    specs: NamedSpecs,
     *,
     folder: Path | None = None,
     span: Span | None = None,
@@ -94,13 +94,13 @@ def find_document(
     if (word := text.removeprefix(f"{sort}s/")) in files:
         return files[word].path
     what, advice = f"a {sort}", f"give the path of a file, ./my_{sort}.yaml, or a name that `tfkit list {sort}` prints"
-    advice = similar(what, path.stem, files, advice) or advice
-    help = similar(what, path.name, [file.name for file in yaml_files(path.parent)], advice)
+    advice = similar_name_help(what, path.stem, files, advice) or advice
+    help = similar_name_help(what, path.name, [file.name for file in yaml_files(path.parent)], advice)
     raise SpecError(Diagnostic(f"there is no {sort} {quoted(text)}", span, key if span else "", help=help))
 
 
 def is_document(
-    name: str, document: type[Document], specs: KnownSpecs, *, folder: Path = Path(), depth: int = MAX_EXTENDS
+    name: str, document: type[Document], specs: NamedSpecs, *, folder: Path = Path(), depth: int = MAX_EXTENDS
 ) -> bool:
     """Return True for the name of a document of a type, and for a file that has its keys or extends such a file.
 
@@ -129,77 +129,81 @@ def is_document(
 
 def read_changed(path: Path, document: type[Document], plugins: Plugins, *, sets: Iterable[str] = ()) -> Mapping:
     """Read a file, and apply `extends` and the changes in `sets`, without resolving values."""
-    return _changed(read_based(path, language(document, plugins.specs)), list(sets), document, plugins)
+    return _changed_document(
+        read_based(path, document_language(document, plugins.specs)), list(sets), document, plugins
+    )
 
 
 def take_changed(
     data: MappingABC[Any, Any], document: type[Document], plugins: Plugins, *, sets: Iterable[str] = ()
 ) -> Mapping:
     """Convert a mapping as `read_changed` reads a file. Relative paths start at the current folder."""
-    root = based(read_data(data), Path(), language(document, plugins.specs))
-    return _changed(root, list(sets), document, plugins)
+    root = merge_over_base(read_data(data), Path(), document_language(document, plugins.specs))
+    return _changed_document(root, list(sets), document, plugins)
 
 
-def language(document: type[Document], specs: KnownSpecs) -> Language:
+def document_language(document: type[Document], specs: NamedSpecs) -> Language:
     """Return the functions that find, read and merge documents of a type."""
 
     def find(name: str, folder: Path, span: Span) -> Path:
         return find_document(name, document, specs, folder=folder, span=span)
 
     def merge(base: Mapping | None, patch: Mapping, folder: Path) -> Mapping:
-        values = {key: _listed(node) if key in document.listed_keys else node for key, node in patch.items.items()}
+        values = {key: _list_node(node) if key in document.listed_keys else node for key, node in patch.items.items()}
         patch = Mapping(values, patch.keys, patch.span)
         under = None if base is None else base.items.get(MODEL)
         model = _merged_model(under, patch.items.get(MODEL), folder, specs)
         if base is None:
             merged = patch
         else:
-            replaced = _replaced(patch, document.exclusive_keys)
-            merged = extended(without(base, {MODEL, *replaced}), without(patch, {MODEL}), document.merge_keys)
+            replaced = _replaced_keys(patch, document.exclusive_keys)
+            merged = merge_documents(
+                without_keys(base, {MODEL, *replaced}), without_keys(patch, {MODEL}), document.merge_keys
+            )
         keys = {**(base.keys if base else {}), **patch.keys}
         return merged if model is None else _with_model(merged, model, keys[MODEL])
 
     return Language(document, find, merge)
 
 
-def _replaced(patch: Mapping, exclusive: frozenset[str]) -> frozenset[str]:
+def _replaced_keys(patch: Mapping, exclusive: frozenset[str]) -> frozenset[str]:
     """Return the keys of the base that an exclusive key in the patch replaces: all of them, or none."""
     has_value = any(name in exclusive and not is_null(node) for name, node in patch.items.items())
     return exclusive if has_value else frozenset()
 
 
-def _merged_model(under: Node | None, model: Node | None, folder: Path, specs: KnownSpecs) -> Node | None:
+def _merged_model(under: Node | None, model: Node | None, folder: Path, specs: NamedSpecs) -> Node | None:
     """Merge a model over the model of the base. A name, or a model with `extends`, replaces the base's model."""
     if isinstance(model, Mapping) and "extends" not in model.items and isinstance(under, Mapping):
-        return extended(without(under, {"parameters"}), model)
-    return under if model is None else _model(model, folder, specs)
+        return merge_documents(without_keys(under, {"parameters"}), model)
+    return under if model is None else _model_tree(model, folder, specs)
 
 
 def _with_model(root: Mapping, model: Node, key: Span) -> Mapping:
     return Mapping({**root.items, MODEL: model}, {**root.keys, MODEL: key}, root.span)
 
 
-def _model(node: Node, folder: Path, specs: KnownSpecs) -> Node:
+def _model_tree(node: Node, folder: Path, specs: NamedSpecs) -> Node:
     """Return the tree of the spec that `model:` names or contains."""
-    specs_language = models(specs)
+    specs_language = spec_language(specs)
     if isinstance(node, Scalar) and isinstance(node.value, str):
         return read_named(node, MODEL, folder, specs_language)
     if isinstance(node, Mapping):
-        return based(node, folder, specs_language)
+        return merge_over_base(node, folder, specs_language)
     raise SpecError(Diagnostic("`model` must be a spec: its name, its path, or its text", node.span, MODEL, help=HELP))
 
 
-def _listed(node: Node) -> Node:
+def _list_node(node: Node) -> Node:
     """Wrap a single kind in a list."""
     return node if isinstance(node, ListNode) or node == Scalar(None, node.span) else ListNode((node,), node.span)
 
 
-def _changed(root: Mapping, sets: list[str], document: type[Document], plugins: Plugins) -> Mapping:
+def _changed_document(root: Mapping, sets: list[str], document: type[Document], plugins: Plugins) -> Mapping:
     """Apply all `--set` arguments to a document. Raise SpecError with the errors of all arguments."""
     errors: list[Diagnostic] = []
     for argument in sets:
         try:
-            root = assigned(root, change_of(argument), document, plugins)
+            root = apply_document_change(root, change_of(argument), document, plugins)
         except SpecError as error:
             errors += error.diagnostics
     if errors:
@@ -207,30 +211,30 @@ def _changed(root: Mapping, sets: list[str], document: type[Document], plugins: 
     return root
 
 
-def assigned(root: Mapping, change: Change, document: type[Document], plugins: Plugins) -> Mapping:
+def apply_document_change(root: Mapping, change: Change, document: type[Document], plugins: Plugins) -> Mapping:
     """Assign a value of the document, or of its model, as `--set` does."""
     name, model = change.steps[0][0], root.items.get(MODEL)
     if name == MODEL and len(change.steps) > 1 and isinstance(model, Mapping):
         names = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-        changed = put(without(model, {"parameters"}), change.inside(), names, what="model")
+        changed = apply_change(without_keys(model, {"parameters"}), change.inside(), names, what="model")
         return _with_model(root, changed, root.keys[MODEL])
     if name in document.exclusive_keys and not is_null(change.value):
-        root = without(root, document.exclusive_keys - {name})
+        root = without_keys(root, document.exclusive_keys - {name})
     keys = frozenset({*document.model_fields, *document.further_keys})
-    root = put(root, change, keys, what=document.sort, keys=document.merge_keys)
+    root = apply_change(root, change, keys, what=document.sort, keys=document.merge_keys)
     if name == MODEL:
-        return _with_model(root, _model(root.items[MODEL], Path(), plugins.specs), root.keys[MODEL])
+        return _with_model(root, _model_tree(root.items[MODEL], Path(), plugins.specs), root.keys[MODEL])
     if name in document.listed_keys and name in root.items:
-        return Mapping({**root.items, name: _listed(root.items[name])}, root.keys, root.span)
+        return Mapping({**root.items, name: _list_node(root.items[name])}, root.keys, root.span)
     return root
 
 
 # ---- values ----
 
 
-def resolved(root: Mapping, document: type[D], plugins: Plugins) -> tuple[D, Provenance]:
+def resolve_document(root: Mapping, document: type[D], plugins: Plugins) -> tuple[D, Provenance]:
     """Resolve the fields of a document, and return their origins. Raise SpecError also if there is no model."""
-    fields = without(root, {MODEL})
+    fields = without_keys(root, {MODEL})
     scope: dict[str, Scoped] = {}
     scope |= {name: Scoped(node, (name,), scope) for name, node in fields.items.items() if isinstance(node, Scalar)}
     resolver = Resolver(plugins)

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, PatchMarker, SharedMarker, marker
-from tfkit.errors import MAX_ERRORS, Diagnostic, Span, closest
+from tfkit.errors import MAX_ERRORS, Diagnostic, Span, closest_name
 from tfkit.plugin.manager import Plugins
 from tfkit.spec import key_errors, messages
-from tfkit.spec.annotations import ConfigShape, extra, numeric, shape_of
+from tfkit.spec.annotations import ConfigShape, numbers_and_words, shape_of, slot_setting
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.merge import merge
 from tfkit.spec.provenance import Origin, Path, Provenance
@@ -38,8 +38,8 @@ class Resolver:
         self.provenance = Provenance()
         self.used: set[Path] = set()
         self._errors: list[Diagnostic] = []
-        self._missing: dict[tuple[Path, str], key_errors.Missing] = {}
-        self._unknown: list[key_errors.Unknown] = []
+        self._missing: dict[tuple[Path, str], key_errors.MissingKey] = {}
+        self._unknown: list[key_errors.UnknownKey] = []
         self._circles: set[tuple[str, ...]] = set()
         self._enclosing: list[tuple[Mapping, Scope]] = []
 
@@ -101,7 +101,7 @@ class Resolver:
         return values, inside
 
     def _field(self, name: str, info: FieldInfo, value: Scoped | None, path: Path, scope: Scope) -> Any:
-        here, default_kind = (*path, name), extra(info, "default_kind")
+        here, default_kind = (*path, name), slot_setting(info, "default_kind")
         shape = None if value is None and default_kind is None else shape_of(info.annotation)
         if value is None:
             if shape is None or default_kind is None:
@@ -156,7 +156,7 @@ class Resolver:
             if isinstance(patch, Mapping):
                 variants[name] = self.config(shape.config, merge(layer, patch), here, scope)
             else:
-                message = f"variant `{name}` must be a mapping of changes; got {messages.found(patch)}"
+                message = f"variant `{name}` must be a mapping of changes; got {messages.spec_value_text(patch)}"
                 variants[name] = self._error(message, None, patch.span, here)
         return INVALID if INVALID in variants.values() else variants
 
@@ -199,13 +199,13 @@ class Resolver:
         word = node.items.get(key)
         self.provenance.spans.setdefault(path, node.span)
         if word is None:
-            implied = extra(info, "implied_kind") or extra(info, "default_kind")
+            implied = slot_setting(info, "implied_kind") or slot_setting(info, "default_kind")
             if implied in kinds:
                 return kinds[implied].config
             self._errors.append(messages.missing_kind(base, node, path, self.plugins, self.provenance))
             return INVALID
         if not isinstance(word, Scalar) or not isinstance(word.value, str):
-            message = f"`{key}` must be the name of a {messages.kind_of(base)}; got {messages.found(word)}"
+            message = f"`{key}` must be the name of a {messages.kind_of(base)}; got {messages.spec_value_text(word)}"
             return self._error(message, None, word.span, (*path, key))
         if word.value in kinds:
             return kinds[word.value].config
@@ -225,23 +225,23 @@ class Resolver:
                 self.provenance.spans[(*path, str(i))] = item.span
             items = [self._plain(info, item, (*path, str(i)), scope, nested + 1) for i, item in enumerate(node.items)]
             return INVALID if INVALID in items else tuple(items)
-        numbers, words = numeric(info.annotation)
+        numbers, words = numbers_and_words(info.annotation)
         if node.value in words and not any(type(item) is type(node.value) and item == node.value for item in words):
             self._errors.append(messages.no_value(info, node, self.provenance.written(path), nested))  # true is not 1
             return INVALID
         if not numbers or not isinstance(node.value, str) or node.quoted or node.value in words:
             return node.value
-        if node.value.isidentifier() and closest(node.value, scope) is None:
+        if node.value.isidentifier() and closest_name(node.value, scope) is None:
             self._errors.append(messages.no_value(info, node, self.provenance.written(path), nested))
             return INVALID
         try:
-            value = compute(node.value, scope, self.provenance.written(path), self.used)
+            value = compute_value(node.value, scope, self.provenance.written(path), self.used)
         except ExpressionError as error:
             if error.circle and error.circle in self._circles:
                 return INVALID
             self._circles.add(error.circle)
             span = messages.expression_span(node.span, node.value, error.columns)
-            return self._error(f"{messages.label(path)}: {error}", error.help, span, path, error.notes)
+            return self._error(f"{messages.value_label(path)}: {error}", error.help, span, path, error.notes)
         return int(value) if float not in numbers and value == int(value) else value
 
     def _check_keys(self, cls: type[Config], node: Mapping, values: MappingABC[str, Scoped], path: Path) -> None:
@@ -249,14 +249,14 @@ class Resolver:
         missing = [
             name
             for name, info in cls.model_fields.items()
-            if name not in values and info.is_required() and extra(info, "default_kind") is None
+            if name not in values and info.is_required() and slot_setting(info, "default_kind") is None
         ]
         for key in [key for key in node.items if key not in cls.model_fields][:MAX_ERRORS]:
-            meant = closest(key, missing)
+            meant = closest_name(key, missing)
             missing = [name for name in missing if name != meant]
-            self._unknown.append(key_errors.Unknown(key, cls, path, node.keys[key], meant))
+            self._unknown.append(key_errors.UnknownKey(key, cls, path, node.keys[key], meant))
         for name in missing:
-            self._missing[path, name] = key_errors.Missing(name, cls, path)
+            self._missing[path, name] = key_errors.MissingKey(name, cls, path)
 
     def _construct(self, cls: type[Config], values: dict[str, Any], path: Path, *, sound: bool) -> Any:
         """Construct a config from its values. Relations between fields are checked only if all values are `sound`."""
@@ -269,7 +269,7 @@ class Resolver:
             raise
         except BaseException as error:  # a plugin's validator
             if sound:
-                self._errors.append(messages.crashed(cls, "the check of its config", error, path, self.provenance))
+                self._errors.append(messages.crash_error(cls, "the check of its config", error, path, self.provenance))
             return INVALID
         return config if sound else INVALID
 
@@ -307,7 +307,7 @@ class Scoped:
 Scope: TypeAlias = MappingABC[str, Scoped]
 
 
-def compute(text: str, scope: Scope, path: Path, used: set[Path]) -> Number:
+def compute_value(text: str, scope: Scope, path: Path, used: set[Path]) -> Number:
     """Evaluate the expression at `path`, and add to `used` the paths of all values on which it depends.
 
     Names are looked up in the scope in which the expression was written. Raises ExpressionError.
@@ -330,13 +330,13 @@ class _Computation:
         if entry is None:
             raise messages.unknown_name(name, [n for n, named in scope.items() if _is_number(named.node)])
         if entry.path in busy:
-            raise messages.circle([path[-1] for path in (*busy[busy.index(entry.path) :], entry.path)])
+            raise messages.circle_error([path[-1] for path in (*busy[busy.index(entry.path) :], entry.path)])
         self.used.add(entry.path)
         value = entry.node.value if isinstance(entry.node, Scalar) else None
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
         if not isinstance(value, str) or not _is_expression(entry):
-            raise ExpressionError(f"`{name}` must be a number; got {messages.found(entry.node)}")
+            raise ExpressionError(f"`{name}` must be a number; got {messages.spec_value_text(entry.node)}")
         if entry.path not in self.known:
             self.known[entry.path] = self.value(value, entry.scope, (*busy, entry.path))
         return self.known[entry.path]

@@ -23,21 +23,21 @@ _FLOAT = re.compile(r"[-+]?(?P<mantissa>\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
-def resolve(text: str) -> str | int | float | bool | None:
+def word_value(text: str) -> str | int | float | bool | None:
     """Return the value of an unquoted word. Raise Invalid for numbers that are almost certainly a mistake."""
     if text in _WORDS:
         return _WORDS[text]
     if match := _INTEGER.fullmatch(text):
-        return _integer(text, match)
+        return _integer_value(text, match)
     if match := _FLOAT.fullmatch(text):
-        return _float(text, match["mantissa"])
+        return _float_value(text, match["mantissa"])
     if _NOT_FINITE.fullmatch(text):
         help = "write a finite number, or quote it if it is text"
         raise Invalid("", f"a number must be finite; got {quoted(text)}", help=help)
     return text
 
 
-def _integer(text: str, match: re.Match[str]) -> int:
+def _integer_value(text: str, match: re.Match[str]) -> int:
     digits = match["decimal"] or match["octal"] or match["hexadecimal"]
     if len(digits) > MAX_DIGITS:
         help = "write fewer digits, or quote it if it is text"
@@ -52,7 +52,7 @@ def _integer(text: str, match: re.Match[str]) -> int:
     return int(text)
 
 
-def _float(text: str, mantissa: str) -> float:
+def _float_value(text: str, mantissa: str) -> float:
     value = float(text) if len(text) <= 2 * MAX_DIGITS else math.inf  # a longer number is a mistake
     if math.isinf(value) or (value == 0 and mantissa.strip("0.")):
         help = "write a number within the range of float64, or quote it if it is text"

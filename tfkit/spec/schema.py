@@ -21,7 +21,7 @@ from tfkit.component import BlockConfig, Component, Config, PatchMarker, SharedM
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, field_docs
-from tfkit.spec.annotations import ConfigShape, extra, numeric, shape_of
+from tfkit.spec.annotations import ConfigShape, numbers_and_words, shape_of, slot_setting
 from tfkit.spec.document import MODEL, Document
 from tfkit.spec.like import LIKE
 from tfkit.spec.model_spec import ModelSpec
@@ -70,9 +70,9 @@ class SchemaWriter:
             "title": title,
             "type": "object",
             "if": {"required": ["extends"]},
-            "then": ref(f"{CHANGES}{name}"),
-            "else": ref(name),
-            "$defs": dict(sorted(with_fields_once(told_apart(definitions)).items())),
+            "then": reference_to(f"{CHANGES}{name}"),
+            "else": reference_to(name),
+            "$defs": dict(sorted(with_fields_once(with_type_choices(definitions)).items())),
         }
 
     def document(self, document: type[Document], *, partial: bool) -> Schema:
@@ -81,7 +81,7 @@ class SchemaWriter:
         mapping = self.mapping(document, partial=partial)
         properties = mapping["properties"]
         about = "The model: the name or path of a spec, or a spec in place."
-        properties[MODEL] = {"description": about, **any_of([{"type": "string"}, ref(f"{CHANGES}spec")])}
+        properties[MODEL] = {"description": about, **any_of([{"type": "string"}, reference_to(f"{CHANGES}spec")])}
         for name in document.listed_keys:
             items = properties[name].pop("items")
             properties[name] = {**about_of(properties[name]), **any_of([items, {"type": "array", "items": items}])}
@@ -99,20 +99,23 @@ class SchemaWriter:
             properties[part]["propertyNames"] = {"pattern": NAME}
         names = {"type": "array", "items": {"type": "string", "pattern": NAME}, "uniqueItems": True}
         inputs = properties.pop("inputs")
-        properties["inputs"] = {**about_of(inputs), "anyOf": [names, _bare(inputs)]}
+        properties["inputs"] = {**about_of(inputs), "anyOf": [names, _without_descriptions(inputs)]}
         shared = sorted(self.registry.shared_names() - set(ModelSpec.model_fields))
         properties |= {name: self._shared(name, partial=partial) for name in shared}
         about = "The spec, by path or bare name, that this one changes."
         properties["extends"] = {"type": "string", "description": about}
         if partial:  # null removes what is inherited
             for name in properties.keys() - {"tfkit", "name", "extends"}:
-                properties[name] = {**about_of(properties[name]), "anyOf": [_bare(properties[name]), {"type": "null"}]}
+                properties[name] = {
+                    **about_of(properties[name]),
+                    "anyOf": [_without_descriptions(properties[name]), {"type": "null"}],
+                }
         return mapping
 
     def arithmetic(self, *further: str) -> Schema:
         """Return the schema of arithmetic: names of numbers, literals and operators."""
         fields = [field for config in self.configs.values() for field in config.model_fields.items()]
-        names = "|".join(sorted({*further, *(name for name, info in fields if numeric(info.annotation)[0])}))
+        names = "|".join(sorted({*further, *(name for name, info in fields if numbers_and_words(info.annotation)[0])}))
         return {
             "pattern": rf"^(?!\s*[\d.]+\s*$)(?:[\s\d.()+*/%-]|\d[eE]|\b(?:{names})\b)+$",
             "patternErrorMessage": "Neither a number nor arithmetic over the spec's own fields.",
@@ -128,11 +131,11 @@ class SchemaWriter:
             info = config.model_fields.get(name)
             if info is None or marker(info, SharedMarker) is None:
                 continue
-            bare = _bare(self._field(config, name, info, partial=partial))
+            bare = _without_descriptions(self._field(config, name, info, partial=partial))
             options += [option for option in bare.get("anyOf", [bare]) if option not in options]
             users |= {config.slot} if issubclass(config, Component) else set()
         about = f"Shared by every component that takes it: {', '.join(sorted(users))}."
-        return {**_documented(about), **any_of(options)}
+        return {**_description_keys(about), **any_of(options)}
 
     def _config(self, config: type[Config], *, partial: bool, name: str, about: str = "") -> Schema:
         """Return a reference to the definition of a config's mapping."""
@@ -142,8 +145,8 @@ class SchemaWriter:
         key = f"{CHANGES}{name}" if partial else name
         if key not in self.defs:
             self.defs[key] = {}  # ends the recursion: its fields may contain it
-            self.defs[key] |= {"title": name, **self.mapping(config, partial=partial), **_documented(about)}
-        return ref(key)
+            self.defs[key] |= {"title": name, **self.mapping(config, partial=partial), **_description_keys(about)}
+        return reference_to(key)
 
     def mapping(self, config: type[Config], *, partial: bool) -> Schema:
         fields = config.model_fields
@@ -152,9 +155,9 @@ class SchemaWriter:
             name: self._field(config, name, fields[name], partial=partial) for name in dict.fromkeys([*first, *fields])
         }
         properties |= LIKE_NODE if issubclass(config, BlockConfig) else {}
-        required = [] if partial else _required(config)
+        required = [] if partial else _required_fields(config)
         return {
-            **_documented(inspect.cleandoc(config.__doc__ or "")),
+            **_description_keys(inspect.cleandoc(config.__doc__ or "")),
             "type": "object",
             "properties": properties,
             "additionalProperties": False,
@@ -167,19 +170,19 @@ class SchemaWriter:
         )
         shape = shape_of(info.annotation)
         if name == config.word_key and issubclass(config, Component):
-            return {**_documented(text), "const": config.kind_name()}
+            return {**_description_keys(text), "const": config.kind_name()}
         removable = partial and issubclass(config, ModelSpec)
         if shape is None:
-            plain = _plain(config, name)
-            return {**_documented(text), **(_with_null_entries(plain) if removable else plain)}
-        default = extra(info, "default_kind")
+            plain = _plain_schema(config, name)
+            return {**_description_keys(text), **(_with_null_entries(plain) if removable else plain)}
+        default = slot_setting(info, "default_kind")
         options = self._configs(
             shape,
-            implied=extra(info, "implied_kind") or default,
+            implied=slot_setting(info, "implied_kind") or default,
             partial=partial or marker(info, PatchMarker) is not None,
         )
         options = _with_null_entries(options) if removable else options
-        return {**_documented(text), **({"default": default} if default else {}), **options}
+        return {**_description_keys(text), **({"default": default} if default else {}), **options}
 
     def _configs(self, shape: ConfigShape, *, implied: str | None, partial: bool) -> Schema:
         # A list in a change replaces the previous list, so its items are complete.
@@ -198,7 +201,9 @@ class SchemaWriter:
         if issubclass(config, Component):
             kinds = self.registry.kinds(config.slot, config)
             words = {
-                kind: _about_kind(registered) for kind, registered in kinds.items() if not _required(registered.config)
+                kind: _about_kind(registered)
+                for kind, registered in kinds.items()
+                if not _required_fields(registered.config)
             }
             listed = [{"enum": list(words), "enumDescriptions": list(words.values())}] if words else []
             return [*listed, self._slot(config, implied if implied in kinds else None, partial=partial)]
@@ -209,8 +214,8 @@ class SchemaWriter:
         """Return the schema of a word that replaces a mapping: a kind, or the value of its field `key`."""
         info = config.model_fields[key]
         if shape_of(info.annotation) is None:
-            return _plain(config, key)
-        return {"type": "string", **_bare(self._field(config, key, info, partial=False))}
+            return _plain_schema(config, key)
+        return {"type": "string", **_without_descriptions(self._field(config, key, info, partial=False))}
 
     def _slot(self, base: type[Component], implied: str | None, *, partial: bool) -> Schema:
         """Return a reference to the definition of a slot's mapping, restricted to the kinds that `base` takes.
@@ -221,9 +226,9 @@ class SchemaWriter:
         key = f"{CHANGES}{name}" if partial else f"{name}.or.{implied}" if implied else name
         if key not in self.defs:
             self.defs[key] = {}  # ends the recursion: its fields may contain it
-            self.defs[key] |= {"title": name, **_documented(inspect.cleandoc(base.__doc__ or ""))}
+            self.defs[key] |= {"title": name, **_description_keys(inspect.cleandoc(base.__doc__ or ""))}
             self.defs[key] |= self._mapping_of(base, name, implied, partial=partial)
-        return ref(key)
+        return reference_to(key)
 
     def _mapping_of(self, base: type[Component], name: str, implied: str | None, *, partial: bool) -> Schema:
         kinds, word = self.registry.kinds(base.slot, base), str(base.word_key)
@@ -259,10 +264,11 @@ class SchemaWriter:
                 if field != registered.config.word_key and schema not in fields.setdefault(field, []):
                     fields[field].append(schema)
         properties = {
-            field: {**about_of(schemas[0]), **any_of(map(_bare, schemas))} for field, schemas in fields.items()
+            field: {**about_of(schemas[0]), **any_of(map(_without_descriptions, schemas))}
+            for field, schemas in fields.items()
         } | (LIKE_NODE if name == BlockConfig.slot else {})
         self.defs[key] |= {"type": "object", "properties": properties, "additionalProperties": False}
-        return ref(key)
+        return reference_to(key)
 
     def _kind(self, registered: Registered, *, partial: bool) -> Schema:
         name = f"{registered.config.slot}.{registered.config.kind_name()}"
@@ -278,23 +284,23 @@ def _with_null_entries(schema: Schema) -> Schema:
     return {**schema, "additionalProperties": any_of([schema["additionalProperties"], {"type": "null"}])}
 
 
-def _required(config: type[Config]) -> list[str]:
+def _required_fields(config: type[Config]) -> list[str]:
     """Return the required fields of a mapping: fields without a default that cannot be inherited."""
     return [
         name
         for name, info in config.model_fields.items()
-        if info.is_required() and marker(info, SharedMarker) is None and extra(info, "default_kind") is None
+        if info.is_required() and marker(info, SharedMarker) is None and slot_setting(info, "default_kind") is None
     ]
 
 
-def _plain(config: type[Config], name: str) -> Schema:
+def _plain_schema(config: type[Config], name: str) -> Schema:
     """Return the schema of a field without configs, which allows arithmetic for numbers."""
-    schema = _bare(_properties(config).get(name, {}), "default")
-    return _computed(schema) if numeric(config.model_fields[name].annotation)[0] else schema
+    schema = _without_descriptions(_pydantic_properties(config).get(name, {}), "default")
+    return _with_arithmetic(schema) if numbers_and_words(config.model_fields[name].annotation)[0] else schema
 
 
 @cache
-def _properties(config: type[Config]) -> Schema:
+def _pydantic_properties(config: type[Config]) -> Schema:
     try:
         properties: Schema = config.model_json_schema().get("properties", {})
         return properties
@@ -302,22 +308,22 @@ def _properties(config: type[Config]) -> Schema:
         return {}
 
 
-def _computed(schema: Schema) -> Schema:
+def _with_arithmetic(schema: Schema) -> Schema:
     if schema.get("type") in ("integer", "number"):
         default = {"default": schema["default"]} if "default" in schema else {}
-        return {**default, **any_of([_bare(schema), ref("arithmetic")])}
+        return {**default, **any_of([_without_descriptions(schema), reference_to("arithmetic")])}
     if "anyOf" in schema:
-        options = [_computed(option) for option in schema["anyOf"]]
+        options = [_with_arithmetic(option) for option in schema["anyOf"]]
         return {**schema, "anyOf": [alternative for option in options for alternative in option.get("anyOf", [option])]}
     if isinstance(schema.get("additionalProperties"), dict):
-        return {**schema, "additionalProperties": _computed(schema["additionalProperties"])}
+        return {**schema, "additionalProperties": _with_arithmetic(schema["additionalProperties"])}
     return schema
 
 
 ABOUT = ("title", "description", "markdownDescription", "default")
 
 
-def _bare(schema: Schema, *keep: str) -> Schema:
+def _without_descriptions(schema: Schema, *keep: str) -> Schema:
     """Return a schema without its descriptions, except the keys `keep`."""
     return {key: value for key, value in schema.items() if key not in ABOUT or key in keep}
 
@@ -332,7 +338,7 @@ def _about_kind(registered: Registered) -> str:
     return text if registered.plugin == BUILT_IN else f"{text} (from {registered.plugin})".strip()
 
 
-def _documented(text: str) -> Schema:
+def _description_keys(text: str) -> Schema:
     """Return the two keys of a description: plain text, and Markdown for editors that render it."""
     if not text:
         return {}
@@ -351,19 +357,23 @@ def any_of(options: Iterable[Schema]) -> Schema:
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else {}
 
 
-def ref(name: str) -> Schema:
+def reference_to(name: str) -> Schema:
     """Return a reference to the definition `name`."""
     return {"$ref": f"#/$defs/{name}"}
 
 
-def told_apart(schema: Any) -> Any:
+def with_type_choices(schema: Any) -> Any:
     """Replace every `anyOf` in a schema by a choice by type, where possible."""
     if isinstance(schema, list):
-        return [told_apart(part) for part in schema]
+        return [with_type_choices(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    decided = {key: told_apart(part) for key, part in schema.items() if key != "anyOf"}
-    return {**decided, **_alternatives(told_apart(_flat(schema["anyOf"])))} if "anyOf" in schema else decided
+    decided = {key: with_type_choices(part) for key, part in schema.items() if key != "anyOf"}
+    return (
+        {**decided, **_choice_by_type(with_type_choices(_flat_options(schema["anyOf"])))}
+        if "anyOf" in schema
+        else decided
+    )
 
 
 def with_fields_once(defs: Mapping[str, Schema]) -> dict[str, Schema]:
@@ -385,31 +395,33 @@ def _with_references(part: Schema, names: Mapping[str, str]) -> Schema:
     if "properties" not in part:
         return part
     keys = {name: (names.get(json.dumps(schema)), schema) for name, schema in part["properties"].items()}
-    properties = {name: ref(key) if key else schema for name, (key, schema) in keys.items()}
+    properties = {name: reference_to(key) if key else schema for name, (key, schema) in keys.items()}
     return {**part, "properties": properties}
 
 
-def _flat(options: Iterable[Schema]) -> list[Schema]:
+def _flat_options(options: Iterable[Schema]) -> list[Schema]:
     """Flatten nested alternatives and remove duplicates."""
     alternatives: list[Schema] = []
     for option in options:
-        inner = _flat(option["anyOf"]) if option.keys() - TEXTS == {"anyOf"} else [option]
+        inner = _flat_options(option["anyOf"]) if option.keys() - TEXTS == {"anyOf"} else [option]
         alternatives += [option_schema for option_schema in inner if option_schema not in alternatives]
     return alternatives
 
 
-def _alternatives(options: list[Schema]) -> Schema:
+def _choice_by_type(options: list[Schema]) -> Schema:
     parts: dict[str, list[Schema]] = {"object": [], "array": [], "string": [], "": []}
     for option in options:
         for kind, alternative in _by_type(option):
             parts[kind].append(alternative)
     merged = {
-        kind: _strings(schemas) if kind == "string" else _merged(schemas) for kind, schemas in parts.items() if schemas
+        kind: _merged_strings(schemas) if kind == "string" else _merged_options(schemas)
+        for kind, schemas in parts.items()
+        if schemas
     }
     if merged.get("string") == ARITHMETIC and "type" in merged.get("", {}):
-        merged[""] = {**_widened(merged.pop(""), ["string"]), **merged.pop("string")}
+        merged[""] = {**_with_types(merged.pop(""), ["string"]), **merged.pop("string")}
     *first, last = merged.items()
-    schema = _widened(last[1], [kind for kind, _ in first])
+    schema = _with_types(last[1], [kind for kind, _ in first])
     for kind, alternative in reversed(first):
         schema = {"if": {"type": kind}, "then": alternative, "else": schema}
     return schema
@@ -430,7 +442,7 @@ def _by_type(option: Schema) -> list[tuple[str, Schema]]:
     return [(kind if kind in ("object", "array", "string") else "", option)]
 
 
-def _strings(options: list[Schema]) -> Schema:
+def _merged_strings(options: list[Schema]) -> Schema:
     """Merge lists of words and their descriptions into one, followed by the remaining alternatives of type string."""
     words: dict[str, str] = {}
     for option in options:
@@ -440,10 +452,10 @@ def _strings(options: list[Schema]) -> Schema:
     if any(words.values()):
         listed["enumDescriptions"] = list(words.values())
     rest = [option for option in options if "enum" not in option]
-    return _merged([listed, *rest] if words else rest)
+    return _merged_options([listed, *rest] if words else rest)
 
 
-def _merged(options: list[Schema]) -> Schema:
+def _merged_options(options: list[Schema]) -> Schema:
     """Merge alternatives of similar types if all except the first restrict only the type."""
     if {"type": "boolean"} in options:  # takes the false of "nothing"
         options = [{"type": "null"} if option == {"enum": [None, False]} else option for option in options]
@@ -455,7 +467,7 @@ def _merged(options: list[Schema]) -> Schema:
     return {**(limited or options)[0], "type": list(dict.fromkeys(option["type"] for option in options))}
 
 
-def _widened(schema: Schema, types: list[str]) -> Schema:
+def _with_types(schema: Schema, types: list[str]) -> Schema:
     """Let a schema also accept `types`, which a different alternative checks."""
     if "type" not in schema or "enum" in schema or not types:
         return schema

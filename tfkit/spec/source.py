@@ -14,11 +14,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tfkit.errors import Diagnostic, Source, SpecError, closest, quoted
+from tfkit.errors import Diagnostic, Source, SpecError, closest_name, quoted
 from tfkit.spec import syntax
-from tfkit.spec.tree import Mapping, Node, Scalar, Sequence, compose
+from tfkit.spec.tree import Mapping, Node, Scalar, Sequence, compose_tree
 
-__all__ = ["MAX_BYTES", "Mapping", "Node", "Scalar", "Sequence", "contents", "parse", "parse_value", "plain", "read"]
+__all__ = [
+    "MAX_BYTES",
+    "Mapping",
+    "Node",
+    "Scalar",
+    "Sequence",
+    "file_bytes",
+    "parse",
+    "parse_value",
+    "plain_data",
+    "read",
+]
 
 MAX_BYTES = 1 << 20
 
@@ -33,17 +44,17 @@ def read(path: str | os.PathLike[str], *, name: str | None = None) -> Mapping:
     """
     name = os.fspath(path) if name is None else name
     try:
-        data = contents(path, MAX_BYTES)
+        data = file_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: the path contains a zero byte
-        raise SpecError(_unreadable(path, name, error)) from None
-    return parse(_decoded(data, name), name)
+        raise SpecError(_read_error(path, name, error)) from None
+    return parse(_decoded_text(data, name), name)
 
 
 @lru_cache(maxsize=1024)  # all shipped specs and families: many share their bases
 def parse(text: str, name: str) -> Mapping:
     """Parse the text of a spec. Raises SpecError with every error in it."""
     source = Source(name, text.removeprefix("\ufeff"))
-    node = _compose(source, 0)
+    node = _compose_printable(source, 0)
     if isinstance(node, Mapping):
         return node
     if node is None or (isinstance(node, Scalar) and node.value is None):
@@ -59,23 +70,23 @@ def parse_value(source: Source, start: int) -> Node:
 
     Locations refer to the full source. Empty text is null, as after a key in a file. Raises SpecError.
     """
-    node = _compose(source, start)
+    node = _compose_printable(source, start)
     if node is None and source.text[start:].strip():
         comment = source.span(start, len(source.text))
         raise SpecError(Diagnostic("this is only a comment", comment, help="quote text that starts with `#`"))
     return Scalar(None, source.span(start)) if node is None else node
 
 
-def plain(node: Node) -> Any:
+def plain_data(node: Node) -> Any:
     """Convert a tree to plain Python data: dict, list, str, int, float, bool, None."""
     if isinstance(node, Mapping):
-        return {key: plain(value) for key, value in node.items.items()}
+        return {key: plain_data(value) for key, value in node.items.items()}
     if isinstance(node, Sequence):
-        return [plain(item) for item in node.items]
+        return [plain_data(item) for item in node.items]
     return node.value
 
 
-def _compose(source: Source, start: int) -> Node | None:
+def _compose_printable(source: Source, start: int) -> Node | None:
     unwelcome = UNWELCOME.search(source.text)
     if unwelcome:
         char = f"U+{ord(unwelcome[0]):04X}"
@@ -86,10 +97,10 @@ def _compose(source: Source, start: int) -> Node | None:
                 help='remove it, or write it in double quotes as an escape, such as "\\u0007"',
             )
         )
-    return compose(source, start)
+    return compose_tree(source, start)
 
 
-def contents(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+def file_bytes(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
     """Return the bytes of a file or a pipe. A pipe without a writer is empty.
 
     Raises:
@@ -124,9 +135,9 @@ def _too_large(limit: int) -> OSError:
     return OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB; no spec is that large")
 
 
-def _unreadable(path: str | os.PathLike[str], name: str, error: OSError | ValueError) -> Diagnostic:
+def _read_error(path: str | os.PathLike[str], name: str, error: OSError | ValueError) -> Diagnostic:
     if isinstance(error, FileNotFoundError):
-        return Diagnostic(f"cannot read `{name}`: there is no such file", help=_sibling(Path(path)))
+        return Diagnostic(f"cannot read `{name}`: there is no such file", help=_sibling_help(Path(path)))
     if isinstance(error, IsADirectoryError):
         return Diagnostic(f"cannot read `{name}`: it is a directory")
     if isinstance(error, PermissionError):
@@ -134,15 +145,15 @@ def _unreadable(path: str | os.PathLike[str], name: str, error: OSError | ValueE
     return Diagnostic(f"cannot read `{name}`: {getattr(error, 'strerror', None) or error}")
 
 
-def _sibling(path: Path) -> str | None:
+def _sibling_help(path: Path) -> str | None:
     try:
-        near = closest(path.name, sorted(file.name for file in path.parent.iterdir()))
+        near = closest_name(path.name, sorted(file.name for file in path.parent.iterdir()))
     except OSError:
         return None
     return f"a file with a similar name exists: `{path.parent / near}`" if near else None
 
 
-def _decoded(data: bytes, name: str) -> str:
+def _decoded_text(data: bytes, name: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:

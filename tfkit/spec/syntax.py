@@ -30,13 +30,13 @@ def missing_space(text: str) -> str | None:
     return f"write a space after the colon: {quoted(f'{match[1]}: {match[2]}')}" if match else None
 
 
-def explain(problem: yaml.YAMLError, source: Source, start: int = 0) -> Diagnostic:
+def explain_error(problem: yaml.YAMLError, source: Source, start: int = 0) -> Diagnostic:
     """Return the diagnostic for the parser's error in `source.text[start:]`."""
     mark = getattr(problem, "problem_mark", None)
     if mark is None:
         return Diagnostic("this is not valid YAML", source.span(start))
     context = getattr(problem, "context_mark", None) or mark
-    place = _Place(source, start + mark.index, start + context.index)
+    place = _ErrorLocation(source, start + mark.index, start + context.index)
     text = f"{getattr(problem, 'context', '')}: {getattr(problem, 'problem', '')}"
     if re.match(r" *\t", place.line):
         tab = place.at - len(place.before) + place.line.index("\t")
@@ -53,7 +53,7 @@ def explain(problem: yaml.YAMLError, source: Source, start: int = 0) -> Diagnost
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ErrorLocation:
     """The offset at which the parser stopped (`at`), and the start of the construct it was parsing (`opened`)."""
 
     source: Source
@@ -86,11 +86,11 @@ class _Place:
         return self.source.span(start, match.end() if match else None)
 
 
-def _second_colon(place: _Place) -> Diagnostic:
+def _second_colon(place: _ErrorLocation) -> Diagnostic:
     source, at = place.source, place.source.span(place.at)
     above = next((n for n in range(at.line - 1, 0, -1) if source.line(n).strip()), 0)
     if missing_space(source.line(above)):
-        return _glued(source, above)
+        return _glued_colon(source, above)
     if re.search(r":\s", place.before):
         help = 'quote a value that contains a colon: `key: "one: two"`'
         return Diagnostic("a second colon in one line", at, help=help)
@@ -98,19 +98,19 @@ def _second_colon(place: _Place) -> Diagnostic:
     return Diagnostic("this line cannot hold a key", at, notes=notes, help=INDENT)
 
 
-def _no_colon(place: _Place) -> Diagnostic:
+def _no_colon(place: _ErrorLocation) -> Diagnostic:
     number = place.source.span(place.opened).line
     if missing_space(place.source.line(number)):
-        return _glued(place.source, number)
+        return _glued_colon(place.source, number)
     return Diagnostic("a key without a value", place.word(place.opened), help="write `key: value`")
 
 
-def _glued(source: Source, number: int) -> Diagnostic:
+def _glued_colon(source: Source, number: int) -> Diagnostic:
     line = source.line(number)
     return Diagnostic(GLUED_MESSAGE, Span(source, number, line.index(":") + 1), help=missing_space(line))
 
 
-def _unclosed(place: _Place) -> Diagnostic:
+def _unclosed_bracket(place: _ErrorLocation) -> Diagnostic:
     closer = "]" if place.opener == "[" else "}"
     opened, at = place.source.span(place.opened), place.source.span(place.at)
     if opened.line == at.line and not place.ended:
@@ -120,7 +120,7 @@ def _unclosed(place: _Place) -> Diagnostic:
     return Diagnostic(f"`{place.opener}` is never closed", opened, help=f"add the missing `{closer}`{comma}")
 
 
-def _no_value(place: _Place) -> Diagnostic:
+def _no_value(place: _ErrorLocation) -> Diagnostic:
     if not place.ended:
         help = "remove the extra comma"
         return Diagnostic(f"expected a value before `{place.char}`", place.word(), help=help)
@@ -129,13 +129,13 @@ def _no_value(place: _Place) -> Diagnostic:
     return Diagnostic("the text ends inside brackets", place.source.span(max(0, last)), help=help)
 
 
-def _escape(place: _Place) -> Diagnostic:
+def _unknown_escape(place: _ErrorLocation) -> Diagnostic:
     at = place.source.text.rfind("\\", place.opened, place.at + 1)
     help = "write `\\\\` for a backslash, or use single quotes"
     return Diagnostic("an unknown escape in quoted text", place.source.span(at), help=help)
 
 
-def _misplaced(place: _Place) -> Diagnostic:
+def _unexpected_text(place: _ErrorLocation) -> Diagnostic:
     if place.char in ("]", "}"):
         return Diagnostic(f"`{place.char}` closes nothing", place.word(), help="remove it")
     if place.before.strip():
@@ -149,13 +149,13 @@ def _misplaced(place: _Place) -> Diagnostic:
 
 
 # The first pattern that matches in "context: problem" applies.
-_RULES: tuple[tuple[str, Callable[[_Place], Diagnostic]], ...] = (
+_RULES: tuple[tuple[str, Callable[[_ErrorLocation], Diagnostic]], ...] = (
     (r"mapping values are not allowed", _second_colon),
     (r"could not find expected ':'", _no_colon),
-    (r"expected ',' or", _unclosed),
+    (r"expected ',' or", _unclosed_bracket),
     (r"node content", _no_value),
-    (r"quoted scalar: (?!found unexpected)", _escape),
-    (r"block (mapping|collection)|document start", _misplaced),
+    (r"quoted scalar: (?!found unexpected)", _unknown_escape),
+    (r"block (mapping|collection)|document start", _unexpected_text),
 )
 
 # Pattern; True to point to the start of the construct; message; help. {} is the character at the location.

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, Source, Span, SpecError, closest, quoted
+from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, Source, Span, SpecError, closest_name, quoted
 from tfkit.spec import syntax
-from tfkit.spec.scalars import MAX_DIGITS, resolve
+from tfkit.spec.scalars import MAX_DIGITS, word_value
 
 MAX_NODES = 50_000  # an alias counts as many nodes as its content
 MAX_DEPTH = 40
@@ -69,7 +69,7 @@ def node_of(data: Any, span: Span) -> Node:
     return Scalar(data, span)
 
 
-def compose(source: Source, start: int = 0) -> Node | None:
+def compose_tree(source: Source, start: int = 0) -> Node | None:
     """Parse the document in `source.text[start:]`. Return None if it is empty.
 
     Raises SpecError with every error in it.
@@ -78,7 +78,7 @@ def compose(source: Source, start: int = 0) -> Node | None:
     try:
         node = composer.document()
     except yaml.YAMLError as problem:
-        composer.errors.append(syntax.explain(problem, source, start))
+        composer.errors.append(syntax.explain_error(problem, source, start))
         node = None
     if composer.errors:
         raise SpecError(*composer.errors)
@@ -147,7 +147,7 @@ class _Composer:
         if event.anchor in self.open:
             self._error(f"{alias} is inside the value that it stands for", span)
         elif anchor is None:
-            near = closest(event.anchor, self.anchors)
+            near = closest_name(event.anchor, self.anchors)
             help = f"a similar name exists: `&{near}`" if near else "name a value first: `key: &name value`"
             self._error(f"{alias} stands for nothing: no value above has this name", span, help=help)
         else:
@@ -221,7 +221,7 @@ class _Composer:
         if event.style:
             return Scalar(event.value, span, quoted=True)
         try:
-            return Scalar(resolve(event.value), span)
+            return Scalar(word_value(event.value), span)
         except Invalid as error:
             self._error(error.message, span, *error.notes, help=error.help)
             return Scalar(event.value, span)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted
 from tfkit.spec.folder import INDEX, RUN, STATE, STEP, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
@@ -21,10 +21,10 @@ from tfkit.spec.header import (
     Stamp,
     how_to_convert,
     open_regular,
+    quoted_path,
+    read_error,
     read_header,
     read_object,
-    shown,
-    unreadable,
 )
 
 CHUNK = 2**20
@@ -46,14 +46,14 @@ def read_headers(path: Path) -> dict[Path, FileHeader]:
         return {path: read_header(path)}
     headers: dict[Path, FileHeader] = {}
     places: dict[str, Path] = {}
-    for shard, names in _shards(path).items():
-        file = _inside(path, shard)
+    for shard, names in _names_by_shard(path).items():
+        file = _shard_path(path, shard)
         headers[file] = headers.get(file) or read_header(file)
         _check_listed(path, file, names, headers[file])
     for file, header in headers.items():
         for name in header.tensors:
             if name in places:
-                message = f"tensor {quoted(name)} is in two files: {shown(places[name])} and {shown(file)}"
+                message = f"tensor {quoted(name)} is in two files: {quoted_path(places[name])} and {quoted_path(file)}"
                 raise SpecError(Diagnostic(message))
             places[name] = file
     return headers
@@ -68,7 +68,7 @@ def content_of(path: Path) -> str:
     """
     digests: dict[str, str] = {}
     for file, header in read_headers(model_folder(path)).items():
-        digests |= _digests(file, header)
+        digests |= _tensor_digests(file, header)
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
@@ -96,18 +96,18 @@ def _problem_of(file: Path) -> Diagnostic | None:
     else:
         if content_of(file) == digest:
             return None
-        cause = f"{shown(state)} has a different digest"
-    return Diagnostic(f"the tensors in {shown(file)} are not the tensors that the run wrote", notes=(cause,))
+        cause = f"{quoted_path(state)} has a different digest"
+    return Diagnostic(f"the tensors in {quoted_path(file)} are not the tensors that the run wrote", notes=(cause,))
 
 
-def _digests(file: Path, header: FileHeader) -> dict[str, str]:
+def _tensor_digests(file: Path, header: FileHeader) -> dict[str, str]:
     """Return the digest of each tensor of a file. A file is read once, unless it was changed a moment ago."""
     if (digests := _cache.get(header.stamp)) is not None:
         return digests
     begin, digests = time.time_ns(), {}
     for name, entry in header.tensors.items():
         digest = hashlib.sha256(json.dumps([name, entry.dtype, list(entry.shape)]).encode())
-        for chunk in _data(file, entry):
+        for chunk in _tensor_bytes(file, entry):
             digest.update(chunk)
         digests[name] = digest.hexdigest()
     if header.stamp.written < begin - MOMENT:
@@ -115,7 +115,7 @@ def _digests(file: Path, header: FileHeader) -> dict[str, str]:
     return digests
 
 
-def _data(path: Path, entry: Entry) -> Iterator[bytes]:
+def _tensor_bytes(path: Path, entry: Entry) -> Iterator[bytes]:
     """Yield the bytes of a tensor in chunks."""
     with open_regular(path) as file:
         try:
@@ -124,10 +124,10 @@ def _data(path: Path, entry: Entry) -> Iterator[bytes]:
                 size = min(CHUNK, entry.end - start)
                 chunk = file.read(size)
                 if len(chunk) < size:
-                    raise SpecError(Diagnostic(f"{shown(path)} was truncated while it was read"))
+                    raise SpecError(Diagnostic(f"{quoted_path(path)} was truncated while it was read"))
                 yield chunk
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
 
 
 def _in_folder(folder: Path) -> Path:
@@ -138,24 +138,24 @@ def _in_folder(folder: Path) -> Path:
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise unreadable(folder, error) from error
+        raise read_error(folder, error) from error
     weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
     pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
     if pickles and not weights:
-        message = f"{shown(folder)} has only pickles, which can run any code when they are loaded"
+        message = f"{quoted_path(folder)} has only pickles, which can run any code when they are loaded"
         published = [folder / name for name in pickles if name.startswith(PICKLE_PREFIX)]
         help = how_to_convert(published[0]) if published else "fetch the safetensors files of the same model"
         raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=help))
     raise SpecError(
         Diagnostic(
-            f"{shown(folder)} has neither `{WEIGHTS}` nor `{INDEX}`",
+            f"{quoted_path(folder)} has neither `{WEIGHTS}` nor `{INDEX}`",
             notes=(f"it has {listing(map(quoted, names))}" if names else "it is empty",),
             help=f"name the file: {listing(str(folder / name) for name in weights)}" if weights else None,
         )
     )
 
 
-def _shards(index: Path) -> dict[str, list[str]]:
+def _names_by_shard(index: Path) -> dict[str, list[str]]:
     """Return the files that an index names, each with the names of its tensors."""
     files = read_object(index, help=AGAIN).get("weight_map")
     try:
@@ -167,11 +167,11 @@ def _shards(index: Path) -> dict[str, list[str]]:
                 raise Malformed(f"its `weight_map` has no file for tensor {quoted(name)}")
             shards.setdefault(shard, []).append(name)
     except Malformed as error:
-        raise SpecError(Diagnostic(f"cannot read {shown(index)}: {error}", help=AGAIN)) from error
+        raise SpecError(Diagnostic(f"cannot read {quoted_path(index)}: {error}", help=AGAIN)) from error
     return shards
 
 
-def _inside(index: Path, shard: str) -> Path:
+def _shard_path(index: Path, shard: str) -> Path:
     """Return the path of a shard. Raise an error if it lies outside the folder of the index, even through a link.
 
     Links to the blobs of the same repository are allowed: the cache of the Hugging Face hub consists of such links.
@@ -183,7 +183,7 @@ def _inside(index: Path, shard: str) -> Path:
     if "\0" not in shard:  # a name with a zero byte is valid nowhere: opening the file fails
         real = Path(os.path.realpath(folder / shard))
         if not any(real.is_relative_to(os.path.realpath(parent)) for parent in allowed):
-            message = f"{shown(index)} names a file outside its folder: {quoted(shard)}"
+            message = f"{quoted_path(index)} names a file outside its folder: {quoted(shard)}"
             raise SpecError(Diagnostic(message, help="put the files of a checkpoint next to their index"))
     return folder / shard
 
@@ -191,8 +191,10 @@ def _inside(index: Path, shard: str) -> Path:
 def _check_listed(index: Path, file: Path, names: Iterable[str], header: FileHeader) -> None:
     missing = [name for name in names if name not in header.tensors]
     if missing:
-        near = closest(missing[0], header.tensors)
-        message = f"{shown(index)} assigns tensor {quoted(missing[0])} to {quoted(file.name)}, which does not have it"
+        near = closest_name(missing[0], header.tensors)
+        message = (
+            f"{quoted_path(index)} assigns tensor {quoted(missing[0])} to {quoted(file.name)}, which does not have it"
+        )
         more = (f"and {len(missing) - 1:,} more",) if missing[1:] else ()
         raise SpecError(
             Diagnostic(

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from tfkit.arguments import checked
-from tfkit.building.edits import AnyModel, MeasuredModel, as_model, copied
+from tfkit.building.edits import AnyModel, MeasuredModel, as_model, copied_model
 from tfkit.component import Component
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, expand, load
 from tfkit.plugin.manager import Plugins, load_plugins
-from tfkit.plugin.registry import place_of
+from tfkit.plugin.registry import class_location
 from tfkit.spec.load import take_spec
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.check import AnySubject, outcomes
+from tfkit.tools.check.check import AnySubject, outcomes_of
 from tfkit.tools.check.components import LAYOUTS, Layout, models_of, with_component
 from tfkit.tools.check.measure import Level, Outcome, Property
 from tfkit.tools.check.model_under_test import ModelUnderTest
@@ -78,8 +78,8 @@ def check_component(
         raise ValueError(
             f"there is no kind `{component}` in slot `{slot}`; slots: {', '.join(plugins.registry.slots())}"
         )
-    models = _subjects(registered.config, plugins, options or {}, fields, within, reference)
-    name = f"{kind_of(registered.config)} `{component}`, {place_of(registered.config)},"
+    models = _component_subjects(registered.config, plugins, options or {}, fields, within, reference)
+    name = f"{kind_of(registered.config)} `{component}`, {class_location(registered.config)},"
     raise_faults(name, models, plugins, level, only, xfail)
 
 
@@ -105,12 +105,12 @@ def check_model(
         graph = load(graph, plugins=plugins)
     model = as_model(graph, "its modules are measured, without properties that need a build of the spec")
     graph = replace(model.graph, weights=None)
-    module = None if model.module is None else copied(model.module, device="cpu", dtype=torch.float32)
+    module = None if model.module is None else copied_model(model.module, device="cpu", dtype=torch.float32)
     subject = ModelUnderTest(graph, plugins, weights=model.graph.weights, module=module, edits=model.edits)
     raise_faults(f"`{graph.name}`", {"": subject}, plugins, level, only, xfail)
 
 
-def _subjects(
+def _component_subjects(
     config: type[Component],
     plugins: Plugins,
     options: Mapping[str, Sequence[Any]],
@@ -135,8 +135,8 @@ def raise_faults(
 ) -> None:
     """Raise AssertionError if a property outside `xfail` is broken in a model, or a property of `xfail` in none."""
     xfail = xfail or {}
-    properties = _properties(plugins, xfail).chosen(only, level)
-    results = {model: list(outcomes(subject, properties, strict=True)) for model, subject in models.items()}
+    properties = _available_properties(plugins, xfail).chosen(only, level)
+    results = {model: list(outcomes_of(subject, properties, strict=True)) for model, subject in models.items()}
     failed = {outcome.name for measured in results.values() for outcome in measured if outcome.status == "failed"}
 
     def fault(outcome: Outcome) -> str:
@@ -152,7 +152,7 @@ def raise_faults(
         raise AssertionError(fault_lines(name, broken))
 
 
-def _properties(plugins: Plugins, xfail: Mapping[str, str]) -> PropertySet:
+def _available_properties(plugins: Plugins, xfail: Mapping[str, str]) -> PropertySet:
     """Return the available properties; raise ValueError if `xfail` names a property that does not exist."""
     properties = properties_of(plugins)
     try:
@@ -174,14 +174,14 @@ def fault_lines(name: str, broken_by_model: Mapping[str, Mapping[str, str]]) -> 
         for prop, fault in broken.items():
             where.setdefault((prop, fault), []).append(model)
     lines = [
-        f"- {prop}{f', in {_listed(models)}' if any(models) else ''}: {fault}"
+        f"- {prop}{f', in {_joined_words(models)}' if any(models) else ''}: {fault}"
         for (prop, fault), models in where.items()
     ]
     count = len({prop for prop, _ in where})
     return "\n".join([f"{name} breaks {'a guarantee' if count == 1 else f'{count} guarantees'}", *lines])
 
 
-def _listed(words: Sequence[str]) -> str:
+def _joined_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -228,7 +228,7 @@ def parametrize_with_checks(
     import pytest
 
     available, xfail = with_component(plugins or load_plugins(), component), xfail or {}
-    properties = _properties(available, xfail)
+    properties = _available_properties(available, xfail)
     subject_type = properties.type_of(component.slot)
     of = "model" if subject_type is None else subject_type.name
 
@@ -239,13 +239,13 @@ def parametrize_with_checks(
             return {f"its {of}": subject_type.read(spec, available, kinds=kinds)}
         if spec is not None:
             return {"its spec": ModelUnderTest(expand(take_spec(spec, available)), available)}
-        return _subjects(component, available, options or {}, fields, within, reference)
+        return _component_subjects(component, available, options or {}, fields, within, reference)
 
     if component.slot == "block" and spec is None:
         raise ValueError("a block has no small model: pass its `spec`")
     tests = [
         pytest.param(
-            _check(prop, subjects),
+            _property_check(prop, subjects),
             id=prop.name,
             marks=[pytest.mark.xfail(reason=xfail[prop.name], strict=True, raises=AssertionError)]
             if prop.name in xfail
@@ -257,13 +257,13 @@ def parametrize_with_checks(
     return pytest.mark.parametrize("check", tests)
 
 
-def _check(prop: Property, subjects: Callable[[], Mapping[str, AnySubject]]) -> Check:
+def _property_check(prop: Property, subjects: Callable[[], Mapping[str, AnySubject]]) -> Check:
     """Measure a property on all subjects; the test is skipped if it applies to none."""
 
     def check() -> None:
         import pytest
 
-        results = {name: next(outcomes(subject, [prop], strict=True)) for name, subject in subjects().items()}
+        results = {name: next(outcomes_of(subject, [prop], strict=True)) for name, subject in subjects().items()}
         broken = [f"in {name}: {o.fault}" for name, o in results.items() if o.status == "failed"]
         if broken:
             raise AssertionError("\n".join(broken))

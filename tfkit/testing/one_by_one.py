@@ -15,7 +15,7 @@ from tfkit.tools.check.runs import Inputs
 __tracebackhide__ = True  # pytest shows the test that fails, not the functions of this module
 
 
-def _hold(measured: Iterable[Deviation]) -> None:
+def _raise_broken(measured: Iterable[Deviation]) -> None:
     """Raise AssertionError for the first deviation that is too large."""
     try:
         detail = next((measurement.detail for measurement in measured if measurement.broken), None)
@@ -30,43 +30,43 @@ def check_filled(graph: Graph) -> None:
 
     Buffers outside the state dict are included; a tensor that is neither parameter nor buffer is a fault.
     """
-    _hold(basics.filled(graph))
+    _raise_broken(basics.unfilled_tensors(graph))
 
 
 def check_state_dict(graph: Graph) -> None:
     """Check that a state dict carries the model over, bit by bit, into one that was built from another seed."""
-    _hold(forms.state_dict(graph))
+    _raise_broken(forms.state_dict(graph))
 
 
 def check_dtype(graph: Graph, dtype: torch.dtype) -> None:
     """Check that a model of another type computes in that type, and stays finite."""
-    _hold(numbers.computes_in(graph, dtype))
+    _raise_broken(numbers.computes_in(graph, dtype))
 
 
 def check_causal(model: fx.GraphModule, inputs: Inputs, *, along: str) -> None:
     """Check that no value and no gradient of a later token of `along` reaches an earlier output [b, t, ...]."""
-    _hold(reading.later_values(model, inputs, along))
-    _hold(reading.later_gradients(model, inputs, along))
+    _raise_broken(reading.later_values(model, inputs, along))
+    _raise_broken(reading.later_gradients(model, inputs, along))
 
 
 def check_padding(model: fx.GraphModule, inputs: Inputs) -> None:
     """Check that outputs of tokens do not depend on the amount or the contents of padding next to them."""
-    _hold(reading.padded_rows(model, inputs))
+    _raise_broken(reading.padded_rows(model, inputs))
 
 
 def check_alone(model: fx.GraphModule, inputs: Inputs) -> None:
     """Check that activations, norms and FFNs act on each position independently, and do not depend on their number."""
-    _hold(reading.positions_alone(model, inputs))
+    _raise_broken(reading.positions_alone(model, inputs))
 
 
 def check_gradients(model: nn.Module, inputs: Inputs) -> None:
     """Check that in train mode every parameter gets a gradient, all are finite, and some are not zero."""
-    _hold(training.parameter_gradients(model, inputs))
+    _raise_broken(training.parameter_gradients(model, inputs))
 
 
 def check_script(model: nn.Module, *calls: Inputs) -> None:
     """Check that `torch.jit.script` takes the model, and that the scripted model returns the same."""
-    _hold(forms.scripts(model, *calls))
+    _raise_broken(forms.scripted_outputs(model, *calls))
 
 
 def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) -> None:
@@ -74,7 +74,7 @@ def check_capture(model: nn.Module, *calls: Inputs, backend: str | None = None) 
 
     `backend` compiles the captured graph; by default, the graph runs as captured.
     """
-    _hold(forms.captures(model, *calls, backend=backend))
+    _raise_broken(forms.captured_outputs(model, *calls, backend=backend))
 
 
 def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> None:
@@ -94,7 +94,7 @@ def check_cached(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TO
         AssertionError: an output differs, or more than `t` tokens are taken.
         SpecError: the model needs full sequences.
     """
-    _hold(steps.read_in_steps(model, inputs, tolerance=tolerance))
+    _raise_broken(steps.read_in_steps(model, inputs, tolerance=tolerance))
 
 
 def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
@@ -102,4 +102,4 @@ def check_cached_step(model: fx.GraphModule, inputs: Inputs) -> None:
 
     Their results are also compared; see `check_cached` for the arguments.
     """
-    _hold(steps.step_as_program(model, inputs))
+    _raise_broken(steps.step_as_program(model, inputs))

@@ -11,7 +11,7 @@ from tfkit.console import options
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, print_tables, stages
-from tfkit.errors import Diagnostic, SpecError, listing, printable
+from tfkit.errors import Diagnostic, SpecError, listing, printable_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,13 +71,13 @@ def attention(
     if output.suffix != ".svg":
         raise click.BadParameter(f"`{output.name}` must end in .svg", param_hint="--output")
     from tfkit.tools.common.atomic_files import check_file, write_file
-    from tfkit.tools.common.heat_map import picture
+    from tfkit.tools.common.heat_map import heat_map_picture
     from tfkit.tools.common.loading_weights import build_with_weights
     from tfkit.tools.generate.prompts import check_vocabulary, tokenizer_of
 
     check_file(output)
     graph = reader.load(spec)
-    name = _input(graph)
+    name = _token_input(graph)
     path = reader.weights(spec, weights, allow_change=allow_change)
     text_tokenizer = tokenizer_of(tokenizer, path, numbers=tokens is not None)
     check_vocabulary(text_tokenizer, graph, name)
@@ -102,15 +102,17 @@ def attention(
     patterns = _of_layers(patterns, layer)
     labels = [text_tokenizer.decode([token]) for token in ids] if tokens is None else [str(token) for token in ids]
     title = f"attention of {graph.name}"
-    write_file(output, picture(title, list(_maps(patterns, labels)), per_line=PER_LINE, square=True, most=1.0))
+    write_file(
+        output, heat_map_picture(title, list(_head_maps(patterns, labels)), per_line=PER_LINE, square=True, most=1.0)
+    )
     if json:
         print_json({"file": str(output), "attentions": list(patterns)})
     else:
         heads = sum(weights.size(1) for weights in patterns.values())
-        print_tables(f"wrote {printable(str(output))}: {heads} heads, {len(ids)} tokens")
+        print_tables(f"wrote {printable_text(str(output))}: {heads} heads, {len(ids)} tokens")
 
 
-def _input(graph: Graph) -> str:
+def _token_input(graph: Graph) -> str:
     """Return the input of tokens; raise SpecError if the model needs further inputs."""
     names = [name for name, signal in graph.inputs.items() if not signal.optional]
     if len(names) == 1 and graph.inputs[names[0]].type == "tokens":
@@ -128,15 +130,15 @@ def _of_layers(patterns: dict[str, Tensor], layers: tuple[int, ...]) -> dict[str
     return {name: x for name, x in patterns.items() if not layers or any(part in name for part in selected)}
 
 
-def _maps(patterns: dict[str, Tensor], labels: list[str]) -> Iterator[HeatMap]:
+def _head_maps(patterns: dict[str, Tensor], labels: list[str]) -> Iterator[HeatMap]:
     from tfkit.tools.common.heat_map import HeatMap
 
     for name, weights in patterns.items():
         for head, of_head in enumerate(weights[0].tolist()):
-            rows, columns = (_labels(labels, size) for size in weights.shape[2:])
+            rows, columns = (_position_labels(labels, size) for size in weights.shape[2:])
             yield HeatMap(f"{name} {head}", of_head, rows, columns)
 
 
-def _labels(tokens: list[str], size: int) -> list[str]:
+def _position_labels(tokens: list[str], size: int) -> list[str]:
     """Return a label for each position; positions of a different sequence than the tokens have numbers."""
-    return [printable(token) for token in tokens] if len(tokens) == size else [str(index) for index in range(size)]
+    return [printable_text(token) for token in tokens] if len(tokens) == size else [str(index) for index in range(size)]

@@ -54,14 +54,14 @@ def diff(reader: Reader, before: str, after: str, family: str | None, json: bool
     if reader.sets and all(published):
         raise click.UsageError("--set has no effect: A and B are published models")
     graphs = [
-        _imported(reader, name, family) if theirs else reader.load(name)
+        _imported_graph(reader, name, family) if theirs else reader.load(name)
         for name, theirs in zip((before, after), published, strict=True)
     ]
     a, b = with_titles(graphs, (before, after))
     from tfkit.tools.params.count import count_params
-    from tfkit.tools.show.differences import differences
+    from tfkit.tools.show.differences import spec_differences
 
-    changes, counts = differences(a, b), [count_params(graph).total for graph in (a, b)]
+    changes, counts = spec_differences(a, b), [count_params(graph).total for graph in (a, b)]
     if json:
         print_json({"a": a.name, "b": b.name, "differences": changes, "parameters": counts})
     else:
@@ -79,7 +79,7 @@ def _is_published(reader: Reader, name: str) -> bool:
     return alone or name.endswith(".json")
 
 
-def _imported(reader: Reader, config: str, family: str | None) -> Graph:
+def _imported_graph(reader: Reader, config: str, family: str | None) -> Graph:
     from tfkit.tools.import_.importing import import_config
 
     return import_config(config, family=family, plugins=reader.plugins).graph
@@ -89,12 +89,14 @@ def _show_differences(changes: Sequence[Difference], names: Sequence[str], count
     if not changes:
         print_tables("no value differs", "")
     causes, consequences = ([change for change in changes if change.follows is follows] for follows in (False, True))
-    rows = [[_places(change), _or_dash(change.before), _or_dash(change.after)] for change in (*causes, *consequences)]
+    rows = [
+        [_path_text(change), _or_dash(change.before), _or_dash(change.after)] for change in (*causes, *consequences)
+    ]
     rows.append(["parameters", *(f"{count:,}" for count in counts)])
     print_tables(table(["value", *names], rows, footer=len(consequences) + 1))
 
 
-def _places(change: Difference) -> str:
+def _path_text(change: Difference) -> str:
     return change.path if len(change.places) == 1 else f"{change.path} ({len(change.places)} places)"
 
 

@@ -67,17 +67,18 @@ def plugins(reader: Reader, trace: bool, json: bool) -> None:
         print_json({"loaded": loaded, "broken": loaded_plugins.broken, "disabled": loaded_plugins.disabled})
         return
     rows = [
-        (plugin.name, plugin.version, plugin.origin, _brings(counts[plugin.name])) for plugin in loaded_plugins.loaded
+        (plugin.name, plugin.version, plugin.origin, _contents_text(counts[plugin.name]))
+        for plugin in loaded_plugins.loaded
     ]
     print_tables(table(["plugin", "version", "from", "brings"], rows), *_left_out(loaded_plugins))
 
 
-def _brings(counts: Mapping[str, int]) -> str:
+def _contents_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {what if n > 1 else what.removesuffix('s')}" for what, n in counts.items() if n)
 
 
 def _show_trace(loaded_plugins: Plugins, commands: Mapping[str, CommandEntry], *, json: bool) -> None:
-    traced = trace(loaded_plugins, commands)
+    traced = trace_hooks(loaded_plugins, commands)
     if json:
         print_json(traced)
         return
@@ -124,7 +125,7 @@ class Traced:
     note: str | None = None
 
 
-def trace(plugins: Plugins, commands: Mapping[str, CommandEntry]) -> list[Traced]:
+def trace_hooks(plugins: Plugins, commands: Mapping[str, CommandEntry]) -> list[Traced]:
     """Call every hook that needs no spec, and list the results together with declarations that need no code."""
     from tfkit.graph.documents import document_types
     from tfkit.tools.export.formats import formats_of
@@ -133,22 +134,22 @@ def trace(plugins: Plugins, commands: Mapping[str, CommandEntry]) -> list[Traced
     formats_of(plugins)
     document_types(plugins)
     layouts_of(plugins)
-    calls = [_called(call, plugins) for call in plugins.hooks.calls]
+    calls = [_traced_call(call, plugins) for call in plugins.hooks.calls]
     called = {(call.hook, call.plugin) for call in calls}
     left = [call for call in plugins.hooks.all() if call[0] in LATER and call not in called]
     later = [Traced(hook, plugin, (), note=LATER[hook]) for hook, plugin in left]
-    return [*calls, *later, *_declared(plugins, calls, commands)]
+    return [*calls, *later, *_declared_entries(plugins, calls, commands)]
 
 
-def _called(call: HookCall, plugins: Plugins) -> Traced:
+def _traced_call(call: HookCall, plugins: Plugins) -> Traced:
     from tfkit.plugin.hooks import HookError
 
     if isinstance(call.gave, HookError):
         return Traced(call.hook, call.plugin, (), failed=str(call.gave))
-    return Traced(call.hook, call.plugin, tuple(_words(call, plugins)))
+    return Traced(call.hook, call.plugin, tuple(_result_names(call, plugins)))
 
 
-def _words(call: HookCall, plugins: Plugins) -> Iterator[str]:
+def _result_names(call: HookCall, plugins: Plugins) -> Iterator[str]:
     from tfkit.plugin.known_specs import SpecPath
 
     if call.hook == "tfkit_register":
@@ -159,7 +160,7 @@ def _words(call: HookCall, plugins: Plugins) -> Iterator[str]:
         yield str(item.path) if isinstance(item, SpecPath) else item.name
 
 
-def _declared(plugins: Plugins, calls: list[Traced], commands: Mapping[str, CommandEntry]) -> Iterator[Traced]:
+def _declared_entries(plugins: Plugins, calls: list[Traced], commands: Mapping[str, CommandEntry]) -> Iterator[Traced]:
     """Yield the specs, documents and commands of entry points."""
     by_hook = {folder for command in calls if command.hook == "tfkit_specs" for folder in command.gave}
     specs: dict[str, list[str]] = {}

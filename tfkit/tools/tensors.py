@@ -31,7 +31,7 @@ from tfkit.console.output import print_json, print_tables, table
 def tensors(reader: Reader, path: Path, json: bool) -> None:
     from tfkit.arguments import name_of
     from tfkit.checkpoint.files import TensorFiles
-    from tfkit.checkpoint.tensor_names import collapsed
+    from tfkit.checkpoint.tensor_names import collapsed_layers
 
     with TensorFiles.open(path) as checkpoint:
         names = checkpoint.names
@@ -39,6 +39,6 @@ def tensors(reader: Reader, path: Path, json: bool) -> None:
     if json:
         print_json({name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in kinds.items()})
         return
-    rows = [(name, " x ".join(map(str, shape)), dtype) for name, (dtype, shape) in collapsed(kinds)]
+    rows = [(name, " x ".join(map(str, shape)), dtype) for name, (dtype, shape) in collapsed_layers(kinds)]
     values = sum(prod(info.shape) for info in names.values())
     print_tables(table(["tensor", "shape", "type"], rows), "", f"{len(names):,} tensors, {values:,} values")

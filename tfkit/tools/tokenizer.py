@@ -53,7 +53,7 @@ def tokenizer(
     with stages() as stage:
         texts = read_texts(files)
         stage("training")
-        trained = train(texts, vocab_size=vocab_size, special=special)
+        trained = train_tokenizer(texts, vocab_size=vocab_size, special=special)
         stage("measuring")
         tokens = sum(len(trained.encode(text).ids) for text in texts)
     write_file(output, trained.to_str(pretty=True))
@@ -77,24 +77,24 @@ def tokenizer(
 
 def read_texts(files: Sequence[Path]) -> list[str]:
     """Read the texts of files; raise SpecError if a file cannot be read, or all are empty."""
-    texts = list(map(_read, files))
+    texts = list(map(_read_text, files))
     if not any(texts):
         raise SpecError(Diagnostic("there is nothing to learn from: the text is empty"))
     return texts
 
 
-def _read(path: Path) -> str:
-    from tfkit.spec.source import contents
+def _read_text(path: Path) -> str:
+    from tfkit.spec.source import file_bytes
 
     try:
-        return contents(path).decode()
+        return file_bytes(path).decode()
     except OSError as error:
         raise SpecError(Diagnostic(f"cannot read {quoted(str(path))}: {error.strerror}")) from error
     except UnicodeDecodeError as error:
         raise SpecError(Diagnostic(f"{quoted(str(path))} is not UTF-8: byte {error.start:,}")) from error
 
 
-def train(texts: Sequence[str], *, vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
+def train_tokenizer(texts: Sequence[str], *, vocab_size: int, special: Sequence[str] = ()) -> Tokenizer:
     """Train a tokenizer of at most `vocab_size` tokens: special tokens, 256 bytes, and frequent pairs of the texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -79,7 +79,7 @@ def tokens(
     if column is not None and not rows:
         raise click.BadParameter("it has no effect: no file has rows", param_hint="--column")
     check_file(output)
-    built = _tokenizer(reader, tokenizer)
+    built = _named_tokenizer(reader, tokenizer)
     end = None if separator is None else _id_of(separator, built)
     start = time.perf_counter()
     count = processes or os.cpu_count() or 1
@@ -105,7 +105,7 @@ def _has_rows(path: Path) -> bool:
     return os.path.isdir(path) or path.suffix in SUFFIXES
 
 
-def _tokenizer(reader: Reader, name: str) -> Tokenizer:
+def _named_tokenizer(reader: Reader, name: str) -> Tokenizer:
     """Build the tokenizer that the option names; raise SpecError if it cannot be read."""
     from tfkit.decoding.text import ByteTokenizer, load_tokenizer
 
@@ -121,10 +121,10 @@ def _tokenizer(reader: Reader, name: str) -> Tokenizer:
 
 
 def _id_of(separator: str, tokenizer: Tokenizer) -> int:
-    from tfkit.run.contract import bare
+    from tfkit.run.contract import bare_ids
 
     try:
-        ids = bare(tokenizer, separator)
+        ids = bare_ids(tokenizer, separator)
     except ValueError:
         ids = []
     if len(ids) != 1:
@@ -173,9 +173,9 @@ def write_tokens(
     file.write(b" " * HEADER)
     total, size, count = sum(path.stat().st_size for path in paths if os.path.isfile(path)), 0, 0
     with ExitStack() as stack:
-        pool = stack.enter_context(_pool(processes, tokenizer, end, itemsize)) if processes > 1 else None
+        pool = stack.enter_context(_process_pool(processes, tokenizer, end, itemsize)) if processes > 1 else None
         encode = _Encoder(tokenizer, end, itemsize)
-        for chunk, ids in _in_order(pool, processes, _chunks(paths, column), encode):
+        for chunk, ids in _in_order(pool, processes, _file_chunks(paths, column), encode):
             file.write(ids)
             size += sum(len(text.encode()) for text in chunk.texts)
             count += len(ids) // itemsize
@@ -199,9 +199,9 @@ class _Encoder:
     """Chunks to the bytes of their ids."""
 
     def __init__(self, tokenizer: Tokenizer, end: int | None, size: int) -> None:
-        from tfkit.run.contract import bare
+        from tfkit.run.contract import bare_ids
 
-        self._encode, self._end = partial(bare, tokenizer), [] if end is None else [end]
+        self._encode, self._end = partial(bare_ids, tokenizer), [] if end is None else [end]
         self._type = {2: "H", 4: "I"}[size]
 
     def __call__(self, chunk: TextChunk) -> bytes:
@@ -237,11 +237,11 @@ def _in_order(
         yield chunk, future.result()
 
 
-def _pool(processes: int, *arguments: Any) -> ProcessPoolExecutor:
+def _process_pool(processes: int, *arguments: Any) -> ProcessPoolExecutor:
     from multiprocessing import get_context
 
     return ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=_start, initargs=(os.getpid(), *arguments)
+        processes, mp_context=get_context("spawn"), initializer=_start_process, initargs=(os.getpid(), *arguments)
     )
 
 
@@ -249,7 +249,7 @@ _encoders: list[_Encoder] = []
 """The encoder of this process, one of several."""
 
 
-def _start(parent: int, *arguments: Any) -> None:
+def _start_process(parent: int, *arguments: Any) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _encoders.append(_Encoder(*arguments))
     threading.Thread(target=_end_with, args=[parent], daemon=True).start()
@@ -269,7 +269,7 @@ def _encode_in_process(chunk: TextChunk) -> bytes:
 # ---- from files to texts ----
 
 
-def _chunks(paths: Sequence[Path], column: str) -> Iterator[TextChunk]:
+def _file_chunks(paths: Sequence[Path], column: str) -> Iterator[TextChunk]:
     for path in paths:
         try:
             yield from _row_chunks(path, column) if _has_rows(path) else _text_chunks(path)

@@ -32,7 +32,7 @@ def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
     _ = reader.plugins  # an error of a plugin is not the fault of a spec
     results = []
     for spec in specs:
-        error, warnings = _found(reader, spec)
+        error, warnings = _diagnostics_of(reader, spec)
         errors = error.diagnostics if error else ()
         results.append({"spec": spec, **_as_data(errors=errors, warnings=warnings)})
         if not json:
@@ -44,7 +44,7 @@ def validate(reader: Reader, specs: tuple[str, ...], json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _found(reader: Reader, spec: str) -> tuple[SpecError | None, Sequence[Diagnostic]]:
+def _diagnostics_of(reader: Reader, spec: str) -> tuple[SpecError | None, Sequence[Diagnostic]]:
     """Return the errors of a spec or a document; or, if it has none, the warnings of plugins."""
     from tfkit.tools.common.plugin_checks import warnings_of
 

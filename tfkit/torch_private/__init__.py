@@ -25,7 +25,7 @@ class MissingNameError(SpecError):
     """This version of torch lacks a private name. The message contains the name and the feature that needs the name."""
 
 
-class Missing:
+class MissingName:
     """Takes the place of a name that this version of torch lacks: every use of it raises `MissingNameError`."""
 
     def __init__(self, name: str, feature: str) -> None:
@@ -41,27 +41,27 @@ class Missing:
 
 
 @cache
-def private(name: str, feature: str) -> Any:
+def private_name(name: str, feature: str) -> Any:
     """Return a private name of torch, by its dotted path, or a `Missing` in its place."""
     try:
         return resolve_name(name)
     except (ImportError, AttributeError):
-        return Missing(name, feature)
+        return MissingName(name, feature)
 
 
 @cache
-def optional(name: str, feature: str) -> Any:
+def optional_name(name: str, feature: str) -> Any:
     """Return a private name of torch, by its dotted path; None if torch lacks the name, with one warning."""
-    value = private(name, feature)
-    if isinstance(value, Missing):
+    value = private_name(name, feature)
+    if isinstance(value, MissingName):
         warnings.warn(value.text, stacklevel=2)
         return None
     return value
 
 
-def attribute(owner: object, name: str, feature: str) -> Any:
+def private_attribute(owner: object, name: str, feature: str) -> Any:
     """Return a private attribute of an object of torch; raise `MissingNameError` if it lacks the attribute."""
     try:
         return getattr(owner, name)
     except AttributeError:
-        Missing(f"{type(owner).__name__}.{name}", feature).fail()
+        MissingName(f"{type(owner).__name__}.{name}", feature).fail()

@@ -10,29 +10,29 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tfkit.torch_private import Missing, attribute, private
+from tfkit.torch_private import MissingName, private_attribute, private_name
 
 COST = "counting the operations of a model, as `tfkit cost` does"
-SOFTMAX = private("torch.ops.aten._softmax.default", COST)
-LOG_SOFTMAX = private("torch.ops.aten._log_softmax.default", COST)
-SAFE_SOFTMAX = private("torch.ops.aten._safe_softmax.default", COST)
-SOFTMAX_BACKWARD = private("torch.ops.aten._softmax_backward_data.default", COST)
-LOG_SOFTMAX_BACKWARD = private("torch.ops.aten._log_softmax_backward_data.default", COST)
-TO_COPY = private("torch.ops.aten._to_copy.default", COST)
-UNSAFE_VIEW = private("torch.ops.aten._unsafe_view.default", COST)
+SOFTMAX = private_name("torch.ops.aten._softmax.default", COST)
+LOG_SOFTMAX = private_name("torch.ops.aten._log_softmax.default", COST)
+SAFE_SOFTMAX = private_name("torch.ops.aten._safe_softmax.default", COST)
+SOFTMAX_BACKWARD = private_name("torch.ops.aten._softmax_backward_data.default", COST)
+LOG_SOFTMAX_BACKWARD = private_name("torch.ops.aten._log_softmax_backward_data.default", COST)
+TO_COPY = private_name("torch.ops.aten._to_copy.default", COST)
+UNSAFE_VIEW = private_name("torch.ops.aten._unsafe_view.default", COST)
 """Operation of ATen that public functions run, but that has no public name."""
 OPERATIONS = (SOFTMAX, LOG_SOFTMAX, SAFE_SOFTMAX, SOFTMAX_BACKWARD, LOG_SOFTMAX_BACKWARD, TO_COPY, UNSAFE_VIEW)
 
-unobserved = private("torch.utils._python_dispatch._disable_current_modes", COST)
+unobserved = private_name("torch.utils._python_dispatch._disable_current_modes", COST)
 """A context manager in which no `DispatchMode` sees operations."""
 
-QuickRange = private("torch._C._profiler._RecordFunctionFast", "the ranges of `tfkit profile`")
+QuickRange = private_name("torch._C._profiler._RecordFunctionFast", "the ranges of `tfkit profile`")
 """name -> a context manager, which a trace shows as an operator."""
 
 
-_Mode = private("torch.utils._python_dispatch.TorchDispatchMode", COST)
-_current_node = private("torch._C._current_autograd_node", COST)
-_next_number = private("torch._C._autograd._get_sequence_nr", COST)
+_Mode = private_name("torch.utils._python_dispatch.TorchDispatchMode", COST)
+_current_node = private_name("torch._C._current_autograd_node", COST)
+_next_number = private_name("torch._C._autograd._get_sequence_nr", COST)
 
 
 class DispatchMode(_Mode):  # type: ignore[misc, valid-type]
@@ -41,7 +41,7 @@ class DispatchMode(_Mode):  # type: ignore[misc, valid-type]
     def __init__(self) -> None:
         super().__init__()
         for name in (*OPERATIONS, _current_node, _next_number):
-            if isinstance(name, Missing):  # its operation would be counted as one without costs
+            if isinstance(name, MissingName):  # its operation would be counted as one without costs
                 name.fail()
 
     @classmethod
@@ -56,7 +56,7 @@ def running_node() -> Any:
 
 def number_of(node: Any) -> int:
     """Return the sequence number of an autograd node: its index in the order of creation."""
-    return int(attribute(node, "_sequence_nr", COST)())
+    return int(private_attribute(node, "_sequence_nr", COST)())
 
 
 def next_number() -> int:
@@ -66,7 +66,7 @@ def next_number() -> int:
 
 def is_mutable(operation: Any) -> bool:
     """Return True if an operation changes one of its arguments."""
-    return bool(attribute(operation, "_schema", COST).is_mutable)
+    return bool(private_attribute(operation, "_schema", COST).is_mutable)
 
 
 @cache
@@ -74,5 +74,5 @@ def is_view(operation: Any) -> bool:
     """Return True if an operation returns memory of its arguments without changing it."""
     if operation is UNSAFE_VIEW:
         return True
-    aliases = [result.alias_info for result in attribute(operation, "_schema", COST).returns]
+    aliases = [result.alias_info for result in private_attribute(operation, "_schema", COST).returns]
     return any(alias is not None and not alias.is_write for alias in aliases)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.torch_private import attribute
+from tfkit.torch_private import private_attribute
 
 HOOKS = (
     "_forward_hooks",
@@ -28,7 +28,7 @@ def borrowed_hooks(module: nn.Module, source: nn.Module) -> Iterator[None]:
     pairs = [(inner, sources[path]) for path, inner in module.named_modules() if path and path in sources]
     previous = [{name: inner.__dict__[name] for name in HOOKS} for inner, _ in pairs]
     for inner, original in pairs:
-        inner.__dict__.update({name: attribute(original, name, "tracing inside layers") for name in HOOKS})
+        inner.__dict__.update({name: private_attribute(original, name, "tracing inside layers") for name in HOOKS})
     try:
         yield
     finally:
@@ -55,7 +55,7 @@ class ObservingHook:
 
 
 @contextmanager
-def observing(model: nn.Module, owner: str) -> Iterator[None]:
+def observing_hooks(model: nn.Module, owner: str) -> Iterator[None]:
     """Turn the forward hooks that are registered in this context into `ObservingHook`s of `owner`."""
     numbers = {number for hooks in forward_hooks(model) for number in hooks}
     yield
@@ -66,4 +66,4 @@ def observing(model: nn.Module, owner: str) -> Iterator[None]:
 def forward_hooks(model: nn.Module) -> list[dict[int, Callable[..., Any]]]:
     """Return the forward hooks and pre-hooks of each module by number. A change of a dictionary changes the module."""
     names, feature = ("_forward_hooks", "_forward_pre_hooks"), "hooks of plugins on built models"
-    return [attribute(module, name, feature) for module in model.modules() for name in names]
+    return [private_attribute(module, name, feature) for module in model.modules() for name in names]

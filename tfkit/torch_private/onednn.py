@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfkit.torch_private import Missing, optional, private
+from tfkit.torch_private import MissingName, optional_name, private_name
 
 if TYPE_CHECKING:
     number = float  # `Scalar` in TorchScript
 
 NAME, FEATURE = "torch.ops.mkldnn._linear_pointwise", "choosing the fastest kernel while decoding"
-_product = private(NAME, FEATURE)
+_product = private_name(NAME, FEATURE)
 
 
 def has_product() -> bool:
     """Return True if this version of torch has the matrix product; otherwise, warn once and return False."""
-    return optional(NAME, FEATURE) is not None
+    return optional_name(NAME, FEATURE) is not None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -33,4 +33,4 @@ def _scripted_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", none, "")
 
 
-scripted_linear = F.linear if isinstance(_product, Missing) else _scripted_product
+scripted_linear = F.linear if isinstance(_product, MissingName) else _scripted_product

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from tfkit.torch_private import optional, private
+from tfkit.torch_private import optional_name, private_name
 
 PT2, AOTI = "files of the format pt2", "files of the format aoti"
 OPTIONS = {
@@ -36,16 +36,16 @@ def write_programs(path: Path, programs: Mapping[str, ExportedProgram], extra: M
     """
     from torch.export.pt2_archive import constants as at
 
-    config_of = private("torch._export.serde.schema.PayloadConfig", PT2)
-    serialize = private("torch._export.serde.serialize.serialize", PT2)
-    package_weights = private("torch.export.pt2_archive._package._package_state_dict", PT2)
-    package_constants = private("torch.export.pt2_archive._package._package_constants", PT2)
-    package_config = private("torch.export.pt2_archive._package._package_payload_config", PT2)
-    package_files = private("torch.export.pt2_archive._package._package_extra_files", PT2)
+    config_of = private_name("torch._export.serde.schema.PayloadConfig", PT2)
+    serialize = private_name("torch._export.serde.serialize.serialize", PT2)
+    package_weights = private_name("torch.export.pt2_archive._package._package_state_dict", PT2)
+    package_constants = private_name("torch.export.pt2_archive._package._package_constants", PT2)
+    package_config = private_name("torch.export.pt2_archive._package._package_payload_config", PT2)
+    package_files = private_name("torch.export.pt2_archive._package._package_extra_files", PT2)
     # torch 2.11 has neither option: it serializes weights into bytes that are not written.
     options = signature(serialize).parameters.keys() & {"serialize_state_dict", "serialize_constants"}
     weights: dict[str, Any] = {}
-    with private("torch.export.pt2_archive._package.PT2ArchiveWriter", PT2)(str(path)) as writer:
+    with private_name("torch.export.pt2_archive._package.PT2ArchiveWriter", PT2)(str(path)) as writer:
         for name, program in programs.items():
             program.example_inputs = None
             if not weights:
@@ -62,13 +62,13 @@ def write_programs(path: Path, programs: Mapping[str, ExportedProgram], extra: M
 
 def read_programs(path: Path) -> dict[str, ExportedProgram]:
     """Read the programs of an archive by name, each with its weights."""
-    return private(LOAD, PT2)(str(path)).exported_programs
+    return private_name(LOAD, PT2)(str(path)).exported_programs
 
 
 def has_compiler() -> bool:
     """Return True if AOTInductor finds a C++ compiler."""
     try:
-        private("torch._inductor.cpp_builder.get_cpp_compiler", AOTI)()
+        private_name("torch._inductor.cpp_builder.get_cpp_compiler", AOTI)()
     except RuntimeError:
         return False
     return True
@@ -76,20 +76,22 @@ def has_compiler() -> bool:
 
 def write_libraries(path: Path, programs: Mapping[str, ExportedProgram], extra: Mapping[str, str]) -> None:
     """Compile programs, and write an archive of the libraries that contains their weights once."""
-    compiled = private("torch._inductor.aot_compile", AOTI)
+    compiled = private_name("torch._inductor.aot_compile", AOTI)
     files: dict[str, Any] = {}
     for name, program in programs.items():
         assert program.example_inputs is not None
         files[name] = compiled(program.module(), *program.example_inputs, options=dict(OPTIONS))
-    private("torch.export.pt2_archive._package.package_pt2", AOTI)(str(path), aoti_files=files, extra_files=dict(extra))
+    private_name("torch.export.pt2_archive._package.package_pt2", AOTI)(
+        str(path), aoti_files=files, extra_files=dict(extra)
+    )
 
 
 def read_libraries(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """Return the callable libraries of an archive by name, and their weights, which must outlive the libraries."""
-    libraries: dict[str, Any] = private(LOAD, AOTI)(str(path)).aoti_runners
+    libraries: dict[str, Any] = private_name(LOAD, AOTI)(str(path)).aoti_runners
     files: dict[str, Tensor] = {}
     weights: dict[str, dict[str, Tensor]] = {}
-    with private("torch.export.pt2_archive._package.PT2ArchiveReader", AOTI)(str(path)) as archive:
+    with private_name("torch.export.pt2_archive._package.PT2ArchiveReader", AOTI)(str(path)) as archive:
         for name, library in libraries.items():
             places = json.loads(archive.read_string(f"data/aotinductor/{name}/weights_config.json"))
             for file, *_ in places.values():
@@ -105,10 +107,10 @@ def arguments_of(called: ExportedProgram | Any) -> list[str]:
     if isinstance(called, ExportedProgram):
         return list(called.call_spec.in_spec.child(1).context)
     takes, _ = called.loader.get_call_spec()
-    return list(private("torch.utils._pytree.treespec_loads", AOTI)(takes).child(1).context)
+    return list(private_name("torch.utils._pytree.treespec_loads", AOTI)(takes).child(1).context)
 
 
-def decomposed(program: ExportedProgram) -> ExportedProgram:
+def decomposed_program(program: ExportedProgram) -> ExportedProgram:
     """Return a program in which every operation that torch can decompose is decomposed."""
-    table = optional("torch._decomp.decomposition_table", "finding the component that ONNX cannot express")
+    table = optional_name("torch._decomp.decomposition_table", "finding the component that ONNX cannot express")
     return program if table is None else program.run_decompositions(dict(table))

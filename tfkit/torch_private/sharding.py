@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tfkit.torch_private import attribute
+from tfkit.torch_private import private_attribute
 
 
 def computes_in(module: nn.Module) -> torch.dtype | None:
     """Return the compute dtype of a module that `fully_shard` returned; None if it equals the parameters' dtype."""
     feature = "the dtype of a sharded model's caches"
-    state = attribute(module, "_get_fsdp_state", feature)()
-    return attribute(state, "_mp_policy", feature).param_dtype
+    state = private_attribute(module, "_get_fsdp_state", feature)()
+    return private_attribute(state, "_mp_policy", feature).param_dtype
 
 
 def local_part(value: object) -> object:

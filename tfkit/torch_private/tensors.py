@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage, nn
 
-from tfkit.torch_private import attribute, optional
+from tfkit.torch_private import optional_name, private_attribute
 from tfkit.torch_private.hooks import ObservingHook
 
 
@@ -32,24 +32,24 @@ def map_nested(f: Callable[[Any], Any], nested: Any) -> Any:
 def storage_key(memory: Tensor | UntypedStorage) -> int:
     """Return a key that is equal for tensors that share memory, also on the meta device (`data_ptr` is 0)."""
     storage = memory.untyped_storage() if isinstance(memory, Tensor) else memory
-    return int(attribute(storage, "_cdata", "recognizing tensors that share memory"))
+    return int(private_attribute(storage, "_cdata", "recognizing tensors that share memory"))
 
 
 def version_of(tensor: Tensor) -> int:
     """Return the number of in-place changes of a tensor. Tensors of inference mode do not count them."""
-    version = optional("torch.Tensor._version", "checking that components do not change their inputs in place")
+    version = optional_name("torch.Tensor._version", "checking that components do not change their inputs in place")
     return 0 if version is None else int(version.__get__(tensor))
 
 
 def has_forward_hook(module: nn.Module) -> bool:
     """Return True if a hook of the module can change its output."""
-    hooks = attribute(module, "_forward_hooks", "comparing a model with its spec")
+    hooks = private_attribute(module, "_forward_hooks", "comparing a model with its spec")
     return any(not isinstance(hook, ObservingHook) for hook in hooks.values())
 
 
 def has_forward_pre_hook(module: nn.Module) -> bool:
     """Return True if a hook of the module can change its inputs."""
-    hooks = attribute(module, "_forward_pre_hooks", "comparing a model with its spec")
+    hooks = private_attribute(module, "_forward_pre_hooks", "comparing a model with its spec")
     return any(not isinstance(hook, ObservingHook) for hook in hooks.values())
 
 

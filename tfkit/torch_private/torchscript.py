@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from tfkit.torch_private import optional
+from tfkit.torch_private import optional_name
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def no_deprecation_warnings() -> Iterator[None]:
     """Ignore torch's warnings that TorchScript is deprecated, which are of class `FutureWarning` since 2.15."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -26,8 +26,8 @@ def as_written() -> AbstractContextManager[None]:
     return torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
 
 
-def forget() -> None:
+def forget_classes() -> None:
     """Discard all scripted classes. A failure leaves an incomplete class, which the next script would use."""
-    store = optional("torch.jit._recursive.concrete_type_store", "discarding classes that cannot be scripted")
+    store = optional_name("torch.jit._recursive.concrete_type_store", "discarding classes that cannot be scripted")
     if store is not None:
         store.__init__()

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.autograd import forward_ad
 
-from tfkit.torch_private import optional
+from tfkit.torch_private import optional_name
 
 NAMES = (
     "torch._C._functorch.peek_interpreter_stack",
@@ -20,13 +20,13 @@ NAMES = (
 
 
 @cache
-def _names() -> tuple[Any, ...]:
-    return tuple(optional(name, "choosing kernels while decoding, and for `torch.func`") for name in NAMES)
+def _observer_functions() -> tuple[Any, ...]:
+    return tuple(optional_name(name, "choosing kernels while decoding, and for `torch.func`") for name in NAMES)
 
 
 def is_transformed() -> bool:
     """Return True while a transform of `torch.func` (`vmap`, `grad`, ...) runs."""
-    stack = _names()[0]
+    stack = _observer_functions()[0]
     return stack is not None and stack() is not None
 
 
@@ -35,5 +35,5 @@ def is_watched() -> bool:
 
     Counters of operations and fake tensors are dispatch modes. If torch lacks a name that this test needs, return True.
     """
-    names = _names()
+    names = _observer_functions()
     return None in names or is_transformed() or names[1]() > 0 or vars(forward_ad)["_current_level"] >= 0

@@ -35,9 +35,9 @@ def main() -> None:
     options = parser.parse_args()
     specs = options.specs
     if options.all:
-        from tfkit.plugin.manager import available
+        from tfkit.plugin.manager import available_plugins
 
-        specs = [name for name in available().specs.files if name not in FIRST]
+        specs = [name for name in available_plugins().specs.files if name not in FIRST]
     print(date.today(), machine(), f"torch {version('torch')}, CPU seconds on one thread", sep="\n")
     cases = {**FIRST, **dict.fromkeys(specs, ("quick", SECONDS))}
     targets = []

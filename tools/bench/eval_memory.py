@@ -25,9 +25,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import tfkit
 from tfkit.run.checked_run import load_run
 from tfkit.run.training import memory
-from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.loop import Trainer
-from tfkit.tools.train.plan import plan
+from tfkit.tools.train.plan import run_plan
 
 VOCABULARY, SEQUENCES, MEGABYTE = 32_000, 8, 1e6
 SIZES = (8, 2)
@@ -82,8 +82,8 @@ def measure(work: str, size: int) -> dict[str, float]:
         action = prepared(work, run)
         with record_function(MARK):
             action()
-    process = memory.peak(torch.device("cpu"))
-    sizes = {"tensors": peak_of(seen)[0], "process": process, "plan": plan(run).memory}
+    process = memory.peak_memory(torch.device("cpu"))
+    sizes = {"tensors": peak_of(seen)[0], "process": process, "plan": run_plan(run).memory}
     return {name: size / MEGABYTE for name, size in sizes.items()}
 
 
@@ -91,7 +91,7 @@ def prepared(work: str, run: Any) -> Callable[[], object]:
     """Run all preparations, and return the action to measure."""
     if work.startswith("tfkit eval"):
         model = tfkit.build(run.graph)
-        return lambda: evaluate(model, run, run.config.eval.splits, run.config.eval.metrics)
+        return lambda: evaluate_splits(model, run, run.config.eval.splits, run.config.eval.metrics)
     trainer = Trainer(run, NoRecord())  # type: ignore[arg-type]
     trainer._update()
     return trainer._update if work == WORK[0] else trainer._evaluate

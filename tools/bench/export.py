@@ -23,7 +23,7 @@ import torch
 from measure import compare_speeds, ratio, seconds, take_turns
 
 import tfkit
-from tfkit.tools.common.model_inputs import example
+from tfkit.tools.common.model_inputs import export_inputs
 from tfkit.tools.export.export import export
 from tfkit.tools.export.torchscript_format import TorchScript
 
@@ -33,7 +33,7 @@ STEPS = 16
 
 def writers(model: Any, folder: Path) -> dict[str, Callable[[], float]]:
     """Return the writers of files, by name."""
-    tokens, inputs = torch.randint(50257, (2, 64)), example(model)
+    tokens, inputs = torch.randint(50257, (2, 64)), export_inputs(model)
 
     def write() -> None:
         TorchScript().write(model, inputs, folder / "script.pt")

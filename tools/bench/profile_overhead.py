@@ -17,7 +17,7 @@ from torch.profiler import profile as torch_profile
 
 import tfkit
 from tfkit.tools.profile.measurement import DETAILS
-from tfkit.tools.profile.profiled_step import ProfiledStep, Range, named_ranges, quick, shown
+from tfkit.tools.profile.profiled_step import ProfiledStep, Range, annotated_range, named_ranges, quick_range
 
 GOAL = 1.4
 MODEL = "gpt2"
@@ -62,8 +62,8 @@ def race(graph: tfkit.Graph, mode: str, options: argparse.Namespace) -> dict[str
     plain: Range = lambda name: nullcontext()  # noqa: E731
     contenders: dict[str, Callable[[], float]] = {
         "plain": lambda: seconds(lambda: step(plain), device),
-        "timed": lambda: profiled(model, step, quick),
-        "detailed": lambda: profiled(model, step, shown, **DETAILS),
+        "timed": lambda: profiled(model, step, quick_range),
+        "detailed": lambda: profiled(model, step, annotated_range, **DETAILS),
     }
     return take_turns(contenders, options.rounds, warm_up=1)
 

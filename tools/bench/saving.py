@@ -23,7 +23,7 @@ from runs import write_symbols
 import tfkit
 from tfkit.run.checked_run import load_run
 from tfkit.run.training import parallel
-from tfkit.run.training.checkpoint import Checkpoint, Record
+from tfkit.run.training.checkpoint import Checkpoint, RunStore
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together
 from tfkit.tools.train.record import Follower, RunFolder, bits_of
@@ -58,7 +58,7 @@ class Timed(Together):
         self.begins: list[float] = []
         self.stands: list[float] = []
 
-    def save(self, checkpoint: Checkpoint, record: Record) -> None:
+    def save(self, checkpoint: Checkpoint, record: RunStore) -> None:
         self.finish_saving()
         self.check_equal("", "waits")
         self.begins.append(time.perf_counter())
@@ -88,7 +88,7 @@ def main() -> int:
 def _train(folder: Path) -> int:
     run = load_run(folder / "saving.yaml", tfkit.load_plugins(entry_points=False))
     parallel.Together = Timed  # type: ignore[misc]
-    with parallel.together() as processes:
+    with parallel.distributed_processes() as processes:
         assert isinstance(processes, Timed)
         out = folder / "out"
         out.mkdir(exist_ok=True)

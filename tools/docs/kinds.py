@@ -12,7 +12,7 @@ from typing import Any
 
 from tfkit import reference
 from tfkit.plugin.registry import Registered, first_paragraph
-from tfkit.tools.components.component_docs import ComponentDoc, FieldDoc, describe, slot_doc
+from tfkit.tools.components.component_docs import ComponentDoc, FieldDoc, component_doc, slot_doc
 from tfkit.tools.show.prose import papers_of
 from tools.docs import models
 from tools.docs.guide import code_path, source_page
@@ -91,7 +91,7 @@ def _slot(slot: str) -> str:
 
 
 def _kind(registered: Registered) -> str:
-    doc = describe(registered)
+    doc = component_doc(registered)
     papers = papers_of(registered.config)
     users = models.users().get((doc.slot, doc.kind), [])
     return joined(

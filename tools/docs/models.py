@@ -11,13 +11,13 @@ from pathlib import Path
 
 from tfkit.component import Component
 from tfkit.graph.expand import Graph, load
-from tfkit.spec.source import plain, read
+from tfkit.spec.source import plain_data, read
 from tfkit.tools.common.memory_needs import cache_size
 from tfkit.tools.common.units import bytes_text, count_text
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
-from tfkit.tools.list_.gallery import Shipped, shipped
-from tfkit.tools.show.differences import differences
+from tfkit.tools.list_.gallery import Shipped, shipped_specs
+from tfkit.tools.show.differences import spec_differences
 from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, table
 
 PICTURES = "pictures"
@@ -71,9 +71,9 @@ def pages() -> Iterator[Page]:
 def models() -> dict[str, Model]:
     """Load all models, and return them by name."""
     entries = {}
-    for spec in shipped():
+    for spec in shipped_specs():
         file = Path(plugins().specs.files[spec.name].path)
-        parent = plain(read(file)).get("extends")
+        parent = plain_data(read(file)).get("extends")
         parent = parent if parent in plugins().specs.files else None
         entries[spec.name] = Model(spec, load(spec.name, plugins=plugins()), file, parent)
     return entries
@@ -142,7 +142,7 @@ def _changes(model: Model) -> Iterator[str]:
     """Yield the differences from the model that the spec extends."""
     if model.parent is None:
         return
-    changes = differences(models()[model.parent].graph, model.graph)
+    changes = spec_differences(models()[model.parent].graph, model.graph)
     yield f"## Differences from {link(model.parent, path_of(model.parent))}"
     rows = [(f"`{change.path}`", _value(change.before), _value(change.after)) for change in changes[:MAX_CHANGES]]
     yield table(["value", model.parent, model.shipped.name], rows) or "No value differs."

@@ -11,8 +11,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tfkit.cli import main
-from tfkit.plugin.known_specs import own_specs
-from tfkit.spec.source import plain, read
+from tfkit.plugin.known_specs import built_in_specs_folder
+from tfkit.spec.source import plain_data, read
 from tfkit.tools.list_.gallery import ShippedDocument, shipped_documents
 from tools.docs.page import Page, code, hidden_index, joined, link, plugins, prose, table
 
@@ -26,7 +26,7 @@ def path_of(sort: str, name: str) -> str:
 
 def file_of(entry: ShippedDocument) -> Path:
     """Return the file of a run or a sweep."""
-    return own_specs() / f"{entry.sort}s" / f"{entry.name}.yaml"
+    return built_in_specs_folder() / f"{entry.sort}s" / f"{entry.name}.yaml"
 
 
 def pages() -> Iterator[Page]:
@@ -71,7 +71,7 @@ def _page(entry: ShippedDocument) -> str:
 
 def plan_of(entry: ShippedDocument) -> list[str]:
     """Return the command that prints the plan; for a run that begins with trained weights, the plan without them."""
-    weights = plain(read(file_of(entry))).get("weights")
+    weights = plain_data(read(file_of(entry))).get("weights")
     return [ACTIONS[entry.sort], entry.name, "--plan", *(["--set", "weights=null"] if weights is not None else [])]
 
 

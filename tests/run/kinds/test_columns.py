@@ -28,12 +28,12 @@ from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ratio
 from tfkit.run.kinds.metrics import ChoiceAccuracy
-from tfkit.run.kinds.mixture import _joined
+from tfkit.run.kinds.mixture import _joined_batches
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.train.plan import plan
+from tfkit.tools.train.plan import run_plan
 
 from .small import PLUGINS, refused
 
@@ -350,7 +350,7 @@ def test_metrics_of_several_targets(tmp_path: Path) -> None:
     trainer = Trainer(run, Memory())
     trainer.train()
     assert run.config.eval is not None
-    numbers = evaluate(trainer.model, run, run.config.eval.splits, run.config.eval.metrics)
+    numbers = evaluate_splits(trainer.model, run, run.config.eval.splits, run.config.eval.metrics)
     alone = losses_alone(trainer.model.eval(), range(21, 24))
     assert numbers["val.loss"] == pytest.approx(alone["letter"].item(), rel=1e-5)
     assert numbers["val.row.loss"] == pytest.approx(alone["row"].item(), rel=1e-5)
@@ -409,7 +409,7 @@ def test_choices_are_compared_as_by_a_loop(normalize: bool, tmp_path: Path) -> N
             scores.append(likelihood.item() / (len(choice) if normalize else 1))
         right += int(np.argmax(scores)) == row["answer"]
     metric: Any = PLUGINS.registry.kinds("metric")["choice_accuracy"].config(normalize=normalize)
-    numbers = evaluate(trainer.model, run, {"val": SplitConfig(batches="all")}, [metric])
+    numbers = evaluate_splits(trainer.model, run, {"val": SplitConfig(batches="all")}, [metric])
     assert numbers == {"val.choice_accuracy": right / len(QUESTIONS)}
     assert 0 < right < len(QUESTIONS)
 
@@ -478,12 +478,12 @@ def test_padding_is_counted_next_to_the_positions(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", [{"text": text, "label": len(text) % 2} for text in texts])
     data = "{kind: labelled, files: {train: rows.jsonl}, text: text, tokenizer: bytes, order: sequential}"
     run = columns_run(tmp_path, "classes", data, "batch.sequences=3", "passes=1")
-    size = plan(run)
+    size = run_plan(run)
     assert (size.steps, size.tokens, size.padding) == (2, 37, 3 * 11 + 3 * 9 - 37)
     exact = sum(flops_of_step(run.graph, 1, len(text)) for text in texts)
     assert 0.98 * exact < size.flops <= exact
     longer = columns_run(tmp_path, "classes", data, "batch.sequences=3", "passes=1", "batch.length=200")
-    assert plan(longer) == replace(size, digest=longer.digest, memory=plan(longer).memory)
+    assert run_plan(longer) == replace(size, digest=longer.digest, memory=run_plan(longer).memory)
 
 
 # ---- mixtures ----
@@ -606,6 +606,6 @@ def test_an_end_of_choices_may_lie_behind_the_vocabulary(end: int | None, size: 
 )
 def test_parts_of_a_mixture_have_the_same_inputs_and_targets_for_each_position(change: dict[str, Any]) -> None:
     batch = Batch({"tokens": np.ones((2, 3), np.int64)}, np.ones((2, 3), np.int64))
-    assert len(_joined([batch, batch], np.arange(4)).targets) == 4
+    assert len(_joined_batches([batch, batch], np.arange(4)).targets) == 4
     with pytest.raises(Invalid, match="all parts with a weight must have the same inputs"):
-        _joined([batch, replace(batch, **change)], np.arange(4))
+        _joined_batches([batch, replace(batch, **change)], np.arange(4))

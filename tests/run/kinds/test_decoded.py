@@ -16,7 +16,7 @@ from tfkit.run.guarded_data import GuardedData
 from tfkit.run.kinds.calculator import SYMBOLS
 from tfkit.run.kinds.metrics import exact_matches
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.evaluate import evaluate_splits
 
 from .small import small_run
 from .test_tasks import PAIR
@@ -39,7 +39,7 @@ def numbers_of(
     run.data.end = end
     model = tfkit.build(run.graph, seed=1)
     assert run.config.eval is not None
-    return evaluate(model, run, splits, run.config.eval.metrics)
+    return evaluate_splits(model, run, splits, run.config.eval.metrics)
 
 
 @pytest.mark.parametrize("stops", [None, "metric", "data"])
@@ -74,7 +74,7 @@ def test_a_model_may_write_tokens_that_the_data_lacks(tmp_path: Path) -> None:
         model.head.output.weight.zero_()[29] = 1.0
         model.decoder.final_norm.bias.fill_(100.0)
     assert run.config.eval is not None
-    numbers = evaluate(model, run, WHOLE, run.config.eval.metrics)
+    numbers = evaluate_splits(model, run, WHOLE, run.config.eval.metrics)
     assert numbers == {"test.decoded_accuracy": 0.0}
 
 
@@ -99,7 +99,7 @@ def test_an_encoder_decoder_writes_to_its_source(tmp_path: Path) -> None:
     config = small_run(tmp_path, "{kind: addition}", "eval={every: 1, splits: {val: all}, metrics: [decoded_accuracy]}")
     assert config.config.eval is not None
     whole = {"val": SplitConfig(batches="all")}
-    results = evaluate(model, run, whole, config.config.eval.metrics)
+    results = evaluate_splits(model, run, whole, config.config.eval.metrics)
     assert results["val.decoded_accuracy"] == pytest.approx((read[:, 1:] == targets).float().mean().item())
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tfkit.building.builder import build
 from tfkit.errors import SpecError
 from tfkit.run.contract import IGNORE_INDEX
-from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.evaluate import evaluate_splits
 
 from .small import refused, small_run
 
@@ -91,4 +91,4 @@ def test_nothing_hidden_cannot_be_evaluated(tmp_path: Path, metric: str) -> None
     with pytest.raises(
         SpecError, match="the part of the split `val` that is evaluated must have a position that counts"
     ):
-        evaluate(build(run.graph), run, run.config.eval.splits, run.config.eval.metrics)
+        evaluate_splits(build(run.graph), run, run.config.eval.splits, run.config.eval.metrics)

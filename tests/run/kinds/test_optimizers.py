@@ -16,7 +16,7 @@ from tfkit.errors import SpecError
 from tfkit.nn import StackedLinear
 from tfkit.run.kinds.optimizers import Muon, MuonConfig
 from tfkit.run.training.loop import Trainer
-from tfkit.run.training.optimizer import _rows, groups_of, matrices_of
+from tfkit.run.training.optimizer import _matrix_rows, groups_of, matrices_of
 
 from .small import small_run
 
@@ -130,7 +130,7 @@ def test_each_expert_is_a_matrix_of_muon() -> None:
     weight = nn.Parameter(torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(0)))
     experts = [nn.Parameter(part.clone()) for expert in weight.detach() for part in expert.split(4)]
     rest = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    group = {"params": [weight], "lr": 0.1, "weight_decay": 0.0, "matrices": [_rows(layer)]}
+    group = {"params": [weight], "lr": 0.1, "weight_decay": 0.0, "matrices": [_matrix_rows(layer)]}
     muon = Muon([group], rest, {"momentum": 0.9})
     expected = torch.optim.Muon(experts, lr=0.1, weight_decay=0.0, momentum=0.9)
     for step in range(3):

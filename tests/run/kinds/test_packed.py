@@ -14,7 +14,7 @@ from tests.run.training.runs import Memory
 from tests.run.training.runs import small_run as training_run
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import IGNORE_INDEX
-from tfkit.run.training.evaluate import evaluate, tensors
+from tfkit.run.training.evaluate import batch_tensors, evaluate_splits
 from tfkit.run.training.loop import Trainer
 
 from .small import refused, small_run
@@ -82,10 +82,10 @@ def test_an_evaluation_reads_documents_apart(tmp_path: Path) -> None:
     trainer = Trainer(run, Memory())
     assert run.config.eval is not None
     splits, metrics = run.config.eval.splits, run.config.eval.metrics
-    results = evaluate(trainer.model, run, splits, metrics)
+    results = evaluate_splits(trainer.model, run, splits, metrics)
     other = run.data.examples("val", "sequential")
     batch = other.batch(np.arange(len(other)))
-    inputs, targets = tensors(batch, trainer.model, trainer.device, run.config.loss)
+    inputs, targets = batch_tensors(batch, trainer.model, trainer.device, run.config.loss)
     assert inputs["tokens_mask"].shape == (len(other), 12, 12)
     logits = trainer.model.eval()(**inputs)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
@@ -130,7 +130,7 @@ def test_padding_is_a_separate_document(tmp_path: Path) -> None:
     (name,) = batch.inputs
     mask = np.broadcast_to(np.arange(12) < 8, batch.targets.shape).copy()
     padded = replace(batch, documents=np.zeros_like(batch.targets), masks={name: mask})
-    inputs, _ = tensors(padded, trainer.model, torch.device("cpu"), trainer.config.loss)
+    inputs, _ = batch_tensors(padded, trainer.model, torch.device("cpu"), trainer.config.loss)
     (pairs,) = (tensor for tensor in inputs.values() if tensor.dim() == 3)
     assert pairs[:, :8, :8].all()
     assert not pairs[:, :8, 8:].any()

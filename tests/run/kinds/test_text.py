@@ -15,7 +15,7 @@ import transformers
 from tests.run.training.runs import TEXT, trained
 from tfkit.cli import main
 from tfkit.errors import Invalid, SpecError
-from tfkit.tools.tokenizer import train
+from tfkit.tools.tokenizer import train_tokenizer
 
 from .small import PLUGINS, refused, small_run
 
@@ -24,7 +24,7 @@ DATA = "{kind: text, files: sheep.txt, tokenizer: {kind: file, path: bpe.json}}"
 
 def write(folder: Path, size: int = 300) -> tokenizers.Tokenizer:
     (folder / "sheep.txt").write_text(TEXT, encoding="utf-8")
-    tokenizer = train([TEXT], vocab_size=size, special=["<|end|>"])
+    tokenizer = train_tokenizer([TEXT], vocab_size=size, special=["<|end|>"])
     tokenizer.save(str(folder / "bpe.json"))
     return tokenizer
 

@@ -19,7 +19,7 @@ from tests.run.training.cpu import times_libraries
 from tests.run.training.runs import Memory, same, small_run, trained, write_run
 from tfkit.cli import main
 from tfkit.run.contract import Batch
-from tfkit.run.training.evaluate import tensors
+from tfkit.run.training.evaluate import batch_tensors
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.order import indices_of, indices_to_evaluate
 from tfkit.run.training.parallel import Together
@@ -91,9 +91,9 @@ def test_micro_batches_are_all_of_a_batch(size: int, tmp_path: Path, monkeypatch
 
     def spy(batch: Batch, *rest: Any) -> Any:
         calls.append(batch)
-        return tensors(batch, *rest)
+        return batch_tensors(batch, *rest)
 
-    monkeypatch.setattr("tfkit.run.training.loop.tensors", spy)
+    monkeypatch.setattr("tfkit.run.training.loop.batch_tensors", spy)
     trainer = Trainer(small_run(tmp_path, "batch.sequences=16", f"machine.micro_batch={size}"), Memory())
     for step in (1, 2):
         calls.clear()
@@ -129,7 +129,7 @@ def test_the_gradient_is_that_of_the_sum_over_all_tokens(size: int, tmp_path: Pa
         if parameter.grad is not None
     }
     trainer.model.zero_grad()
-    inputs, targets = tensors(batch, trainer.model, trainer.device, trainer.config.loss)
+    inputs, targets = batch_tensors(batch, trainer.model, trainer.device, trainer.config.loss)
     logits = trainer.model(**inputs)
     total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / int((targets >= 0).sum())
     total.backward()

@@ -20,7 +20,7 @@ from tfkit.errors import SpecError
 from tfkit.learning import chunked_loss
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORE_INDEX
-from tfkit.run.training.evaluate import evaluate, tensors
+from tfkit.run.training.evaluate import batch_tensors, evaluate_splits
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.processes import Processes
@@ -47,7 +47,9 @@ def evaluated(tmp_path: Path, *sets: str, metrics: str = METRICS) -> Run:
 
 def numbers_of(run: Run, **options: Any) -> dict[str, float]:
     assert run.config.eval is not None
-    return evaluate(tfkit.build(run.graph, seed=1), run, run.config.eval.splits, run.config.eval.metrics, **options)
+    return evaluate_splits(
+        tfkit.build(run.graph, seed=1), run, run.config.eval.splits, run.config.eval.metrics, **options
+    )
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_metrics_do_not_depend_on_chunks_of_logits(tmp_path: Path, monkeypatch: 
     model = tfkit.build(run.graph, seed=1)
     model.get_submodule("head").register_forward_hook(lambda module, args, logits: rows.append(len(logits)))
     assert run.config.eval is not None
-    results = evaluate(model, run, run.config.eval.splits, run.config.eval.metrics)
+    results = evaluate_splits(model, run, run.config.eval.splits, run.config.eval.metrics)
     assert max(rows) == 5
     monkeypatch.undo()
     assert results == pytest.approx(numbers_of(run), abs=1e-6)
@@ -83,7 +85,7 @@ def test_a_single_position_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monk
     batch = run.data.examples("val", "sequential").batch(np.arange(1))
     targets = np.full_like(batch.targets, IGNORE_INDEX)
     targets[0, 0] = batch.targets[0, 0]
-    monkeypatch.setattr("tfkit.run.training.evaluate._batches", lambda *_: [replace(batch, targets=targets)])
+    monkeypatch.setattr("tfkit.run.training.evaluate._evaluation_batches", lambda *_: [replace(batch, targets=targets)])
     assert numbers_of(run)["val.loss"] > 0
 
 
@@ -160,7 +162,7 @@ def test_processes_add_their_sums(count: int, case: str, tmp_path: Path) -> None
     for rank in range(count):
         model, lengths = tfkit.build(run.graph, seed=1), []
         model.get_submodule("decoder").register_forward_hook(lambda *args, lengths=lengths: lengths.append(1))
-        results = evaluate(
+        results = evaluate_splits(
             model, run, run.config.eval.splits, run.config.eval.metrics, processes=Part(rank, count, sums)
         )
         calls.append(len(lengths))
@@ -176,7 +178,9 @@ def test_a_micro_batch_is_that_of_the_run(tmp_path: Path) -> None:
 def test_an_evaluation_is_in_the_precision_of_the_run(tmp_path: Path) -> None:
     run = evaluated(tmp_path, *TEXT, "precision=bfloat16", metrics="[loss]")
     model, examples = tfkit.build(run.graph, seed=1), run.data.examples("val", "sequential")
-    inputs, targets = tensors(examples.batch(np.arange(len(examples))), model, torch.device("cpu"), run.config.loss)
+    inputs, targets = batch_tensors(
+        examples.batch(np.arange(len(examples))), model, torch.device("cpu"), run.config.loss
+    )
     with torch.autocast("cpu", torch.bfloat16):
         logits = model.eval()(**inputs).float()
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX).item()

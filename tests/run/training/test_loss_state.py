@@ -15,8 +15,8 @@ import tfkit
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.training.processes import Processes
-from tfkit.tools.check.check import outcomes
-from tfkit.tools.train.check.record import resume
+from tfkit.tools.check.check import outcomes_of
+from tfkit.tools.train.check.record import resumed_run
 from tfkit.tools.train.check.run_under_test import reduced_run
 from tfkit.tools.train.train import train_run
 
@@ -121,7 +121,7 @@ def test_processes_compare_their_states_of_a_loss(tmp_path: Path) -> None:
 def test_check_names_a_tensor_of_the_loss_that_no_module_lists(hidden: bool, tmp_path: Path) -> None:
     run = run_of(tmp_path, f"{{kind: averaged_teacher, hidden: {hidden}}}")
     checked = reduced_run(run, PLUGINS)
-    (outcome,) = outcomes(checked, [resume])
+    (outcome,) = outcomes_of(checked, [resumed_run])
     assert (outcome.status == "ok") is not hidden
     if hidden:
         assert "`teacher.average.embedding.tokens.weight` of the loss" in outcome.fault

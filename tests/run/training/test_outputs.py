@@ -19,7 +19,7 @@ from tfkit.errors import SpecError
 from tfkit.learning import chunked_loss
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORE_INDEX, Batch, OutputConfig
-from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together
 from tfkit.testing import check_model
@@ -116,7 +116,7 @@ def test_the_metrics_of_an_output_are_of_its_targets(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     model = model_of(run)
     assert run.config.eval is not None
-    numbers = evaluate(model, run, run.config.eval.splits, run.config.eval.metrics)
+    numbers = evaluate_splits(model, run, run.config.eval.splits, run.config.eval.metrics)
     examples = run.data.examples("val", "sequential")
     batch = examples.batch(np.arange(len(examples)))
     tokens, targets = torch.from_numpy(batch.inputs["tokens"]), torch.from_numpy(batch.targets)

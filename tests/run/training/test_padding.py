@@ -18,7 +18,7 @@ from tfkit.run.contract import IGNORE_INDEX, Batch, Ids
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.read_run import read_run
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.loop import Trainer
 
 from .runs import PLUGINS, Memory, write_run
@@ -118,7 +118,7 @@ def test_metrics_of_a_classifier_count_examples(tmp_path: Path) -> None:
     )
     kinds = PLUGINS.registry.kinds("metric")
     metrics: Any = [kinds[name].config() for name in ("loss", "accuracy", "exact_match", "constant_accuracy")]
-    numbers = evaluate(trainer.model, run, {"val": SplitConfig(batches="all")}, metrics)
+    numbers = evaluate_splits(trainer.model, run, {"val": SplitConfig(batches="all")}, metrics)
     right = (logits.argmax(-1).numpy() == CLASSES).mean()
     assert numbers["val.loss"] == pytest.approx(F.cross_entropy(logits, torch.from_numpy(CLASSES)).item(), abs=1e-6)
     assert numbers["val.accuracy"] == numbers["val.exact_match"] == right

@@ -25,9 +25,9 @@ from tfkit.nn.spread import rows_of, whole
 from tfkit.run.training import loop, parallel
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.loop import Trainer
-from tfkit.run.training.parallel import Together, together
-from tfkit.run.training.processes import Processes, launched
-from tfkit.run.training.start import begin
+from tfkit.run.training.parallel import Together, distributed_processes
+from tfkit.run.training.processes import Processes, launched_count
+from tfkit.run.training.start import set_initial_weights
 
 from ...sampling import some
 from .launches import forked, numbers, options, tensors
@@ -86,7 +86,7 @@ def test_a_single_process_needs_no_address(variables: dict[str, str], monkeypatc
         monkeypatch.delenv(variable, raising=False)
     for variable, text in variables.items():
         monkeypatch.setenv(variable, text)
-    assert launched() == 1
+    assert launched_count() == 1
 
 
 # ---- two processes ----
@@ -211,8 +211,8 @@ def test_each_process_fills_its_rows_as_one_process_does(
     try:
         for run in (small_run(tmp_path, *changes) for changes in sets):
             sharded, alone = (each.build(run, torch.device("cpu")) for each in (Together(), Processes()))
-            begin(sharded, run)
-            begin(alone, run)
+            set_initial_weights(sharded, run)
+            set_initial_weights(alone, run)
             for name, full in alone.state_dict().items():
                 rows, start = rows_of(sharded.state_dict()[name])
                 assert start == min(-(-len(full) // 3) * rank, len(full))
@@ -231,10 +231,10 @@ def test_a_process_that_lost_another_has_a_time_to_end(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread may still wait for the lost process, as long as a checkpoint may take."""
-    monkeypatch.setattr(parallel, "_connected", lambda: (dist.HashStore(), 0, 1))
+    monkeypatch.setattr(parallel, "_connect_processes", lambda: (dist.HashStore(), 0, 1))
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises((SpecError, ValueError), match=message), parallel.together():
+        with pytest.raises((SpecError, ValueError), match=message), parallel.distributed_processes():
             raise error
         left = signal.alarm(0)
         assert 0 < left <= parallel.GRACE if message == LOST else left == 0
@@ -264,11 +264,11 @@ def test_processes_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_lost_connection_is_reported_with_its_cause(
     error: RuntimeError, lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "_connected", lambda: (dist.HashStore(), 0, 1))
+    monkeypatch.setattr(parallel, "_connect_processes", lambda: (dist.HashStore(), 0, 1))
     monkeypatch.setattr(parallel.signal, "signal", lambda *_: None)
     monkeypatch.setattr(parallel.signal, "alarm", lambda _: None)
     try:
-        with pytest.raises(SpecError if lost else RuntimeError) as raised, together():
+        with pytest.raises(SpecError if lost else RuntimeError) as raised, distributed_processes():
             raise error
     finally:
         dist.destroy_process_group()

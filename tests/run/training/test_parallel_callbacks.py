@@ -20,7 +20,7 @@ from tests.run.training.launches import TIMEOUT, fork
 from tests.run.training.runs import PLUGINS, Memory, trained, write_run
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, load_run
-from tfkit.run.training.parallel import together
+from tfkit.run.training.parallel import distributed_processes
 from tfkit.run.training.processes import Processes
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def lines_of(run: Run, processes: Processes) -> list[dict[str, Any]]:
 
 def train_all(folder: Path) -> int:
     """Train all cases, and write their records."""
-    with together() as processes:
+    with distributed_processes() as processes:
         records = {name: lines_of(run, processes) for name, run in cases(folder).items()}
         if processes.rank == 0:
             (folder / "records.json").write_text(json.dumps(records), encoding="utf-8")

@@ -14,9 +14,9 @@ import torch
 
 import tfkit
 from tfkit.run.checked_run import load_run
-from tfkit.run.training.parallel import together
+from tfkit.run.training.parallel import distributed_processes
 from tfkit.run.training.processes import Processes
-from tfkit.run.training.start import begin
+from tfkit.run.training.start import set_initial_weights
 from tfkit.tools.save.save import save
 
 if __name__ == "__main__":
@@ -65,12 +65,12 @@ def differences(folder: Path, shard: int) -> int:
     plugins = tfkit.load_plugins(plugin_dirs=[MOE, RECURRENT], entry_points=False)
     torch.set_num_threads(1)
     count = 0
-    with together() as processes:
+    with distributed_processes() as processes:
         for name, sets in {**CASES, **READ}.items():
             run = load_run(folder / "small.yaml", plugins, sets=[*BASE, f"machine.shard={shard}", *sets])
             models = [each.build(run, torch.device("cpu")) for each in (processes, Processes())]
             for model in models:
-                begin(model, run)
+                set_initial_weights(model, run)
             sharded, alone = models
             if [p.requires_grad for p in sharded.parameters()] != [p.requires_grad for p in alone.parameters()]:
                 count += 1

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit.checkpoint.weight_map import places
+from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.errors import Invalid
 from tfkit.graph.expand import Graph
-from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.components import with_component
 from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.model_under_test import ModelUnderTest
@@ -73,7 +73,7 @@ def publish(folder: Path) -> None:
 
 def balanced(model: torch.fx.GraphModule) -> None:
     """Give each unit between two tensors of a layer a size of its own on both sides; units of a gate lean one way."""
-    state, actual = model.state_dict(), places(model)
+    state, actual = model.state_dict(), tensor_locations_of(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for number in range(5):
@@ -97,7 +97,7 @@ PROPERTIES = properties_of(tfkit.load_plugins(entry_points=False))
 
 def measured(checked: ModelUnderTest, red: str) -> Outcome:
     """The outcome of one property of tfkit."""
-    (outcome,) = outcomes(checked, PROPERTIES.chosen([red]))
+    (outcome,) = outcomes_of(checked, PROPERTIES.chosen([red]))
     return outcome
 
 
@@ -106,7 +106,7 @@ def faults(checked: ModelUnderTest, only: Sequence[str] = ()) -> dict[str, str]:
     properties = properties_of(checked.plugins).chosen(only, "quick")
     return {
         outcome.name: outcome.detail
-        for outcome in outcomes(checked, properties, strict=True)
+        for outcome in outcomes_of(checked, properties, strict=True)
         if outcome.status == "failed"
     }
 

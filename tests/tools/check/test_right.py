@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.runs import arguments_of
@@ -130,7 +130,7 @@ def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
     subject = ModelUnderTest(tfkit.loads(BEHIND, plugins=PLUGINS), PLUGINS)
     actual = {
         outcome.name: outcome.status
-        for outcome in outcomes(subject, PROPERTIES.chosen(["extents", "padding", "meaning"]))
+        for outcome in outcomes_of(subject, PROPERTIES.chosen(["extents", "padding", "meaning"]))
     }
     assert actual == {"extents": "ok", "padding": "does not apply", "meaning": "ok"}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tfkit.tools.check.measure import Deviation, allow_rounding, distance
+from tfkit.tools.check.measure import Deviation, allow_rounding, relative_distance
 
 from .models import subject
 
@@ -36,12 +36,12 @@ class Conditioned:
 )
 def test_the_limit_is_what_the_conditioning_explains(error: float, effect: float, limit: float) -> None:
     model: Any = Conditioned(effect)
-    (deviation,) = allow_rounding(model, [Deviation(error, "", 1e-5)], torch.float32, distance)
+    (deviation,) = allow_rounding(model, [Deviation(error, "", 1e-5)], torch.float32, relative_distance)
     assert deviation.limit == pytest.approx(limit)
 
 
 def test_the_effect_of_rounding_is_proportional_to_the_unit_of_a_type() -> None:
     model = subject("mixers")
-    fine, coarse = (model.effect_of_rounding(dtype, distance) for dtype in (torch.float32, torch.bfloat16))
+    fine, coarse = (model.effect_of_rounding(dtype, relative_distance) for dtype in (torch.float32, torch.bfloat16))
     assert 0.5 < coarse / fine / 2**16 < 2
     assert 1e-8 < fine < 1e-6

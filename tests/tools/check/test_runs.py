@@ -22,9 +22,9 @@ from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig
 from tfkit.run.kinds.schedules import WSDConfig
 from tfkit.run.run_spec import RunSpec
 from tfkit.run.training import loop, order
-from tfkit.run.training.evaluate import evaluate, tensors
+from tfkit.run.training.evaluate import batch_tensors, evaluate_splits
 from tfkit.run.training.optimizer import groups_of
-from tfkit.tools.check.check import outcomes
+from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.cost.of_run import flops_of_step
@@ -75,7 +75,7 @@ def subject(*sets: str) -> RunUnderTest:
 
 def measured(checked: RunUnderTest, *names: str) -> dict[str, Outcome]:
     properties = [prop for prop in PROPERTIES if prop.of == "run" and (not names or prop.name in names)]
-    return {outcome.name: outcome for outcome in outcomes(checked, properties)}
+    return {outcome.name: outcome for outcome in outcomes_of(checked, properties)}
 
 
 def broken(checked: RunUnderTest, *names: str) -> dict[str, str]:
@@ -171,10 +171,10 @@ def _adamw(**update: Any) -> Callable[..., torch.optim.Optimizer]:
     return lambda self, groups: ADAMW_BUILD(self.model_copy(update=update), groups)
 
 
-CLIP, TENSORS, EVALUATE, BATCH = torch.nn.utils.clip_grad_norm_, tensors, evaluate, _GuardedExamples.batch
+CLIP, TENSORS, EVALUATE, BATCH = torch.nn.utils.clip_grad_norm_, batch_tensors, evaluate_splits, _GuardedExamples.batch
 MUON_BUILD, ADAMW_BUILD, LOSS_BUILD = MuonConfig.build, AdamWConfig.build, CrossEntropyConfig.build
 MATERIAL, UNCHANGED_LOSS = RunSpec.material, CrossEntropyConfig()
-WSD, FACTOR, SHUFFLED, ROWS = WSDConfig.factor, Run.factor, order._shuffled, Batch.rows
+WSD, FACTOR, SHUFFLED, ROWS = WSDConfig.factor, Run.factor, order._shuffled_indices, Batch.rows
 BUGS = [
     Bug("only the first weights are clipped", "clipping", torch.nn.utils, "clip_grad_norm_", _clip),
     Bug(

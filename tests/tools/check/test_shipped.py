@@ -8,7 +8,7 @@ import pytest
 
 import tfkit
 from tfkit.component import AttentionConfig
-from tfkit.spec.render import document
+from tfkit.spec.render import spec_data
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.reduced import reduced_model
 
@@ -44,7 +44,7 @@ def check(name: str, only: tuple[str, ...]) -> None:
 def reduced_text(name: str) -> str:
     """The reduced model of a spec as JSON, without what describes it."""
     model = reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph.spec.model
-    return json.dumps(document(model.model_copy(update={"name": "reduced", "source": None, "description": None})))
+    return json.dumps(spec_data(model.model_copy(update={"name": "reduced", "source": None, "description": None})))
 
 
 @pytest.mark.parametrize("name", some(SIZES, 6))

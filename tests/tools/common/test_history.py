@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.common.history import METRICS, history, lines
+from tfkit.tools.common.history import METRICS, read_history, read_metric_lines
 
 FIRST = b'{"step": 2, "loss": 1.5}\n'
 DAMAGED = {
@@ -28,10 +28,10 @@ def test_a_damaged_line_is_named(name: str, tmp_path: Path) -> None:
     content, reason = DAMAGED[name]
     (tmp_path / METRICS).write_bytes(FIRST + content)
     with pytest.raises(tfkit.SpecError) as refused:
-        history(tmp_path)
+        read_history(tmp_path)
     assert str(refused.value) == f"error: cannot read `{tmp_path / METRICS}`, line 2: {reason}"
 
 
 def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_bytes(FIRST + b'{"step": 4, "lo')
-    assert lines(tmp_path) == [{"step": 2, "loss": 1.5}]
+    assert read_metric_lines(tmp_path) == [{"step": 2, "loss": 1.5}]

@@ -92,7 +92,7 @@ def test_killed_at_every_moment(name: str, before: str, tmp_path: Path) -> None:
 
 def test_without_an_exchange_the_next_run_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file system cannot exchange two folders, one of them is gone for a moment, and never lost."""
-    monkeypatch.setattr(atomic_files, "exchange", lambda first, other: False)
+    monkeypatch.setattr(atomic_files, "exchange_paths", lambda first, other: False)
     home = tmp_path / "home"
     a_folder(home / "target", "old")
     expected = [shown(home / "target")]
@@ -125,11 +125,11 @@ def test_folders_are_exchanged_in_one_step(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    if not atomic_files.exchange(tmp_path / "one", tmp_path / "other"):
+    if not atomic_files.exchange_paths(tmp_path / "one", tmp_path / "other"):
         pytest.skip("this file system cannot")
     assert state_of(tmp_path) == {"one": None, "one/other": b"", "other": None, "other/one": b""}
     with pytest.raises(FileNotFoundError):
-        atomic_files.exchange(tmp_path / "one", tmp_path / "nowhere")
+        atomic_files.exchange_paths(tmp_path / "one", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -165,14 +165,14 @@ def test_who_lives_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_parts_that_are_about_to_be_named_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, put = tmp_path / "target", atomic_files.put
+    target, put = tmp_path / "target", atomic_files.move_to_target
 
     def meanwhile(folder: Path, place: Path) -> None:
-        monkeypatch.setattr(atomic_files, "put", put)
+        monkeypatch.setattr(atomic_files, "move_to_target", put)
         a_file_with_parts(target, "second")
         put(folder, place)
 
-    monkeypatch.setattr(atomic_files, "put", meanwhile)
+    monkeypatch.setattr(atomic_files, "move_to_target", meanwhile)
     a_file_with_parts(target, "first")
     assert shown(target) == ("first", [{"a": b"first", "b": b"first"}])
     assert left(tmp_path) == []

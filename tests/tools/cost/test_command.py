@@ -12,7 +12,7 @@ import pytest
 import tfkit
 from tfkit.cli import main
 from tfkit.tools.cost.cost import cost
-from tfkit.tools.cost.devices import device_of_driver, devices, read_device
+from tfkit.tools.cost.devices import device_of_driver, listed_devices, read_device
 
 from ...sampling import some
 
@@ -59,13 +59,13 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["total"]["flops_forward"] == expected.total.flops_forward
     assert sum(row["traffic_backward"] for row in report["rows"]) == expected.total.traffic_backward
     assert report["memory"] == vars(expected.memory)
-    assert report["floor"]["seconds"] == pytest.approx(expected.floor(devices()["mi300x"]).seconds)
+    assert report["floor"]["seconds"] == pytest.approx(expected.floor(listed_devices()["mi300x"]).seconds)
     assert not report["floor"]["fits"]
 
 
 def test_the_floor_is_the_larger_of_flops_and_bytes() -> None:
     actual = cost(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]), length=64, mode="decode")
-    device = devices()["h100"]
+    device = listed_devices()["h100"]
     floor = actual.floor(device)
     assert floor.transfer == pytest.approx(actual.total.traffic / 3.35e12)
     assert floor.compute == pytest.approx(actual.total.flops / 989.5e12)
@@ -76,11 +76,11 @@ def test_the_floor_is_the_larger_of_flops_and_bytes() -> None:
 
 def test_hidden_pairs_cost_no_time_where_they_are_skipped() -> None:
     actual = cost(tfkit.load("gpt2"), length=1024)
-    device = devices()["h200"]
+    device = listed_devices()["h200"]
     assert actual.floor(device, visible=True).seconds < actual.floor(device).seconds
 
 
-@pytest.mark.parametrize("device", devices().values(), ids=devices())
+@pytest.mark.parametrize("device", listed_devices().values(), ids=listed_devices())
 def test_devices_are_plausible(device: Any) -> None:
     half = device.tera_flops["bfloat16"]
     assert half == device.tera_flops["float16"] > device.tera_flops["tf32"] >= device.tera_flops["float32"]

@@ -22,9 +22,9 @@ from tfkit.graph.expand import Graph
 from tfkit.tools.common.memory_needs import cache_size
 from tfkit.tools.cost import counter, model_step
 from tfkit.tools.cost.cost import cost
-from tfkit.tools.cost.counter import OwnKernels
+from tfkit.tools.cost.counter import DeviceKernels
 from tfkit.tools.cost.model_step import StepShape, make_inputs
-from tfkit.tools.cost.shape_rules import dense, rule_of
+from tfkit.tools.cost.shape_rules import dense_tensor, rule_of
 from tfkit.tools.params.count import count_params
 
 from ...small_specs import OPERATIONS, covering, reduced
@@ -115,7 +115,7 @@ def test_results_have_the_memory_order_that_torch_gives_them() -> None:
         shape = draw.choices([1, 2, 3], k=draw.randint(1, 4))
         arguments = [view(draw, shape) for _ in range(draw.randint(1, 3))]
         expected = (torch.exp, torch.add, torch.addcmul)[len(arguments) - 1](*arguments)
-        actual = dense(expected.shape, [argument.to("meta") for argument in arguments], expected.dtype)
+        actual = dense_tensor(expected.shape, [argument.to("meta") for argument in arguments], expected.dtype)
         assert memory_order(actual) == memory_order(expected), [argument.stride() for argument in arguments]
 
 
@@ -161,7 +161,7 @@ def test_a_mask_is_read_however_attention_is_called(by_name: bool) -> None:
     q = torch.empty(2, 4, 6, 8, device="meta")
     mask = torch.empty(2, 1, 6, 6, device="meta")
     watch = counter.Observer([])
-    with OwnKernels(watch, "cuda"), watch:
+    with DeviceKernels(watch, "cuda"), watch:
         if by_name:
             F.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=mask)
         else:
@@ -178,7 +178,7 @@ def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
     with saved_tensors_hooks(lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x):
         attend(q, mask)
     watch = counter.Observer([])
-    with OwnKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, watch.restore):
+    with DeviceKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, watch.restore):
         output = attend(q.to("meta"), mask.to("meta"))
     assert output.requires_grad
     assert watch.root.tally("").saved == sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

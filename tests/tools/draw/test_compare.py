@@ -8,7 +8,7 @@ import tfkit
 from tfkit.tools.draw.canvas import Differences, Differing, Rect, ShapeGroup, Words
 from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.picture import draw
-from tfkit.tools.draw.scene import MISSING, differences
+from tfkit.tools.draw.scene import MISSING, scene_differences
 from tfkit.tools.show.differences import fields_of_causes
 
 from .geometry import faults
@@ -16,7 +16,7 @@ from .geometry import faults
 
 def test_nothing_is_marked_where_nothing_differs() -> None:
     scene = scene_of(tfkit.load("gpt2"))
-    assert differences(scene, scene, ()) == ({}, {})
+    assert scene_differences(scene, scene, ()) == ({}, {})
 
 
 def test_only_what_differs() -> None:
@@ -44,7 +44,7 @@ def test_layers_of_a_pattern() -> None:
 def marked(name: str, change: str) -> tuple[Differences, Differences]:
     """The differences between a spec and a change of it."""
     graphs = [tfkit.load(name, sets=sets) for sets in ([], [change])]
-    return differences(*map(scene_of, graphs), fields_of_causes(*graphs))
+    return scene_differences(*map(scene_of, graphs), fields_of_causes(*graphs))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.picture import draw, picture_of
 from tfkit.tools.draw.scene import Added, Box, Chain, Tower
 from tfkit.tools.draw.svg import to_svg
-from tfkit.tools.list_.gallery import shipped
+from tfkit.tools.list_.gallery import shipped_specs
 from tfkit.tools.params.count import count_params
 from tfkit.tools.show.layer_programs import programs_of
 
@@ -349,7 +349,7 @@ def test_the_docs_keep_a_dozen_pictures_and_show_them() -> None:
 
 @pytest.mark.slow
 def test_the_page_of_all_pictures_shows_every_spec() -> None:
-    page = draw_all.page(shipped())
+    page = draw_all.page(shipped_specs())
     assert {Path(name).stem for name in re.findall(r'[("]([\w.-]+\.svg)[)"]', page)} == set(NAMES)
     assert all(f"### {model_type}\n" in page for model_type in KNOWN.by_model_type)
 

@@ -10,10 +10,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import tfkit
-from tfkit.tools.draw.canvas import FILLS, INKS, Theme, css
+from tfkit.tools.draw.canvas import FILLS, INKS, Theme, css_rules
 from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.draw.picture import draw, picture_of
-from tfkit.tools.draw.svg import SVG, to_html, to_png, to_svg, write
+from tfkit.tools.draw.svg import SVG, to_html, to_png, to_svg, write_picture
 
 HOSTILE = '<script>alert("x")</script> & <b>"quoted"</b> \' --> ]]>'
 ABOUT = 'source: https://example.org/?a=1&b=<2>\ndescription: "{}"\n'
@@ -138,22 +138,22 @@ def test_texts_can_be_read(which: int) -> None:
 
 def test_themes() -> None:
     used = {"r-norm"}
-    assert "@media" not in css("light", used) + css("dark", used)
-    assert INKS["page"][0] in css("light", used)
-    assert INKS["page"][0] not in css("dark", used)
-    assert "r-norm" in css("auto", used)
-    assert "r-ffn" not in css("auto", used)
+    assert "@media" not in css_rules("light", used) + css_rules("dark", used)
+    assert INKS["page"][0] in css_rules("light", used)
+    assert INKS["page"][0] not in css_rules("dark", used)
+    assert "r-norm" in css_rules("auto", used)
+    assert "r-ffn" not in css_rules("auto", used)
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = picture_of([scene_of(tfkit.load("gpt2"))])
     for ending in (".svg", ".html"):
-        write(picture, tmp_path / f"a{ending}")
+        write_picture(picture, tmp_path / f"a{ending}")
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
     with pytest.raises(ValueError, match=r"\.svg, \.png, \.html; got \.pdf"):
-        write(picture, tmp_path / "a.pdf")
+        write_picture(picture, tmp_path / "a.pdf")
     with pytest.raises(tfkit.SpecError, match=r"cannot write .*its folder does not exist"):
-        write(picture, tmp_path / "nowhere" / "a.svg")
+        write_picture(picture, tmp_path / "nowhere" / "a.svg")
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -161,7 +161,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     before = (tmp_path / "a.svg").read_text()
     monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write(picture, tmp_path / "a.svg", "dark")
+        write_picture(picture, tmp_path / "a.svg", "dark")
     assert (tmp_path / "a.svg").read_text() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.svg"]
 

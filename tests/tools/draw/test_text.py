@@ -11,11 +11,11 @@ from tfkit.tools.draw.canvas import (
     FIRST_CODE_POINT,
     MIDDLE_DOT,
     TextRun,
-    cut,
-    flow,
+    joined_lines,
     line_width,
+    shortened_text,
     width_of,
-    wrap,
+    wrapped_lines,
 )
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -42,19 +42,19 @@ def test_widths_are_the_fonts(bold: bool) -> None:
 
 def test_wrap_breaks_between_words_and_cuts_what_is_too_long() -> None:
     width = width_of("two words", 12)
-    assert wrap("two words here", width, 12) == ["two words", "here"]
-    assert wrap("", width, 12) == []
-    long = wrap("x" * 500, width, 12)
+    assert wrapped_lines("two words here", width, 12) == ["two words", "here"]
+    assert wrapped_lines("", width, 12) == []
+    long = wrapped_lines("x" * 500, width, 12)
     assert len(long) == 1
     assert long[0].endswith("...")
     assert width_of(long[0], 12) <= width
-    assert cut("short", width, 12) == "short"
+    assert shortened_text("short", width, 12) == "short"
 
 
 def test_flow_keeps_lines_within_their_width() -> None:
     names = ["alpha", "beta", "gamma"] * 9
     items = [TextRun(f"{name} {number}", ("cause", "")[number % 2]) for number, name in enumerate(names)]
-    lines = flow(items, 120, 11)
+    lines = joined_lines(items, 120, 11)
     assert all(line_width(line, 11) <= 120 for line in lines)
     joined = " ".join(run.text for line in lines for run in line)
     assert all(item.text in joined for item in items)

@@ -11,11 +11,11 @@ from torch import nn
 
 import tfkit
 from tfkit.nn import Rearrange
-from tfkit.tools.eject.config import NamedFloat, NamedInt, named, text_of, with_names
+from tfkit.tools.eject.config import NamedFloat, NamedInt, named_number, text_of, with_names
 from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.torch_modules import merge_equal
 
-D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
+D, H, F = named_number(12, "d_model"), named_number(3, "n_heads"), named_number(0.5, "theta")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ D, H, F = named(12, "d_model"), named(3, "n_heads"), named(0.5, "theta")
         (H * (D // H), "n_heads * (d_model // n_heads)", 12),
         (D // H + D // H, "2 * (d_model // n_heads)", 8),
         (D * H + D * H + 1, "2 * d_model * n_heads + 1", 73),
-        (8 * named(1, "ratio"), "8", 8),
+        (8 * named_number(1, "ratio"), "8", 8),
         (D + D, "2 * d_model", 24),
         (D + H + D, "2 * d_model + n_heads", 27),
         (D + 1, "d_model + 1", 13),
@@ -62,11 +62,11 @@ def test_they_are_numbers_for_everybody_else(function: Callable[[Any], Any]) -> 
 
 
 def test_only_numbers_get_names() -> None:
-    assert named(True, "a") is True
-    assert named(None, "a") is None
-    assert named("b", "a") == "b"
-    assert isinstance(named(2, "a"), NamedInt)
-    assert isinstance(named(2.0, "a"), NamedFloat)
+    assert named_number(True, "a") is True
+    assert named_number(None, "a") is None
+    assert named_number("b", "a") == "b"
+    assert isinstance(named_number(2, "a"), NamedInt)
+    assert isinstance(named_number(2.0, "a"), NamedFloat)
     with pytest.raises(TypeError):
         D + "a"
 
@@ -138,7 +138,7 @@ def test_a_width_that_the_spec_has_is_no_property() -> None:
 def test_rearrangements_are_merged_if_their_widths_have_one_name(name: str, merged: bool) -> None:
     """The width of a head and of a mixer's values may be one number."""
     pattern = "b t (h d) -> b h t d"
-    modules = [nn.Sequential(Rearrange(pattern, d=named(8, f"config.{width}"))) for width in ("d_head", name)]
+    modules = [nn.Sequential(Rearrange(pattern, d=named_number(8, f"config.{width}"))) for width in ("d_head", name)]
     model = nn.Sequential(*modules)
     prepare_patterns(model)
     merge_equal(model)

@@ -10,7 +10,7 @@ import torch
 
 import tfkit
 from tfkit.tools.eject.proof import Alone, check
-from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.runner import build_model, loaded_module
 from tfkit.tools.eject.write import eject
 
 from ...docs.page import ROOT, blocks
@@ -284,8 +284,8 @@ def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) 
     text = eject(graph)
     assert check(graph, text, alone).ran, text
     ours = tfkit.build(graph, device="meta")
-    with loaded(text) as module, torch.device("meta"):
-        theirs = made(module)
+    with loaded_module(text) as module, torch.device("meta"):
+        theirs = build_model(module)
     trained = [{n: p.requires_grad for n, p in model.named_parameters()} for model in (ours, theirs)]
     assert trained[0] == trained[1]
     kept = [{n: b.dtype for n, b in model.named_buffers()} for model in (ours, theirs)]

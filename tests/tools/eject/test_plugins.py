@@ -14,7 +14,7 @@ import tfkit
 from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.eject.proof import Alone, check
-from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.runner import build_model, loaded_module
 from tfkit.tools.eject.write import eject
 
 from ...sampling import slow, some
@@ -321,8 +321,8 @@ def test_an_initialization_of_a_plugin(alone: Alone, tmp_path: Path) -> None:
     graph = graph_with_init(tmp_path)
     text = eject(graph)
     assert check(graph, text, alone).ran
-    with loaded(text) as module:
-        model = made(module)
+    with loaded_module(text) as module:
+        model = build_model(module)
     assert 0.2 < model.get_parameter("decoder.layers.0.ffn.up.weight").std() < 0.3
     assert torch.equal(model.get_parameter("decoder.layers.0.ffn.up.bias"), torch.full([12], 1 / 8))
     assert 0.4 < model.get_parameter("embedding.tokens.weight").std() < 0.6

@@ -13,7 +13,7 @@ import torch
 
 import tfkit
 from tfkit.tools.eject.proof import Alone, check
-from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.runner import build_model, loaded_module
 from tfkit.tools.eject.text import in_docs
 from tfkit.tools.eject.write import eject
 
@@ -80,7 +80,7 @@ def test_shapes_stand_in_comments() -> None:
 
 def test_the_config_says_the_sizes() -> None:
     graph = tfkit.load("gpt2", sets=["decoder.n_layers=2"])
-    with loaded(eject(graph)) as module, torch.device("meta"):
+    with loaded_module(eject(graph)) as module, torch.device("meta"):
         assert module.Config().d_head == 64
         smaller = module.Gpt2(module.Config(d_model=16, n_heads=2, d_ff=24, n_layers=3, vocab_size=13, max_len=8))
     sets = ["d_model=16", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=24", "decoder.n_layers=3", "vocab_size=13"]
@@ -92,8 +92,8 @@ def test_the_config_says_the_sizes() -> None:
 def test_it_trains_as_the_model_does() -> None:
     graph = reduced("gpt2")
     ours = tfkit.build(graph).train()
-    with loaded(eject(graph)) as module:
-        theirs = made(module).train()
+    with loaded_module(eject(graph)) as module:
+        theirs = build_model(module).train()
     theirs.load_state_dict(ours.state_dict())
     tokens = torch.randint(13, (2, 7))
     with pytest.raises(ValueError, match="tokens_mask has pairs of tokens"):

@@ -20,7 +20,7 @@ import tfkit
 from tfkit.tools.export import script_state, torchscript_format
 from tfkit.tools.export.export import export
 from tfkit.tools.export.formats import Inputs, Safetensors, formats_of
-from tfkit.tools.export.verification import _gap as gap
+from tfkit.tools.export.verification import _relative_difference as gap
 
 from ...sampling import slow
 from ..conftest import CAPTIONS, DECODER
@@ -78,14 +78,14 @@ def test_other_types(tmp_path: Path, dtype: torch.dtype) -> None:
 
 def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[nn.Module], None]) -> None:
     """The file gets another model than the one that is compared."""
-    script = torchscript_format.scripted
+    script = torchscript_format.scripted_model
 
     def other(model: fx.GraphModule) -> Any:
         changed = tfkit.build(tfkit.loads(DECODER), seed=3).eval()
         change(changed)
         return script(changed)
 
-    monkeypatch.setattr(torchscript_format, "scripted", other)
+    monkeypatch.setattr(torchscript_format, "scripted_model", other)
 
 
 def test_another_weight_is_named(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

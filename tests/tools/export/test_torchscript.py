@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 import tfkit
 from tfkit.building.builder import graph_of
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 from tfkit.tools.export.export import Exported, check_format, export
 from tfkit.tools.export.torchscript_format import TorchScript, reason_of
 
@@ -71,7 +71,7 @@ def test_the_file_says_what_it_is(model: fx.GraphModule, exported: Exported) -> 
     torch.jit.load(exported.files[0], _extra_files=text)
     assert text["inputs"] == b"tokens tokens_mask"
     assert text["outputs"] == b"logits"
-    assert text["spec"].decode() == render(graph.spec.model)  # type: ignore[attr-defined]
+    assert text["spec"].decode() == render_spec(graph.spec.model)  # type: ignore[attr-defined]
     assert tfkit.loads(text["spec"].decode()).nodes == graph.nodes  # type: ignore[attr-defined]
 
 

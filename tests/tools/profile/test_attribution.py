@@ -14,8 +14,8 @@ from torch import Tensor
 import tfkit
 from tests.tools.profile.conftest import SPECS
 from tfkit.tools.cost.cost import cost
-from tfkit.tools.profile.profiled_step import named_ranges, shown
-from tfkit.tools.profile.result import Limits, Profile, rows
+from tfkit.tools.profile.profiled_step import annotated_range, named_ranges
+from tfkit.tools.profile.result import Limits, Profile, summed_rows
 
 from ...sampling import slow, some
 
@@ -82,7 +82,9 @@ def test_the_parts_are_the_step(name: str, mode: str, profile: Run) -> None:
     assert actual is not None
     assert sum(part.time for part in actual.parts) + actual.unattributed == pytest.approx(actual.step)
     for by in ("component", "node", "layer"):
-        assert sum(row.time for row in rows(actual, by)) == pytest.approx(sum(part.time for part in actual.parts))
+        assert sum(row.time for row in summed_rows(actual, by)) == pytest.approx(
+            sum(part.time for part in actual.parts)
+        )
     assert all(part.forward >= 0 and part.backward >= 0 for part in actual.parts)
     assert (sum(part.backward for part in actual.parts) > 0) == (mode == "train")
 
@@ -179,7 +181,7 @@ def test_what_is_predicted_stands_beside_it(mode: str, profile: Run, limits: Lim
     predicted = cost(tfkit.loads(SPECS["small"]), batch=2, length=16, mode=mode, dtype=torch.float32, kernels="cpu")
     assert sum(part.flops or 0 for part in actual.parts) == predicted.total.visible
     assert sum(part.bytes or 0 for part in actual.parts) == predicted.total.traffic
-    attention = next(row for row in rows(actual) if row.component == "attention")
+    attention = next(row for row in summed_rows(actual) if row.component == "attention")
     assert attention.flops_per_second == pytest.approx(attention.flops / attention.time)
     assert attention.bytes_per_second == pytest.approx(attention.bytes / attention.time)
     assert attention.floor >= max(attention.flops / limits.flops, attention.bytes / limits.bandwidth) * 0.999
@@ -195,7 +197,7 @@ def test_a_node_may_have_the_name_of_a_row_of_the_step() -> None:
 def test_the_model_is_as_it_was() -> None:
     model = tfkit.build(tfkit.loads(SPECS["small"]))
     model.get_submodule("decoder.layers.1.ffn").forward = lambda x: 1 / 0
-    with pytest.raises(ZeroDivisionError), named_ranges(model, shown):
+    with pytest.raises(ZeroDivisionError), named_ranges(model, annotated_range):
         model(torch.zeros(1, 4, dtype=torch.long))
     for module in model.modules():
         assert not module._forward_hooks

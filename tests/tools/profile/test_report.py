@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from tfkit.tools.profile.page import report
+from tfkit.tools.profile.page import profile_report
 
 from .report_page import SECTIONS, Page, having, made_up, part, words
 
@@ -16,13 +16,13 @@ def seconds(text):
 
 
 def test_every_section_is_there_and_none_is_empty():
-    page = Page(report([made_up()]))
+    page = Page(profile_report([made_up()]))
     assert [section.get("id") for section in page.root.iter("section")] == list(SECTIONS)
     assert all(len(words(page.section(name))) > 40 for name in SECTIONS)
 
 
 def test_the_summary_is_of_the_step_without_the_profiler():
-    tiles = [words(tile) for tile in having(Page(report([made_up()])).section("summary"), "tile")]
+    tiles = [words(tile) for tile in having(Page(profile_report([made_up()])).section("summary"), "tile")]
     assert [text for text in tiles if text.startswith("step50.0 ms")]
     assert [text for text in tiles if "5.12k tokens/s" in text]  # 256 tokens in 50 ms
     assert [text for text in tiles if "480 GFLOP/s" in text and "48.0% of 1.00 TFLOP/s" in text]  # 24 GFLOP in 50 ms
@@ -33,7 +33,7 @@ def test_the_summary_is_of_the_step_without_the_profiler():
 
 def test_the_table_adds_up_the_modules_of_each_component():
     profile = made_up()
-    lines = {line[0]: line for line in Page(report([profile])).rows("components")}
+    lines = {line[0]: line for line in Page(profile_report([profile])).rows("components")}
     for name in ("attention", "FFN", "LayerNorm", "head"):
         local = [part for part in profile.parts if part.label == name]
         assert seconds(lines[name][1]) == pytest.approx(sum(part.time for part in local), rel=0.005)
@@ -48,7 +48,7 @@ def test_the_table_adds_up_the_modules_of_each_component():
 
 
 def test_a_row_opens_to_layers_and_modules():
-    page = Page(report([made_up()]))
+    page = Page(profile_report([made_up()]))
     lines = [line[0] for line in page.rows("components")]
     for name in ("decoder.layers.0.attention", "decoder.layers.1.attention", "decoder.layers.0.ffn"):
         assert lines.count(name) == 1
@@ -64,12 +64,12 @@ def test_a_row_opens_to_layers_and_modules():
 def test_several_modules_of_a_layer_stand_below_the_layer():
     again = part("decoder.layers.0.attention.inner", "attention", 1e-3)
     profile = made_up()
-    lines = Page(report([dataclasses.replace(profile, parts=(*profile.parts, again))])).rows("components")
+    lines = Page(profile_report([dataclasses.replace(profile, parts=(*profile.parts, again))])).rows("components")
     assert seconds({line[0]: line[1] for line in lines}["decoder.layers.0"]) == pytest.approx(6e-3, rel=0.005)
 
 
 def test_the_bars_are_as_long_as_the_times():
-    bars = having(Page(report([made_up()])).section("time"), "labelled")
+    bars = having(Page(profile_report([made_up()])).section("time"), "labelled")
     lengths = {words(row[0]): sum(width(segment) for segment in having(row, "segment")) for row in bars}
     # attention, FFN, norm, embedding, head and loss have 58 ms: a third of it in the forward
     assert lengths["backward"] == pytest.approx(100, abs=0.1)
@@ -83,7 +83,7 @@ def width(element):
 
 
 def test_the_layers_are_held_against_the_slowest():
-    section = Page(report([made_up()])).section("layers")
+    section = Page(profile_report([made_up()])).section("layers")
     heights = [
         sum(float(re.search(r"height:([\d.]+)", block.get("style"))[1]) for block in tower)
         for tower in having(section, "tower")
@@ -96,7 +96,7 @@ def test_the_layers_are_held_against_the_slowest():
 
 
 def test_the_points_lie_where_their_numbers_are():
-    section = Page(report([made_up()])).section("roofline")
+    section = Page(profile_report([made_up()])).section("roofline")
     points = {words(point).split(":")[0].removeprefix("made_up, "): point for point in having(section, "point")}
     hints = {name: words(point) for name, point in points.items()}
     assert hints["FFN"] == "made_up, FFN: 552 GFLOP/s at 400 FLOP a byte, 55.2% of the device's limit"
@@ -116,7 +116,7 @@ def test_the_points_lie_where_their_numbers_are():
 
 def test_names_do_not_lie_on_each_other():
     crowd = [part(f"node{n}", f"component{n}", (1 + n / 50) * 1e-3, flops=1e8, moved=1e7) for n in range(6)]
-    section = Page(report([made_up(parts=tuple(crowd))])).section("roofline")
+    section = Page(profile_report([made_up(parts=tuple(crowd))])).section("roofline")
     labels = having(section, "label")
     assert len(labels) == 6
     assert having(section, "leader")  # those that found no place right beside their points
@@ -127,7 +127,7 @@ def test_names_do_not_lie_on_each_other():
 
 
 def test_measured_and_floor_stand_beside_each_other():
-    bars = having(Page(report([made_up()])).section("floor"), "labelled")
+    bars = having(Page(profile_report([made_up()])).section("floor"), "labelled")
     texts = {words(row[0]): words(row[2]) for row in bars}
     assert texts["FFN"] == "16.0 ms → 29.0 ms · 1.81×"
     assert "loss" not in texts  # nothing was counted
@@ -136,7 +136,7 @@ def test_measured_and_floor_stand_beside_each_other():
 
 
 def test_memory_at_the_peak():
-    page = Page(report([made_up()]))
+    page = Page(profile_report([made_up()]))
     text = words(page.section("memory"))
     assert "The peak of 50.0 kB comes in the backward of decoder.layers.1.ffn. Before the step, 20.0 kB are" in text
     hints = [segment.get("title") for segment in having(page.section("memory"), "segment")]
@@ -146,7 +146,7 @@ def test_memory_at_the_peak():
 
 
 def test_the_longest_kernels_and_what_the_others_take():
-    page = Page(report([made_up()]))
+    page = Page(profile_report([made_up()]))
     lines = page.table("kernels")
     assert len(lines) == 21
     assert lines[1] == ["aten::op0", "FFN", "forward", "2", "3.00 ms", "4.3%"]
@@ -154,7 +154,7 @@ def test_the_longest_kernels_and_what_the_others_take():
 
 
 def test_how_it_was_measured():
-    text = words(Page(report([made_up()])).section("measured"))
+    text = words(Page(profile_report([made_up()])).section("measured"))
     for name in ("2 under the profiler, 3 without it", "said to the reader", "torch2."):
         assert name in text
 
@@ -164,7 +164,7 @@ def test_two_models_stand_beside_each_other_with_ratios():
         dataclasses.replace(part, forward=2 * part.forward, backward=2 * part.backward) for part in made_up().parts
     ]
     slower = made_up("slower", parts=tuple(twice), steps=(135e-3,), plain_steps=(100e-3,))
-    page = Page(report([made_up(), slower]))
+    page = Page(profile_report([made_up(), slower]))
     lines = {line[0]: line[1:] for line in page.table("summary")}
     assert [line[-1] for line in lines.values()] == ["ratio", "2.00×", "0.50×", "0.50×", "1.00×", "1.04×", "0.96×"]
     lines = {line[0]: line[1:] for line in page.table("components")}
@@ -180,7 +180,7 @@ def test_what_is_not_known_is_said():
         for part in made_up().parts
         if "layers" not in part.path
     ]
-    page = Page(report([made_up(parts=tuple(parts))]))
+    page = Page(profile_report([made_up(parts=tuple(parts))]))
     for name, item in {
         "summary": "no limit to compare with",
         "layers": "no stack of layers",

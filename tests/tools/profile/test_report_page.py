@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tfkit.tools.profile.page import report
-from tfkit.tools.profile.result import KernelTime, undecided
+from tfkit.tools.profile.page import profile_report
+from tfkit.tools.profile.result import KernelTime, undecided_notes
 
 from .report_page import SECTIONS, Page, having, made_up, words
 
@@ -21,7 +21,7 @@ ALONE = [  # a browser that shows one page and asks nobody for anything
 
 def test_every_colour_that_is_used_is_defined():
     local = tuple(dataclasses.replace(word, component=f"{word.component}_of_a_plugin") for word in made_up().parts)
-    page = Page(report([made_up(), made_up("other", parts=local)]))
+    page = Page(profile_report([made_up(), made_up("other", parts=local)]))
     used = {word for element in page.root.iter() for word in element.get("class", "").split() if word.startswith("c-")}
     style = words(next(page.root.iter("style")))
     assert len(used) > 10
@@ -29,7 +29,7 @@ def test_every_colour_that_is_used_is_defined():
 
 
 def test_the_page_asks_for_nothing_and_runs_nothing():
-    text = report([made_up(SCRIPT), made_up("other")])
+    text = profile_report([made_up(SCRIPT), made_up("other")])
     page = Page(text)
     names = {element.tag for element in page.root.iter()}
     assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "a", "image", "use"}
@@ -54,7 +54,7 @@ def test_what_comes_from_a_spec_stays_text():
         for part in made_up().parts
     )
     kernels = (KernelTime("void f<a & b>\x00\udcff", "ffn", SCRIPT, "forward", 1, 1e-3),)
-    text = report([made_up(SCRIPT, parts=parts, kernels=kernels, notes=(SCRIPT,))])
+    text = profile_report([made_up(SCRIPT, parts=parts, kernels=kernels, notes=(SCRIPT,))])
     page = Page(text)
     assert not list(page.root.iter("script"))
     assert SCRIPT not in text
@@ -65,7 +65,7 @@ def test_what_comes_from_a_spec_stays_text():
 
 def test_a_report_needs_a_profile():
     with pytest.raises(ValueError, match="at least one"):
-        report([])
+        profile_report([])
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def opened(browser, path, folder):
 
 def test_a_browser_opens_it(browser, tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(report([made_up(SCRIPT), made_up("other")]))
+    path.write_text(profile_report([made_up(SCRIPT), made_up("other")]))
     text, console = opened(browser, path, tmp_path / "browser")
     assert console == []
     page = Page(text)
@@ -98,7 +98,7 @@ def test_a_browser_opens_it(browser, tmp_path):
 
 def test_a_page_that_asks_for_something_is_seen(browser, tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(report([made_up()]).replace("</main>", '<img src="https://localhost/x.png"></main>'))
+    path.write_text(profile_report([made_up()]).replace("</main>", '<img src="https://localhost/x.png"></main>'))
     _, console = opened(browser, path, tmp_path / "browser")
     assert any("Content Security Policy" in line for line in console)
 
@@ -109,10 +109,10 @@ def test_measurements_that_disagree_show_no_difference() -> None:
     reversed_ = made_up("reversed", plain_steps=(70e-3, 70e-3, 70e-3), steps=(60e-3, 62e-3))
     noisy = made_up("noisy", plain_steps=(40e-3, 52e-3, 64e-3), steps=(80e-3, 80e-3))
     slower = made_up("slower", plain_steps=(70e-3, 70e-3, 70e-3), steps=(90e-3, 90e-3))
-    assert list(undecided([first, slower])) == []
-    assert list(undecided([first, reversed_])) == [
+    assert list(undecided_notes([first, slower])) == []
+    assert list(undecided_notes([first, reversed_])) == [
         "reversed and first: no difference shown; "
         "the ratio of their steps is 1.40× ± 0.00, and 0.87× under the profiler"
     ]
-    assert [text.partition(":")[0] for text in undecided([first, noisy, slower])] == ["noisy and first"]
-    assert "no difference shown" in report([first, noisy])
+    assert [text.partition(":")[0] for text in undecided_notes([first, noisy, slower])] == ["noisy and first"]
+    assert "no difference shown" in profile_report([first, noisy])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfkit.tools.profile.attribution import Owner, device_times, host_times, locate, memory_of, undisturbed
+from tfkit.tools.profile.attribution import Owner, device_times, host_times, located_work, memory_of, undisturbed_steps
 from tfkit.tools.profile.torch_trace import ProfilerTrace, Stretch, parse_trace
 
 MAIN, ENGINE = 1, 2
@@ -43,7 +43,7 @@ def memory(time: float, size: int, address: int, device: int = 0) -> dict[str, A
 
 
 def on_device(trace: ProfilerTrace) -> Any:
-    return device_times(trace, locate(trace, PATHS))
+    return device_times(trace, located_work(trace, PATHS))
 
 
 def microseconds(times: dict[Owner, float]) -> dict[tuple[str | None, str], float]:
@@ -155,7 +155,7 @@ def test_the_last_operator_with_a_number_has_made_the_node() -> None:
             span("aten::mm", 41, 49, sequence=7),
         ]
     )
-    times = host_times(locate(trace, PATHS))
+    times = host_times(located_work(trace, PATHS))
     assert microseconds(times.exclusive) == {
         (None, "backward"): 50,
         ("a", "forward"): 10,
@@ -179,7 +179,7 @@ def test_between_two_nodes_the_first_one_gives_memory_back() -> None:
             span(f"{NODE}MmBackward0", 60, 90, sequence=1),
         ]
     )
-    exclusive = microseconds(host_times(locate(trace, PATHS)).exclusive)
+    exclusive = microseconds(host_times(located_work(trace, PATHS)).exclusive)
     assert exclusive[("b", "backward")] == 30
     assert exclusive[("a", "backward")] == 30
     assert exclusive[("[loss]", "backward")] == 8
@@ -188,7 +188,7 @@ def test_between_two_nodes_the_first_one_gives_memory_back() -> None:
 
 def test_what_runs_outside_of_the_steps_does_not_count() -> None:
     trace = parse_trace([span("a", 0, 10), span("[step]", 20, 30), span("a", 22, 28), span("a", 40, 50)])
-    assert microseconds(host_times(locate(trace, PATHS)).exclusive)[("a", "forward")] == 6
+    assert microseconds(host_times(located_work(trace, PATHS)).exclusive)[("a", "forward")] == 6
 
 
 def test_memory_of_the_device_and_of_the_host_are_apart() -> None:
@@ -205,7 +205,7 @@ def test_memory_of_the_device_and_of_the_host_are_apart() -> None:
             memory(70, -100, 1, device=1),
         ]
     )
-    actual = memory_of(locate(trace, PATHS), 0, 1000, on_device=True)
+    actual = memory_of(located_work(trace, PATHS), 0, 1000, on_device=True)
     assert (actual.peak, actual.owner.path) == (1140, "b")
     assert +actual.allocated == {"a": 130, "b": 40}
     assert +actual.at_peak == {"a": 100, "b": 40}
@@ -213,5 +213,5 @@ def test_memory_of_the_device_and_of_the_host_are_apart() -> None:
 
 
 def test_a_step_that_something_held_up_does_not_count() -> None:
-    assert undisturbed([Stretch(0, 10), Stretch(10, 21), Stretch(21, 90), Stretch(90, 99)]) == [0, 3]
-    assert undisturbed([Stretch(0, 10), Stretch(10, 20)]) == [0, 1]
+    assert undisturbed_steps([Stretch(0, 10), Stretch(10, 21), Stretch(21, 90), Stretch(90, 99)]) == [0, 3]
+    assert undisturbed_steps([Stretch(0, 10), Stretch(10, 20)]) == [0, 1]

@@ -25,7 +25,7 @@ from tfkit.run.run_spec import render_run
 from tfkit.run.training import memory
 from tfkit.spec.folder import RUN
 from tfkit.tools.common.history import METRICS
-from tfkit.tools.runs.variants import variants
+from tfkit.tools.runs.variants import run_variants
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep.arms import SweepRun
 
@@ -41,8 +41,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     write_files(folder)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        patched.setattr(module, "work", InProcess())
-        patched.setattr(memory, "peak", lambda device: 2**28)
+        patched.setattr(module, "train_missing_runs", InProcess())
+        patched.setattr(memory, "peak_memory", lambda device: 2**28)
         write(re.sub("  again: .*\n", "", SWEEP))
         with redirect_stdout(StringIO()) as printed:
             assert sweep("--json") == 0
@@ -126,7 +126,9 @@ def test_more_is_better_where_one_says_so(run: Callable[..., str], here: dict[st
 
 def named(*sets: tuple[str, ...]) -> list[str]:
     runs = [load_run("small.yaml", PLUGINS, sets=overrides) for overrides in sets]
-    return [variant.name for variant in variants(SweepRun(run, Path(str(number))) for number, run in enumerate(runs))]
+    return [
+        variant.name for variant in run_variants(SweepRun(run, Path(str(number))) for number, run in enumerate(runs))
+    ]
 
 
 FFN = "model.decoder.ffn"

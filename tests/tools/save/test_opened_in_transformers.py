@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 
 import tfkit
 from tfkit.checkpoint.remote_code import folder_names
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 from tfkit.tools.eject.remote_code import folder as folder_of_code
 from tfkit.tools.eject.remote_code.folder import write_folder
 from tfkit.tools.eject.remote_code.proof import Folders, initial_moments
@@ -74,8 +74,8 @@ def opened(spec: str, folder: Path) -> Pair:
         for number, parameter in enumerate(model.parameters()):
             parameter.normal_(0.3, 0.5, generator=torch.Generator().manual_seed(number))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder_of_code, "prove", lambda *_: True)  # which starts a process
-        write_folder(model, folder, render(graph.spec.model), process)
+        patch.setattr(folder_of_code, "compare_folder", lambda *_: True)  # which starts a process
+        write_folder(model, folder, render_spec(graph.spec.model), process)
         patch.syspath_prepend(folder.parent)
         code = importlib.import_module(f"{folder.name}.modeling_small")
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]

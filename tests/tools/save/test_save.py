@@ -59,7 +59,7 @@ def test_a_failure_in_the_middle_leaves_all_as_it_was(
     if when == "writing":
         monkeypatch.setattr(folder_format, "save_model", half)
     else:
-        monkeypatch.setattr(atomic_files, "put", fail)
+        monkeypatch.setattr(atomic_files, "move_to_target", fail)
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else tfkit.SpecError
     with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left on device"):
         save(tfkit.build(small, seed=2), folder, force=True)

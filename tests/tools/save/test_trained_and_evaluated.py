@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.companions import Companions
 from tfkit.tools.eject.remote_code.folder import write_folder
@@ -53,7 +53,7 @@ def test_tools_of_transformers(name: str, tmp_path: Path) -> None:
     characters = tmp_path / "chars.json"
     characters.write_text(json.dumps({"characters": "".join(map(chr, range(48, 108)))}), encoding="utf-8")
     with Folders() as process:
-        spec = render(model.meta["graph"].spec.model)
+        spec = render_spec(model.meta["graph"].spec.model)
         write_folder(model, tmp_path / "model", spec, process, companions=Companions.read(tmp_path, None))
     rows = torch.randint(0, 60, (4, 8), generator=torch.Generator().manual_seed(0))
     (tmp_path / "rows.json").write_text(json.dumps(rows.tolist()))

@@ -24,7 +24,7 @@ import tfkit
 from tfkit.console.hub import local_path
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import holds_code
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.companions import Companions
 from tfkit.tools.common.model_inputs import random_inputs
@@ -206,11 +206,11 @@ def test_transformers_caches_full_attention(small: tfkit.Graph) -> None:
 
 
 def test_the_spec_and_the_weights_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_of_code, "prove", lambda *_: True)  # transformers takes seconds
+    monkeypatch.setattr(folder_of_code, "compare_folder", lambda *_: True)  # transformers takes seconds
     small = tfkit.loads(DECODER.replace("tie: embedding", "tie: embedding, bias: true"))
     model = tfkit.build(small, seed=3)
     process: Any = None
-    write_folder(model, tmp_path, render(small.spec.model), process)
+    write_folder(model, tmp_path, render_spec(small.spec.model), process)
     assert {"lm_head.bias", "model.embedding.tokens.weight"} < load_file(tmp_path / "model.safetensors").keys()
     reopened = tfkit.build(tmp_path).state_dict()
     assert all(torch.equal(tensor, reopened[name]) for name, tensor in model.state_dict().items())
@@ -229,7 +229,7 @@ def test_the_spec_and_the_weights_are_read_back(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_ids_of_the_published_folder_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_of_code, "prove", lambda *_: True)
+    monkeypatch.setattr(folder_of_code, "compare_folder", lambda *_: True)
     ids = {"decoder_start_token_id": 7, "eos_token_id": [51, 53], "pad_token_id": 52}
     (tmp_path / "config.json").write_text(json.dumps({**ids, "output_attentions": True, "num_beams": 3}))
     (tmp_path / "out").mkdir()
@@ -246,7 +246,7 @@ def _written(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     model = small_model("t5_small")
     process: Any = None
     companions = Companions.read(folder, None)
-    write_folder(model, folder / "out", render(model.meta["graph"].spec.model), process, companions=companions)
+    write_folder(model, folder / "out", render_spec(model.meta["graph"].spec.model), process, companions=companions)
     config, generation = (folder / "out" / name for name in ("config.json", "generation_config.json"))
     return json.loads(config.read_text()), json.loads(generation.read_text())
 
@@ -303,7 +303,7 @@ def test_a_model_by_its_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_is_the_model(name: str, folders: Folders, tmp_path: Path) -> None:
     model = small_model(name)
-    write_folder(model, tmp_path, render(model.meta["graph"].spec.model), folders)
+    write_folder(model, tmp_path, render_spec(model.meta["graph"].spec.model), folders)
     reopened = tfkit.build(tmp_path).state_dict()
     assert all(torch.equal(tensor, reopened[name]) for name, tensor in model.state_dict().items())
     if name == "sequence_classes":
@@ -317,7 +317,7 @@ def test_use_in_transformers(names: tuple[str, ...], folders: Folders, tmp_path:
     for name in names:
         (tmp_path / name).mkdir()
         model = small_model(name)
-        write_folder(model, tmp_path / name, render(model.meta["graph"].spec.model), folders)
+        write_folder(model, tmp_path / name, render_spec(model.meta["graph"].spec.model), folders)
         write_inputs(model, tmp_path / f"{name}.pt")
     command: list[str | Path] = [
         sys.executable,
@@ -333,7 +333,7 @@ def test_use_in_transformers(names: tuple[str, ...], folders: Folders, tmp_path:
 @pytest.mark.slow
 def test_a_trainer(small: tfkit.Graph, folders: Folders, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    write_folder(tfkit.build(small), tmp_path / "model", render(small.spec.model), folders)
+    write_folder(tfkit.build(small), tmp_path / "model", render_spec(small.spec.model), folders)
     pytest.importorskip("accelerate")
     code = f"""
 import sys

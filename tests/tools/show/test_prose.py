@@ -15,7 +15,7 @@ from tfkit.cli import main
 from tfkit.component import Component, Config
 from tfkit.components.attention import GroupedQueryConfig
 from tfkit.components.embedding import EmbeddingConfig
-from tfkit.tools.show.prose import doc_of, field_papers, papers_of, prose_of, sentence
+from tfkit.tools.show.prose import doc_of, field_papers, first_sentence, papers_of, prose_of
 
 from ...sampling import some
 
@@ -179,13 +179,13 @@ def test_a_class_is_described_after_its_module_has_left(monkeypatch: pytest.Monk
 
 
 def test_first_sentences() -> None:
-    assert sentence("As in T5 v1.1. More of it.\n\nStill more.") == "As in T5 v1.1."
-    assert sentence("Tables, https://a.b/c.\nMore.") == "Tables."
-    assert sentence("Over\n    two lines.") == "Over two lines."
-    assert sentence("weight * tanh(alpha x) + bias. More.") == "weight * tanh(alpha x) + bias."
-    assert sentence("Queries times f(x). More `words`.") == "Queries times f(x)."
-    assert sentence("A shift of `2`. More.") == "A shift of `2`."
-    assert sentence("Chunks. (They differ.) More.") == "Chunks."
+    assert first_sentence("As in T5 v1.1. More of it.\n\nStill more.") == "As in T5 v1.1."
+    assert first_sentence("Tables, https://a.b/c.\nMore.") == "Tables."
+    assert first_sentence("Over\n    two lines.") == "Over two lines."
+    assert first_sentence("weight * tanh(alpha x) + bias. More.") == "weight * tanh(alpha x) + bias."
+    assert first_sentence("Queries times f(x). More `words`.") == "Queries times f(x)."
+    assert first_sentence("A shift of `2`. More.") == "A shift of `2`."
+    assert first_sentence("Chunks. (They differ.) More.") == "Chunks."
     assert doc_of(EmbeddingConfig).startswith("Token ids to vectors")
 
 

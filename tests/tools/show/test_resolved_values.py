@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 import tfkit
-from tfkit.errors import ranges
-from tfkit.tools.show.differences import differences
+from tfkit.errors import number_ranges
+from tfkit.tools.show.differences import spec_differences
 from tfkit.tools.show.layer_programs import programs_of
 from tfkit.tools.show.resolved_values import values_of
 
@@ -92,19 +92,19 @@ def test_of_a_variant_only_what_it_changes() -> None:
 
 def test_differences() -> None:
     before = tfkit.loads(STACK)
-    assert differences(before, tfkit.loads(STACK.replace("layouts", "other"))) == []
+    assert spec_differences(before, tfkit.loads(STACK.replace("layouts", "other"))) == []
     after = tfkit.loads(STACK, sets=["d_model=32", "inputs.x.width=32", "encoder.attention.position=rope"])
-    actual = {difference.path: (difference.before, difference.after) for difference in differences(before, after)}
+    actual = {difference.path: (difference.before, difference.after) for difference in spec_differences(before, after)}
     assert actual["d_model"] == ("16", "32")
     assert actual["graph.encoder.attention.position"] == ("null", "rope")
     assert actual["graph.encoder.attention.position.theta"] == (None, "10000.0")
-    (width,) = [difference for difference in differences(before, after) if difference.path == "d_model"]
+    (width,) = [difference for difference in spec_differences(before, after) if difference.path == "d_model"]
     assert width.places == ("graph.encoder.d_model", "graph.encoder.attention.d_model", "graph.encoder.ffn.d_model")
 
 
 def test_of_a_part_that_is_new_only_what_is_written_in_it() -> None:
     text = STACK + "  second: {block: encoder, n_layers: 1, attention: {n_heads: 2}}\n"
-    actual = [difference.path for difference in differences(tfkit.loads(STACK), tfkit.loads(text))]
+    actual = [difference.path for difference in spec_differences(tfkit.loads(STACK), tfkit.loads(text))]
     assert actual == [
         "graph.second",
         "graph.second.attention",
@@ -114,7 +114,7 @@ def test_of_a_part_that_is_new_only_what_is_written_in_it() -> None:
 
 
 def test_ranges() -> None:
-    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert number_ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
 @pytest.mark.parametrize(

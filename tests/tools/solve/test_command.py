@@ -10,7 +10,7 @@ import pytest
 import tfkit
 from tfkit.cli import main
 from tfkit.tools.params.count import count_params
-from tfkit.tools.solve.solve import extending
+from tfkit.tools.solve.solve import extending_spec
 
 from ...sampling import some
 
@@ -116,7 +116,7 @@ def test_a_wrong_spec(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_set_took_away_is_away_in_the_spec_that_is_written(tmp_path: Path) -> None:
     plugins, path = tfkit.load_plugins(entry_points=False), tmp_path / "small.yaml"
-    path.write_text(extending("llama_7b", ["bias=null", "checkpoint=null"], path, plugins))
+    path.write_text(extending_spec("llama_7b", ["bias=null", "checkpoint=null"], path, plugins))
     assert "\nbias: null\n" in path.read_text()
     written, expected = (tfkit.load(spec, sets=sets, plugins=plugins).spec.model for spec, sets in (
         (path, ()), ("llama_7b", ["bias=null", "checkpoint=null", "name=small"])

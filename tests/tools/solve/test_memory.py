@@ -10,7 +10,7 @@ import pytest
 from tests.run.training.runs import write_run
 from tfkit.cli import main
 from tfkit.tools.common.units import bytes_text
-from tfkit.tools.solve.of_run import Search
+from tfkit.tools.solve.of_run import SizeSearch
 from tfkit.tools.solve.search import KINDS, Grid, GridPoint
 from tfkit.tools.train.per_process import PerProcess
 
@@ -31,7 +31,7 @@ def test_the_largest_sizes_of_a_grid(budget: float) -> None:
     def fits(point: GridPoint) -> bool:
         return plan(point.depth, point.width).peak <= budget
 
-    points = Search(grid, budget, plan).points()
+    points = SizeSearch(grid, budget, plan).points()
     assert len(calls) < 60
     expected = []
     for kind in range(-KINDS, KINDS + 1):

@@ -24,8 +24,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def new_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Train runs in this process, and return the names of the folders of the trained runs."""
     here = InProcess()
-    monkeypatch.setattr(module, "work", here)
-    monkeypatch.setattr(memory, "peak", lambda device: MEMORY)
+    monkeypatch.setattr(module, "train_missing_runs", here)
+    monkeypatch.setattr(memory, "peak_memory", lambda device: MEMORY)
     return here.made
 
 
@@ -36,8 +36,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     write_files(folder)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        patched.setattr(module, "work", here)
-        patched.setattr(memory, "peak", lambda device: MEMORY)
+        patched.setattr(module, "train_missing_runs", here)
+        patched.setattr(memory, "peak_memory", lambda device: MEMORY)
         assert sweep() == 0
     return folder / "out", here.made
 

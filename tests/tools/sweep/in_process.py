@@ -22,9 +22,9 @@ class InProcess:
 
     def __call__(self, runs: Sequence[SweepRun], **_: Any) -> dict[str, str]:
         failed = {}
-        for sweep_run in work.missing(runs):
+        for sweep_run in work.missing_runs(runs):
             sweep_run.folder.mkdir(parents=True, exist_ok=True)
-            write_file(sweep_run.folder / RUN, work._text(sweep_run.run))
+            write_file(sweep_run.folder / RUN, work._run_text(sweep_run.run))
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 status = main(["train", str(sweep_run.folder), "--json"])
             if not work.is_complete(sweep_run):

@@ -8,7 +8,7 @@ import pytest
 
 import tfkit
 from tfkit.run.checked_run import Run, load_run
-from tfkit.tools.sweep.equal import unlike
+from tfkit.tools.sweep.equal import evaluation_differences
 
 SHIPPED = Path(__file__).parents[3] / "specs" / "runs" / "calculator.yaml"
 EVAL = "eval={every: 1, splits: {val: all, test: all}}"
@@ -44,5 +44,5 @@ def test_a_split_is_told_apart_by_what_it_depends_on(
     published: Run, sets: tuple[str, ...], on_test: list[str], on_val: list[str]
 ) -> None:
     other = run(*sets)
-    assert unlike(published, other, "test.loss") == on_test
-    assert unlike(published, other, "val.loss") == on_val
+    assert evaluation_differences(published, other, "test.loss") == on_test
+    assert evaluation_differences(published, other, "val.loss") == on_val

@@ -16,8 +16,8 @@ from tfkit.tools.common.pages import (
     ChartLine,
     curves,
 )
-from tfkit.tools.sweep.comparison import _compared
-from tfkit.tools.sweep.page import GAPS, ROW, forest, gaps
+from tfkit.tools.sweep.comparison import _add_differences
+from tfkit.tools.sweep.page import GAPS, ROW, draw_difference_curves, draw_forest_plot
 from tfkit.tools.sweep.result import ArmResult, Curve
 
 LOSS = CompareConfig(on="val.loss")
@@ -65,7 +65,7 @@ def test_gaps_are_those_of_pairs() -> None:
     gelu.append(Curve(2, "", STEPS, (9.0, 9.0, 9.0), None))
     sides = {"relu": tuple(relu), "gelu": tuple(gelu)}
     arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, item) for name, item in sides.items()}
-    chart = gaps(_compared(arms, LOSS))
+    chart = draw_difference_curves(_add_differences(arms, LOSS))
     assert chart is not None
     level, mean = lines(chart, "polyline")
     unit = (GAPS - MARGIN_BOTTOM - 8) / 0.3  # between 0 and -0.3, the lowest late difference
@@ -81,27 +81,27 @@ def test_runs_of_other_lengths_have_no_gaps() -> None:
     sides = {"relu": (0, 50, 100), "gelu": (0, 40, 80)}
     curve = {name: Curve(0, "", steps, (4.0, 2.0, 1.5), None) for name, steps in sides.items()}
     arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, (curve[name],)) for name in sides}
-    compared = _compared(arms, LOSS)
+    compared = _add_differences(arms, LOSS)
     assert compared[1].difference is not None
-    assert gaps(compared) is None
+    assert draw_difference_curves(compared) is None
 
 
 def test_the_margin_is_a_band_around_nothing() -> None:
     sides = {"relu": (2.0, 2.1), "gelu": (1.9, 1.9)}
     curve = {name: [Curve(seed, "", (0,), (value,), None) for seed, value in enumerate(sides[name])] for name in sides}
     arms = {name: ArmResult(name, name, "relu", 1, 1, 1, 0.0, None, None, None, tuple(curve[name])) for name in sides}
-    compared = _compared(arms, LOSS)
-    chart = forest(compared, 3.0)
+    compared = _add_differences(arms, LOSS)
+    chart = draw_forest_plot(compared, 3.0)
     (name,) = chart.findall("text[@class='arm']")
     (points,) = {float(circle.attrib["cy"]) for circle in chart.findall("circle")}
     assert 20 <= float(name.attrib["y"]) <= points - 11  # on a phone: 20 of 26 units are above the baseline
-    (band,) = forest(compared, 3.0).findall("rect")
+    (band,) = draw_forest_plot(compared, 3.0).findall("rect")
     low, wide = float(band.attrib["x"]), float(band.attrib["width"])
     assert (low, wide) == (
         MARGIN_LEFT,
         pytest.approx(CHART_WIDTH - 2 * MARGIN_LEFT),
     )  # wider than the interval, 0.15 +- 0.64
-    (zero,) = forest(compared, 3.0).findall("line[@class='ridge']")
+    (zero,) = draw_forest_plot(compared, 3.0).findall("line[@class='ridge']")
     assert float(zero.attrib["x1"]) == pytest.approx(low + wide / 2)
     assert float(band.attrib["height"]) > ROW
-    assert forest(compared, None).findall("rect") == []
+    assert draw_forest_plot(compared, None).findall("rect") == []

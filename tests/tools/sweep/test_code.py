@@ -92,7 +92,7 @@ def test_the_processes_of_runs_accept_what_the_sweep_accepts(monkeypatch: pytest
         passed.append(options)
         return {}
 
-    monkeypatch.setattr(module, "work", work)
+    monkeypatch.setattr(module, "train_missing_runs", work)
     assert sweep() == 0
     assert sweep("--allow-change") == 0
     assert passed == [[], ["--allow-change"]]

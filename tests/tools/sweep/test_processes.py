@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 
 from tests.run.training.cpu import times_libraries
 from tests.run.training.runs import same
-from tfkit.tools.common.atomic_files import held
+from tfkit.tools.common.atomic_files import try_lock
 from tfkit.tools.sweep import sweep as module
 from tfkit.tools.sweep import work
 from tfkit.tools.sweep.arms import SweepRun
-from tfkit.tools.train.record import locked
+from tfkit.tools.train.record import locked_folder
 
 from ...sampling import chosen
 from .in_process import InProcess
@@ -91,13 +91,13 @@ def test_an_error_is_said_before_the_next_run_begins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not after hours, at the end of a sweep in which more runs may fail in the same way."""
-    text, start = [], work._start
+    text, start = [], work._start_process
 
     def started(*arguments: Any) -> Any:
         text.append(capsys.readouterr().err)
         return start(*arguments)
 
-    monkeypatch.setattr(work, "_start", started)
+    monkeypatch.setattr(work, "_start_process", started)
     write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0]"))
     assert sweep("--json") == 1
     assert re.fullmatch(r"error: the run in out/runs/\w+ failed\nerror: the loss is not finite\n\n", text[2])
@@ -138,16 +138,16 @@ def test_a_run_that_another_sweep_makes_is_waited_for(monkeypatch: pytest.Monkey
     def beside_another(runs: Sequence[SweepRun], **options: Any) -> dict[str, str]:
         runs[0].folder.mkdir(parents=True)
         lock = os.open(runs[0].folder / work.LOCK, os.O_CREAT | os.O_RDWR)
-        assert held(lock)
+        assert try_lock(lock)
 
         def on_progress(complete: int, steps: int) -> None:
-            if work.missing(runs):
+            if work.missing_runs(runs):
                 here(runs)
                 os.close(lock)
 
-        return work.work(runs[:1], **{**options, "on_progress": on_progress})
+        return work.train_missing_runs(runs[:1], **{**options, "on_progress": on_progress})
 
-    monkeypatch.setattr(module, "work", beside_another)
+    monkeypatch.setattr(module, "train_missing_runs", beside_another)
     monkeypatch.setattr(work, "subprocess", None)  # no process is to be started
     write(SWEEP.replace("[0, 1, 2]", "[0]"))
     assert sweep() == 0
@@ -185,7 +185,7 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
 def test_a_finished_sweep_takes_little_more_time_than_its_libraries(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "work", InProcess())
+    monkeypatch.setattr(module, "train_missing_runs", InProcess())
     assert sweep() == 0
     bytecode = tmp_path_factory.mktemp("bytecode")
     assert times_libraries(COMMAND, bytecode, "torch, scipy.special") <= 1.4
@@ -253,7 +253,7 @@ def test_a_sweep_asked_to_end_asks_its_processes() -> None:
     first.terminate()
     assert first.wait(timeout=60) == 128 + signal.SIGTERM
     (folder,) = Path("out").glob("runs/*")
-    with locked(folder):  # nobody trains in it
+    with locked_folder(folder):  # nobody trains in it
         assert json.loads((folder / "run.json").read_text())["ended"] is None
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tfkit.tools.sweep import scaling
-from tfkit.tools.sweep.scaling import law_of, scalings
+from tfkit.tools.sweep.scaling import law_of, scaling_laws
 
 SIZES = [0.25e6, 0.5e6, 1e6, 2e6, 4e6]
 E, A, EXPONENT = 1.2, 30.0, 0.3
@@ -66,7 +66,7 @@ def test_the_largest_size_is_foretold_from_the_others_alone() -> None:
 
 
 def test_a_variant_has_a_law_from_the_seeds_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "_losses", lambda runs, number: runs)
+    monkeypatch.setattr(scaling, "_losses_by_seed", lambda runs, number: runs)
     monkeypatch.setattr(scaling, "law_of", lambda *args: args)
     names = [(variant, number) for variant in "ab" for number in (3, 1, 0, 2)]
     arms = SimpleNamespace(
@@ -79,7 +79,7 @@ def test_a_variant_has_a_law_from_the_seeds_of_all_sizes(monkeypatch: pytest.Mon
     complete = {arm.name: dict(enumerate(values[int(arm.name[1])])) for arm in arms.arms}
     del complete["a2"][1]
     complete["b0"].clear()
-    (law,) = scalings(cast(Any, arms), cast(Any, complete), cast(Any, plans))
+    (law,) = scaling_laws(cast(Any, arms), cast(Any, complete), cast(Any, plans))
     assert (law.name, law.words, law.sizes) == ("a", "parameters", tuple(SIZES[:4]))
     assert law.losses == tuple((row[0],) for row in values)
     assert law.law == (SIZES[:4], law.losses)

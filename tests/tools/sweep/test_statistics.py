@@ -14,9 +14,17 @@ from scipy import stats
 
 from tfkit.errors import SpecError
 from tfkit.run.sweep_spec import CompareConfig
-from tfkit.tools.sweep.comparison import _compared, _pairing, remarks
+from tfkit.tools.sweep.comparison import _add_differences, _pairing_remarks, result_remarks
 from tfkit.tools.sweep.result import ArmResult, Curve
-from tfkit.tools.sweep.statistics import ALPHA, NEEDED_PAIRS, Paired, compare_pairs, enough, interval_of, max_t
+from tfkit.tools.sweep.statistics import (
+    ALPHA,
+    NEEDED_PAIRS,
+    Paired,
+    compare_pairs,
+    interval_of,
+    max_t,
+    sufficient_pairs,
+)
 
 from ...sampling import chosen
 
@@ -233,7 +241,7 @@ def experiment(
     for name, values in losses.items():
         curves = tuple(Curve(seed, "", (8,), (float(value),), None) for seed, value in enumerate(values))
         result[name] = ArmResult(name, name, "base", 1, 1, 1, float(values.mean()), None, None, None, curves)
-    return _compared(result, LOSS.model_copy(update={"margin": margin}))
+    return _add_differences(result, LOSS.model_copy(update={"margin": margin}))
 
 
 @pytest.mark.slow
@@ -261,7 +269,7 @@ def test_an_effect_is_found_and_its_direction_said() -> None:
 
 def test_a_against_a_has_no_verdict() -> None:
     base = experiment(RANDOM, 6, 1, 0)[0]
-    _, again = _compared({"base": base, "again": replace(base, name="again")}, LOSS)
+    _, again = _add_differences({"base": base, "again": replace(base, name="again")}, LOSS)
     assert again.difference is not None
     assert (again.difference.mean, again.difference.p) == (0, 1)
     assert again.difference.interval == pytest.approx((0, 0), abs=1e-9)
@@ -307,7 +315,7 @@ def test_what_differs_by_the_margin_is_rarely_the_same(shift: float, variants: i
 @pytest.mark.parametrize("deviation", chosen([0.2, 0.5], [0.2]))
 def test_enough_seeds_are_enough(deviation: float) -> None:
     """Of variants that are the same, four of five are found to be, or nearly so; with fewer seeds, less."""
-    count = enough(deviation, SHIFT, 1)
+    count = sufficient_pairs(deviation, SHIFT, 1)
     assert count is not None
     shares = []
     for pairs in (count, count - 2):
@@ -315,8 +323,8 @@ def test_enough_seeds_are_enough(deviation: float) -> None:
         shares.append(np.mean([compared(row, np.zeros(pairs), SHIFT).same for row in drawn]))
     assert shares[0] > 0.65
     assert shares[1] < shares[0]
-    assert enough(0.001, SHIFT, 1) == NEEDED_PAIRS
-    assert enough(30.0, SHIFT, 1) is None
+    assert sufficient_pairs(0.001, SHIFT, 1) == NEEDED_PAIRS
+    assert sufficient_pairs(30.0, SHIFT, 1) is None
 
 
 @pytest.mark.parametrize("pairs", [8, 1000])
@@ -324,8 +332,8 @@ def test_enough_seeds_are_enough(deviation: float) -> None:
 def test_enough_is_the_first_count_whose_t_interval_lies_within_the_margin(pairs: int, comparisons: int) -> None:
     quantiles = stats.t.ppf([1 - 0.025 / comparisons, 0.9], pairs - 1)
     largest = SHIFT * np.sqrt(pairs) / quantiles.sum()
-    assert enough(largest * (1 - 1e-6), SHIFT, comparisons) == pairs
-    assert enough(largest * (1 + 1e-6), SHIFT, comparisons) == (None if pairs == 1000 else pairs + 1)
+    assert sufficient_pairs(largest * (1 - 1e-6), SHIFT, comparisons) == pairs
+    assert sufficient_pairs(largest * (1 + 1e-6), SHIFT, comparisons) == (None if pairs == 1000 else pairs + 1)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +348,7 @@ def test_a_margin_tells_same_from_open(shift: float, margin: float, verdict: str
     assert arm.difference.significant() == (shift > 0)
     assert arm.difference.interval is not None
     assert (max(map(abs, arm.difference.interval)) < margin) == (verdict == "same")
-    notes = [note for note in remarks([base, arm], margin) if note.startswith("v1 is open: about ")]
+    notes = [note for note in result_remarks([base, arm], margin) if note.startswith("v1 is open: about ")]
     assert len(notes) == (verdict == "open")
 
 
@@ -353,5 +361,5 @@ def test_without_scipy_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(("values", "remark"), [([3.0, 2.9, 3.1, 3.2], None), ([3.2, 3.1, 2.9, 3.0], "-0.60")])
 def test_pairing_that_gained_nothing_is_said(values: list[float], remark: str | None) -> None:
     """The signs of the correlation differ."""
-    notes = list(_pairing("b", compared(values, [2.1, 2.0, 2.2, 2.3])))
+    notes = list(_pairing_remarks("b", compared(values, [2.1, 2.0, 2.2, 2.3])))
     assert notes == ([f"pairing did not help b: the correlation of its pairs is {remark}"] if remark else [])

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tfkit.run.sweep_spec import Range
-from tfkit.tools.sweep.tuning import Search, Tuning, _number, share_of
+from tfkit.tools.sweep.tuning import OptunaSearch, Tuning, _suggested_number, share_of
 
 LINEAR, LOG = Range("linear", 0.0, 10.0), Range("log", 1e-4, 1.0)
 
@@ -49,24 +49,24 @@ class Suggestion:
 
 def test_numbers_are_suggested_on_the_scale_of_their_range() -> None:
     ranges = LINEAR, LOG, Range("whole", 2, 9)
-    assert [_number(Suggestion(), "optimizer.lr", range) for range in ranges] == [5.0, 0.01, 5]
+    assert [_suggested_number(Suggestion(), "optimizer.lr", range) for range in ranges] == [5.0, 0.01, 5]
 
 
 def test_a_suggested_number_has_four_digits() -> None:
-    assert _number(Suggestion(), "optimizer.lr", Range("linear", 1.23454, 1.23458)) == 1.235
+    assert _suggested_number(Suggestion(), "optimizer.lr", Range("linear", 1.23454, 1.23458)) == 1.235
 
 
 def test_a_search_goes_on_until_its_last_trial_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     results = list[float]()
     study = SimpleNamespace(ask=lambda: None, tell=lambda _suggestion, rank: results.append(rank))
     trained = list[object]()
-    monkeypatch.setattr("tfkit.tools.sweep.tuning._study", lambda config: study)
+    monkeypatch.setattr("tfkit.tools.sweep.tuning._optuna_study", lambda config: study)
     monkeypatch.setattr("tfkit.tools.sweep.tuning.is_trained", lambda trial: trial in trained)
-    monkeypatch.setattr(Search, "outcome", lambda search, trial: (float(len(trained)), 0))
-    monkeypatch.setattr(Search, "rank", lambda search, mean: mean)
+    monkeypatch.setattr(OptunaSearch, "outcome", lambda search, trial: (float(len(trained)), 0))
+    monkeypatch.setattr(OptunaSearch, "rank", lambda search, mean: mean)
     config = SimpleNamespace(tune=SimpleNamespace(search=SimpleNamespace(trials=2)))
     arms = cast(Any, SimpleNamespace(config=config, file=SimpleNamespace(tuned=()), trial=lambda arm, choice: object()))
-    search = Search.of(arms, cast(Any, None))
+    search = OptunaSearch.of(arms, cast(Any, None))
     trained.append(search.trials[0])
     assert search.go_on() is True
     trained.append(search.trials[1])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.run.training.runs import RUN, write_run
-from tfkit.plugin.import_code import OWN_NAME
+from tfkit.plugin.import_code import MODULE_PREFIX
 from tfkit.run import reach
 
 FFN = '''
@@ -118,7 +118,7 @@ def edit(file: str, old: str, new: str) -> None:
 
 def forget() -> None:
     """Forget the modules of the plugin, and what was read of them."""
-    for name in [name for name in sys.modules if name.startswith(f"{OWN_NAME}own_")]:
+    for name in [name for name in sys.modules if name.startswith(f"{MODULE_PREFIX}own_")]:
         del sys.modules[name]
-    for cached in (reach._source, reach._file):
+    for cached in (reach._module_source, reach._module_file):
         cached.cache_clear()

@@ -16,7 +16,7 @@ import tfkit
 from tfkit.run.contract import Training
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.common.history import History
-from tfkit.tools.train.components import component_table, components, findings, heat_maps
+from tfkit.tools.train.components import component_contents, component_findings, component_table, heat_maps
 
 from ...run.training.runs import Memory, same, small_run, trained
 
@@ -93,13 +93,13 @@ def test_planted_faults_are_in_the_picture_and_in_the_table() -> None:
     assert columns == ["layer", "ffn", "head", "entropy", "dead", "update"]
     assert [row[2] for row in rows] == ["0.5", "0", "0.5", "0.5", "0.5", "0.5"]
     assert rows[3] == ["3", "40", "0.5", "2", "0", "0.1"]
-    assert len([*findings(maps)]) == 4
+    assert len([*component_findings(maps)]) == 4
     page = "".join(
-        tostring(cast(Any, child), encoding="unicode") for child in components(planted()) if child is not None
+        tostring(cast(Any, child), encoding="unicode") for child in component_contents(planted()) if child is not None
     )
     for cell in ('"M1 3.5h1" class="map high"', '"M1 4.5h1" class="map low"', '"M1 4.5h1" class="map part"'):
         assert f'<path d={cell} stroke-opacity="1"' in page
-    assert [*components(History({"loss": [(1, 1.0)]}, []))] == []
+    assert [*component_contents(History({"loss": [(1, 1.0)]}, []))] == []
 
 
 def test_several_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

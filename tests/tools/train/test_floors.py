@@ -13,7 +13,7 @@ import tfkit
 from tests.run.kinds.small import small_run
 from tfkit.cli import main
 from tfkit.run.contract import IGNORE_INDEX
-from tfkit.tools.train.plan import MAX_EXAMPLES, floors
+from tfkit.tools.train.plan import MAX_EXAMPLES, metric_floors
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 
@@ -24,15 +24,15 @@ def test_the_best_constants_of_a_task(tmp_path: Path) -> None:
     batch = examples.batch(np.arange(min(len(examples), MAX_EXAMPLES)))
     answers = [tuple(target for target in row if target != IGNORE_INDEX) for row in batch.targets.tolist()]
     places = [Counter(answer[place] for answer in answers).most_common(1)[0][1] for place in range(len(answers[0]))]
-    assert floors(run, PLUGINS) == {
+    assert metric_floors(run, PLUGINS) == {
         "val.constant_accuracy": pytest.approx(sum(places) / (len(answers) * len(places))),
         "val.constant_exact_match": pytest.approx(Counter(answers).most_common(1)[0][1] / len(answers)),
     }
 
 
 def test_text_has_no_answers(tmp_path: Path) -> None:
-    assert floors(small_run(tmp_path, "{kind: text, files: tinyshakespeare}", length=32), PLUGINS) == {}
-    assert floors(small_run(tmp_path, "{kind: mqar}", "model.embedding.position=null"), PLUGINS) == {}
+    assert metric_floors(small_run(tmp_path, "{kind: text, files: tinyshakespeare}", length=32), PLUGINS) == {}
+    assert metric_floors(small_run(tmp_path, "{kind: mqar}", "model.embedding.position=null"), PLUGINS) == {}
 
 
 def test_the_floors_of_the_published_calculator(capsys: pytest.CaptureFixture[str]) -> None:

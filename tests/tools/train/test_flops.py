@@ -14,7 +14,7 @@ from tfkit.cli import main
 from tfkit.run.checked_run import load_run
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.train.plan import plan
+from tfkit.tools.train.plan import run_plan
 
 from ...sampling import some
 
@@ -52,8 +52,8 @@ def test_the_plan_counts_the_examples_that_evaluations_read(tmp_path: Path) -> N
     embedding.register_forward_hook(lambda module, args, out: None if module.training else rows.append(len(out)))
     trainer.train()
     flops_per_example = tfkit.cost(run.graph, batch=6, length=12).total.flops_forward / 6
-    assert plan(run).flops_of_evaluations == round(sum(rows) * flops_per_example) > 0
-    assert plan(small_run(tmp_path)).flops_of_evaluations == 0
+    assert run_plan(run).flops_of_evaluations == round(sum(rows) * flops_per_example) > 0
+    assert run_plan(small_run(tmp_path)).flops_of_evaluations == 0
 
 
 def test_a_folder_in_flops_is_evaluated(
@@ -78,5 +78,5 @@ def test_the_memory_of_a_plan_is_that_of_a_step(size: int, above: float, tmp_pat
     with Live(before) as step:
         trainer._update()
     measured = step.memory.peak + sum(tensor.nbytes for tensor in before)
-    assert measured <= plan(run).memory * 1.01
-    assert plan(run).memory <= measured * (1 + above)
+    assert measured <= run_plan(run).memory * 1.01
+    assert run_plan(run).memory <= measured * (1 + above)

@@ -199,9 +199,9 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(capsys: pyte
 
 
 def test_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    from tfkit.tools.train.record import locked
+    from tfkit.tools.train.record import locked_folder
 
-    with locked(Path("out")):
+    with locked_folder(Path("out")):
         assert train("out") == 1
     assert "another process trains in `out`" in capsys.readouterr().err
 

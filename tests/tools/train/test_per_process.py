@@ -27,11 +27,11 @@ from tfkit.cli import main
 from tfkit.nn.spread import rows_of
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.training.layers import layers_of, prepare_layers
-from tfkit.run.training.parallel import _norms, _shard
+from tfkit.run.training.parallel import _norms_with_weights, _shard_module
 from tfkit.tools.cost.cost import cost
 from tfkit.tools.cost.devices import Device
 from tfkit.tools.cost.step_memory import memory_of_step
-from tfkit.tools.train.per_process import LeastTime, PerProcess, fitting, least_time, per_process
+from tfkit.tools.train.per_process import LeastTime, PerProcess, fitting_changes, least_time, per_process
 from tfkit.torch_private.dispatch import DispatchMode
 
 BIG = """\
@@ -124,11 +124,11 @@ def allocated(run: Run, processes: int) -> tuple[int, int]:
             short = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
             for _, layer in layers_of(model, once=True) if processes > 1 else ():
                 if machine.gather == "bfloat16":
-                    for norm in _norms(model, layer):
-                        _shard(norm, mesh)
-                _shard(layer, mesh, short if machine.gather == "bfloat16" else None)
+                    for norm in _norms_with_weights(model, layer):
+                        _shard_module(norm, mesh)
+                _shard_module(layer, mesh, short if machine.gather == "bfloat16" else None)
             if processes > 1:
-                _shard(model, mesh)
+                _shard_module(model, mesh)
             prepare_layers(model, machine)
             loss, tokens = tfkit.Loss(model, reduction="sum"), torch.zeros(1, length, dtype=torch.long)
             with Allocated(rows_of(parameter)[0] for parameter in model.parameters()) as memory:
@@ -204,7 +204,7 @@ def test_a_single_process_gathers_no_weights(tmp_path: Path, capsys: pytest.Capt
     assert (alone.weights, alone.sent) == (4 * parameters, 0)
     assert alone.gathered < copies.gathered
     assert alone.evaluation - 4 * alone.weights < copies.evaluation - 4 * copies.weights
-    assert fitting(run, 1, "adamw", device(alone.peak - 1), 50e9) == "machine: {recompute: selective}"
+    assert fitting_changes(run, 1, "adamw", device(alone.peak - 1), 50e9) == "machine: {recompute: selective}"
     words = ["train", str(tmp_path / "small.yaml"), "--no-plugins", "--plan", "--processes", "1"]
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -248,11 +248,11 @@ def test_the_cheapest_change_that_fits_is_named(tmp_path: Path) -> None:
         "gather: bfloat16, recompute: full": total(gather="bfloat16", recompute="full"),
     }
     for text, limit in limits.items():
-        assert fitting(run, 4, "adamw", device(limit), 50e9) == f"machine: {{{text}}}"
-    assert fitting(run, 4, "adamw", device(10), 50e9) is None
+        assert fitting_changes(run, 4, "adamw", device(limit), 50e9) == f"machine: {{{text}}}"
+    assert fitting_changes(run, 4, "adamw", device(10), 50e9) is None
     # Where bytes bound a step, recomputation alone would be slower.
     limit = total(recompute="full")
-    assert fitting(run, 4, "adamw", device(limit, 1e3), 50e9) == "machine: {gather: bfloat16, recompute: full}"
+    assert fitting_changes(run, 4, "adamw", device(limit, 1e3), 50e9) == "machine: {gather: bfloat16, recompute: full}"
 
 
 @pytest.mark.slow
@@ -272,7 +272,7 @@ def test_no_change_that_fits_is_faster(model: str, processes: int, limit: float,
             time = least_time(needs, "bfloat16", limits, 50e9)
             assert time is not None
             times[tuple(values.values())] = time.seconds
-    text = fitting(run, processes, "adamw", limits, 50e9)
+    text = fitting_changes(run, processes, "adamw", limits, 50e9)
     assert text is not None
     changes = yaml.safe_load(text)["machine"]
     chosen = tuple({"gather": "float32", "micro_batch": None, "recompute": "none", **changes}.values())

@@ -15,7 +15,7 @@ from torch import Tensor
 import tfkit
 from tests.run.training.runs import write_run
 from tfkit.cli import main
-from tfkit.tools.eject.runner import loaded, made
+from tfkit.tools.eject.runner import build_model, loaded_module
 from tfkit.tools.eject.write import eject
 
 LAST = "out/step-8"
@@ -72,8 +72,8 @@ def test_export(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_eject() -> None:
-    with loaded(eject(tfkit.load("out"))) as module:
-        model = made(module).eval()
+    with loaded_module(eject(tfkit.load("out"))) as module:
+        model = build_model(module).eval()
     load_model(model, f"{LAST}/model.safetensors")
     with torch.no_grad():
         assert torch.equal(model(TOKENS), logits())

@@ -140,7 +140,7 @@ CHANGED = "was changed after it was written"
 TENSORS = "were changed after the checkpoint was written"
 STATES = {
     **unreadable(STATE, RESUME),
-    **invalid_fields(STATE, list(checkpoints.State.model_fields), [[[1]], 1.5, "6"], RESUME),
+    **invalid_fields(STATE, list(checkpoints.CheckpointState.model_fields), [[[1]], 1.5, "6"], RESUME),
     "state is a list": (write(STATE, b"[]"), "its JSON is not an object"),
     "state without all": (write(STATE, b"{}"), "`format` is missing"),
     "state is binary": (write(STATE, bytes(range(256))), "its JSON is not UTF-8"),
@@ -410,7 +410,7 @@ def test_two_processes_without_locks_are_noticed(
     def no_locks(number: int) -> bool:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(record_module, "held", no_locks)
+    monkeypatch.setattr(record_module, "try_lock", no_locks)
     model = build(run.graph)
     for earlier, later in (("first", "second"), ("second", "first")):
         folder = tampered("shared", lambda _: None)
@@ -446,8 +446,8 @@ def test_the_folder_ema_has_a_digest(run: Run) -> None:
 def test_weights_are_read_once_for_their_digest(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that was written a moment ago is read again: a second change could leave its times equal."""
     folder, reads = tampered("cached", lambda _: None), list[Path]()
-    data = weight_files._data
-    monkeypatch.setattr(weight_files, "_data", lambda path, entry: reads.append(path) or data(path, entry))
+    data = weight_files._tensor_bytes
+    monkeypatch.setattr(weight_files, "_tensor_bytes", lambda path, entry: reads.append(path) or data(path, entry))
     for age, passes in ((0, 2), (10, 1)):
         os.utime(folder / MODEL, ns=(0, time.time_ns() - age * 10**9))
         reads.clear()
@@ -486,10 +486,10 @@ def test_the_remains_of_a_killed_removal_are_still_a_checkpoint(
             patch.setattr(Path, "unlink", lambda path, calls=calls: next(calls)(path))
             patch.setattr(Path, "rmdir", killed)
             with pytest.raises(KeyboardInterrupt):
-                record_module._remove(folder)
+                record_module._remove_checkpoint(folder)
         remains.append(len(list(folder.iterdir())))
         assert record_module._is_checkpoint(folder)
-        record_module._remove(folder)
+        record_module._remove_checkpoint(folder)
         assert not folder.exists()
     assert remains == [4, 3, 2, 1, 0]
 

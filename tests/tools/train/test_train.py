@@ -17,9 +17,9 @@ from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.run.contract import Training
-from tfkit.tools.common.history import history
+from tfkit.tools.common.history import read_history
 from tfkit.tools.train.progress import TrainingProgress
-from tfkit.tools.train.report import MAX_POINTS, _binned
+from tfkit.tools.train.report import MAX_POINTS, _binned_points
 
 SETS = [
     "eval={every: 4, splits: {val: {batches: 2}, train: {batches: 2}}, metrics: [loss, accuracy]}",
@@ -148,12 +148,12 @@ def test_a_run_that_diverged_is_not_trained_again(capsys: pytest.CaptureFixture[
 def test_numbers_that_cannot_be_read_are_one_error(line: str, error: str) -> None:
     Path("metrics.jsonl").write_text(f"{line}\n", encoding="utf-8")
     with pytest.raises(SpecError, match=re.escape(error)):
-        history(Path())
+        read_history(Path())
 
 
 def test_a_long_curve_keeps_its_extremes() -> None:
     points = [(step, float(step % 7)) for step in range(1, 10_001)]
-    drawn = _binned(points)
+    drawn = _binned_points(points)
     assert len(drawn) <= MAX_POINTS
     assert drawn[-1][0] == 10_000
     assert [value for _, values in drawn for value in values] == [value for _, value in points]
@@ -162,7 +162,7 @@ def test_a_long_curve_keeps_its_extremes() -> None:
 def test_numbers_that_are_not_finite_have_no_place_in_a_curve(tmp_path: Path) -> None:
     lines = ['{"step": 1, "loss": NaN}', '{"step": 2, "loss": 1.5}', '{"step": 2, "skipped": "the weight"}']
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    actual = history(tmp_path)
+    actual = read_history(tmp_path)
     assert actual.curves == {"loss": [(2, 1.5)]}
     assert actual.texts == [(2, "skipped", "the weight")]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.run.training.runs import small_run
-from tfkit.tools.cost.devices import devices
-from tfkit.tools.train.plan import known_device, utilisation
+from tfkit.tools.cost.devices import listed_devices
+from tfkit.tools.train.plan import device_of_run, device_utilisation
 
 
 def test_causal_and_full(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_causal_and_full(tmp_path: Path) -> None:
     weights = layers * (4 * width * width + 2 * width * ffn) + width * vocabulary
     pairs = layers * 2 * width * length  # scores and mixing, for each token
     records = layers * 2 * width * (length + 1) / 2
-    actual = utilisation(run, 1e9, devices()["h100"])
+    actual = device_utilisation(run, 1e9, listed_devices()["h100"])
     assert actual is not None
     peak = 989.5e12
     assert actual.full == pytest.approx(1e9 * 6 * (weights + pairs) / peak, rel=0.05)
@@ -27,5 +27,5 @@ def test_causal_and_full(tmp_path: Path) -> None:
 
 def test_an_unknown_device_has_none(tmp_path: Path) -> None:
     run = small_run(tmp_path)
-    assert known_device(run) is None
-    assert utilisation(run, 1e9, None) is None
+    assert device_of_run(run) is None
+    assert device_utilisation(run, 1e9, None) is None

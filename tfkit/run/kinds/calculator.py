@@ -11,7 +11,7 @@ import numpy as np
 import tfkit
 from tfkit.errors import Invalid
 from tfkit.run.contract import Batch, Data, DataConfig, Examples, Ids, Order, PositiveCount
-from tfkit.run.kinds.examples import RowsData, StreamData, divided, generator, next_tokens
+from tfkit.run.kinds.examples import RowsData, StreamData, data_generator, next_tokens, split_ranges
 
 SYMBOLS = "$()*+-./0123456789=an"
 OPERATORS = "/*-+"
@@ -74,7 +74,7 @@ class CalculatorConfig(DataConfig):
         asked = Problems(TEST, self.test, reverse=self.reverse)
         test = Rows(asked, (0, self.test), answer_only=True)
         if length is None:
-            ends = divided(self, self.problems)
+            ends = split_ranges(self, self.problems)
             rows = {name: Rows(drawn, part, answer_only=self.loss_on == "answer") for name, part in ends.items()}
             return RowsData({**rows, "test": test}, WIDTH - 1, len(SYMBOLS), tokenizer)
         parts = {name: Text(drawn, part) for name, part in self.ends(WIDTH * self.problems).items()}
@@ -85,7 +85,7 @@ class Problems:
     """Problems that are drawn once, and formatted as text when they are read."""
 
     def __init__(self, key: int, count: int, *, reverse: bool = True) -> None:
-        random = generator(key)
+        random = data_generator(key)
         self._reverse = reverse
         self._operators = random.integers(len(OPERATORS), size=count, dtype=np.int8)
         self._numbers = random.integers(1, MAX_NUMBER + 1, size=(2, count), dtype=np.int16)
@@ -98,9 +98,9 @@ class Problems:
 
     def text(self, number: int) -> str:
         """Return the characters of a problem."""
-        left, right = (_operand(int(self._numbers[i, number]), float(self._factors[i, number])) for i in range(2))
+        left, right = (_operand_value(int(self._numbers[i, number]), float(self._factors[i, number])) for i in range(2))
         operator = OPERATORS[self._operators[number]]
-        answer = f"{_answer(left, operator, right):0>{DIGITS}}"
+        answer = f"{_answer_text(left, operator, right):0>{DIGITS}}"
         return f"$({left:0>{DIGITS}}{operator}{right:0>{DIGITS}})={answer[::-1] if self._reverse else answer}$"
 
 
@@ -108,11 +108,11 @@ _CODES = np.zeros(128, dtype=np.int64)
 _CODES[[ord(symbol) for symbol in SYMBOLS]] = np.arange(len(SYMBOLS))
 
 
-def _operand(whole: int, factor: float) -> int | float:
+def _operand_value(whole: int, factor: float) -> int | float:
     return whole if math.isnan(factor) else round(whole * factor, 2)
 
 
-def _answer(left: float, operator: str, right: float) -> str:
+def _answer_text(left: float, operator: str, right: float) -> str:
     if operator == "/":
         return str(round(left / right, 2)) if right else "nan"
     value = left * right if operator == "*" else left - right if operator == "-" else left + right

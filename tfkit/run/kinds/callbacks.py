@@ -175,13 +175,13 @@ class StopAt(Callback):
         self._config = config
 
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
-        name, value = self._config.metric, _reported(numbers, self._config.metric)
+        name, value = self._config.metric, _reported_metric(numbers, self._config.metric)
         below, above = self._config.below, self._config.above
         if value < (-math.inf if below is None else below) or value > (math.inf if above is None else above):
             training.stop(f"{name} is {value:.4g}")
 
 
-def _reported(numbers: Mapping[str, float], metric: str) -> float:
+def _reported_metric(numbers: Mapping[str, float], metric: str) -> float:
     """Return a metric of an evaluation; raise `Invalid` if it is not reported."""
     if metric not in numbers:
         message = f"the evaluation does not report the metric `{metric}`"
@@ -216,7 +216,7 @@ class Patience(Callback):
         self._waited = 0
 
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
-        value = _reported(numbers, self._config.metric)
+        value = _reported_metric(numbers, self._config.metric)
         gain = math.inf if self._best is None else self._best - value
         if self._config.better == "higher" and self._best is not None:
             gain = -gain
@@ -264,13 +264,13 @@ class Ema(Callback):
 
     def on_start(self, training: Training) -> None:
         restored, self._averages = self._averages, {}
-        for name, parameter in _trained(training).items():
+        for name, parameter in _trained_parameters(training).items():
             value = part(restored[name].to(parameter.device), parameter) if name in restored else parameter.detach()
             self._averages[name] = value.clone()
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
         decay = min(self._config.decay, (1 + training.step) / (10 + training.step))
-        averages, parameters = [*self._averages.values()], [*_trained(training).values()]
+        averages, parameters = [*self._averages.values()], [*_trained_parameters(training).values()]
         get_ema_multi_avg_fn(decay)(averages, parameters, None)
 
     def on_eval(self, training: Training, numbers: Mapping[str, float]) -> None:
@@ -286,13 +286,13 @@ class Ema(Callback):
     @contextmanager
     def _as_weights(self, training: Training) -> Iterator[None]:
         """Replace the model's weights by the averages inside the block."""
-        parameters = _trained(training)
+        parameters = _trained_parameters(training)
         weights = [parameter.detach().clone() for parameter in parameters.values()]
         try:
-            _copy(self._averages.values(), parameters.values())
+            _copy_values(self._averages.values(), parameters.values())
             yield
         finally:
-            _copy(weights, parameters.values())
+            _copy_values(weights, parameters.values())
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self._averages
@@ -301,12 +301,12 @@ class Ema(Callback):
         self._averages = dict(tensors)
 
 
-def _trained(training: Training) -> dict[str, nn.Parameter]:
+def _trained_parameters(training: Training) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in training.model.named_parameters() if parameter.requires_grad}
 
 
 @torch.no_grad()
-def _copy(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
+def _copy_values(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
     for value, parameter in zip(values, parameters, strict=True):
         parameter.copy_(value)
 
@@ -347,18 +347,20 @@ class ComponentActivity(Callback):
 
     def reject(self, training: Training, numbers: Mapping[str, float]) -> str | None:
         if (training.step + 1) % self._config.every == 0:
-            self._before = {name: parameter.detach().clone() for name, parameter in _trained(training).items()}
+            self._before = {
+                name: parameter.detach().clone() for name, parameter in _trained_parameters(training).items()
+            }
         return None
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
         if training.step % self._config.every:
             return
-        trained, before, self._before = _trained(training), self._before, {}
+        trained, before, self._before = _trained_parameters(training), self._before, {}
         gradients = {name: parameter.grad for name, parameter in trained.items() if parameter.grad is not None}
         updates = {name: parameter.detach() - before.pop(name) for name, parameter in trained.items()}
         measured = tfkit.activity(training.model, **self._inputs)
         for quantity, tensors in (("weight", trained), ("gradient", gradients), ("update", updates)):
-            measured |= {f"{quantity}/{name}": norm for name, norm in _norms(tensors).items()}
+            measured |= {f"{quantity}/{name}": norm for name, norm in _component_norms(tensors).items()}
         for name, number in measured.items():
             training.log(name, number)
 
@@ -368,7 +370,7 @@ _COMPONENT = re.compile(r"(.+?\.layers\.\d+\.[^.]+|[^.]+)\.")
 
 
 @torch.no_grad()
-def _norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+def _component_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the norm of each component's tensors together."""
     components: dict[str, list[Tensor]] = {}
     for name, tensor in tensors.items():

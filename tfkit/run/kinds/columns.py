@@ -13,8 +13,8 @@ from pydantic import Field
 
 from tfkit.component import Immaterial, slot
 from tfkit.errors import Invalid, SpecError, quoted
-from tfkit.run.contract import Data, DataConfig, Ids, Tokenizer, TokenizerConfig, bare
-from tfkit.run.kinds.examples import StreamData, divided
+from tfkit.run.contract import Data, DataConfig, Ids, Tokenizer, TokenizerConfig, bare_ids
+from tfkit.run.kinds.examples import StreamData, split_ranges
 from tfkit.run.kinds.text import files_of, id_of, tokenizer_for
 from tfkit.run.read_rows import Row, read_rows
 
@@ -70,19 +70,19 @@ class ColumnsConfig(DataConfig):
     def read(self) -> dict[str, list[Row]]:
         """Return all rows by split. Raise `Invalid` for a row that cannot be read, or an empty split."""
         if isinstance(self.files, dict):
-            parts = {name: list(_rows(files)) for name, files in self.files.items()}
+            parts = {name: list(_rows_of_files(files)) for name, files in self.files.items()}
             empty = next((name for name, rows in parts.items() if not rows), None)
             if empty is not None:
                 raise Invalid("files", f"the files of the split `{empty}` must have at least one row")
             return parts
-        rows = list(_rows(self.files))
-        ranges = divided(self, len(rows))
+        rows = list(_rows_of_files(self.files))
+        ranges = split_ranges(self, len(rows))
         if self.divide == "stored":
             return {name: rows[start:end] for name, (start, end) in ranges.items()}
         return {name: [rows[index] for index in indices] for name, indices in self.drawn(len(rows)).items()}
 
 
-def _rows(names: Names) -> Iterator[Row]:
+def _rows_of_files(names: Names) -> Iterator[Row]:
     for name in (names,) if isinstance(names, str) else names:
         for path in files_of(name, folders=True):
             yield from read_rows(Path(path))
@@ -132,7 +132,7 @@ def masks_of(masks: Mapping[str, NDArray[np.bool_]]) -> dict[str, NDArray[np.boo
     return {name: mask for name, mask in masks.items() if not mask.all()}
 
 
-def fitted(rows: Sequence[Row], sizes: Sequence[int], length: int, long: Long) -> list[int]:
+def fitting_indices(rows: Sequence[Row], sizes: Sequence[int], length: int, long: Long) -> list[int]:
     """Return the indices of the rows to use; `sizes` are their numbers of positions.
 
     Raise `Invalid` if no row fits `length` or, with `long: error`, if a row does not.
@@ -157,7 +157,7 @@ class Digested(Protocol):
         """Return a digest of all ids."""
 
 
-def fingerprint(texts: Iterable[str], examples: Mapping[str, Digested]) -> str:
+def data_fingerprint(texts: Iterable[str], examples: Mapping[str, Digested]) -> str:
     """Return a digest of texts and of the examples of each split."""
     digest = hashlib.blake2b(digest_size=32)
     for text in texts:
@@ -167,7 +167,7 @@ def fingerprint(texts: Iterable[str], examples: Mapping[str, Digested]) -> str:
     return digest.hexdigest()
 
 
-def encoded(row: Row, text: str, encode: Callable[[str], Sequence[int]]) -> Sequence[int]:
+def encoded_text(row: Row, text: str, encode: Callable[[str], Sequence[int]]) -> Sequence[int]:
     """Return the ids of a text in a row; raise `Invalid` if it has no ids, or if the tokenizer cannot express it."""
     try:
         ids = encode(text)
@@ -204,10 +204,10 @@ class DocumentsConfig(ColumnsConfig):
         separator, vocab_size = new_token(self.separator, tokenizer, tokenizer.vocab_size, "separator")
         ids = {name: Ragged(self._document(row, tokenizer, separator) for row in rows) for name, rows in parts.items()}
         streams = {name: ragged.values.astype(np.int64) for name, ragged in ids.items()}
-        return StreamData(streams, length, vocab_size, tokenizer, fingerprint(texts, ids))
+        return StreamData(streams, length, vocab_size, tokenizer, data_fingerprint(texts, ids))
 
     def _document(self, row: Row, tokenizer: Tokenizer, separator: int) -> list[int]:
-        return [*encoded(row, row.text(self.text), lambda text: [*bare(tokenizer, text), separator])]
+        return [*encoded_text(row, row.text(self.text), lambda text: [*bare_ids(tokenizer, text), separator])]
 
 
 def new_token(token: Token | None, tokenizer: Tokenizer, vocab_size: int, field: str) -> tuple[int, int]:

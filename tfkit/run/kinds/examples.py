@@ -34,7 +34,7 @@ class RowsData:
         return self.parts[split]
 
 
-def divided(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
+def split_ranges(config: DataConfig, size: int) -> dict[str, tuple[int, int]]:
     """Return the range of each split among `size` examples; raise `Invalid` if a range is empty."""
     ends = config.ends(size)
     empty = next((name for name, (start, end) in ends.items() if start == end), None)
@@ -60,12 +60,12 @@ def next_tokens(rows: Ids, *, counted: int | None = None) -> Batch:
     return Batch({"tokens": rows[:, :-1]}, targets)
 
 
-def generator(*key: int) -> np.random.Generator:
+def data_generator(*key: int) -> np.random.Generator:
     """Return a random generator for a data kind. It depends only on the key, not on the seed of a run."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
-class Stream(Protocol):
+class TokenStream(Protocol):
     """A sequence of tokens: an array, or an object that computes or reads the tokens."""
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class StreamData:
     too few tokens for a window.
     """
 
-    parts: Mapping[str, Stream]
+    parts: Mapping[str, TokenStream]
     """The tokens of each split, [n]: an array, or an object that reads tokens at any indices."""
     length: int
     vocab_size: int
@@ -112,7 +112,7 @@ class Windows:
     after its end do not count.
     """
 
-    def __init__(self, tokens: Stream, length: int, *, stride: int) -> None:
+    def __init__(self, tokens: TokenStream, length: int, *, stride: int) -> None:
         self._tokens, self._stride = tokens, stride
         self._offsets = np.arange(length + 1)
         self._count = len(tokens) - length if stride == 1 else -(-(len(tokens) - 1) // stride)

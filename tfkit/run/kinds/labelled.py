@@ -11,7 +11,16 @@ import numpy as np
 from tfkit.component import optional_slot
 from tfkit.errors import Invalid, listing
 from tfkit.run.contract import IGNORE_INDEX, Batch, Data, Ids, Tokenizer, TokenizerConfig
-from tfkit.run.kinds.columns import ColumnsConfig, Long, Names, Ragged, encoded, fingerprint, fitted, masks_of
+from tfkit.run.kinds.columns import (
+    ColumnsConfig,
+    Long,
+    Names,
+    Ragged,
+    data_fingerprint,
+    encoded_text,
+    fitting_indices,
+    masks_of,
+)
 from tfkit.run.kinds.examples import RowsData
 from tfkit.run.kinds.text import tokenizer_for
 from tfkit.run.read_rows import Row
@@ -83,12 +92,12 @@ class LabelledConfig(ColumnsConfig):
                 output: [target.labels(row, len(value)) for row, value in zip(part, values, strict=True)]
                 for output, target in targets.items()
             }
-            kept = fitted(part, list(map(len, values)), length, self.long)
+            kept = fitting_indices(part, list(map(len, values)), length, self.long)
             inputs = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in kept])
             ragged = {output: Ragged([of_rows[i][:length] for i in kept]) for output, of_rows in labels.items()}
             examples[name] = LabelledExamples(inputs, ragged, {name: target.each for name, target in targets.items()})
         warnings = tuple(warning for target in targets.values() for warning in target.warnings(parts))
-        content = fingerprint(
+        content = data_fingerprint(
             [*texts, *(str(name) for target in targets.values() for name in target.numbers)], examples
         )
         vocab_size = 1 if tokenizer is None else tokenizer.vocab_size
@@ -108,15 +117,17 @@ class LabelledConfig(ColumnsConfig):
         """Return the ids or the features of a row."""
         if tokenizer is None:
             return self._vectors(row, width)
-        return encoded(row, row.text(str(self.text)), tokenizer.encode)
+        return encoded_text(row, row.text(str(self.text)), tokenizer.encode)
 
     def _vectors(self, row: Row, width: int | None = None) -> NDArray[np.float32]:
         """Return the features of a row, [n, width]."""
         if isinstance(self.features, tuple):
-            return np.concatenate([_array(row, column, "a number", axes=0) for column in self.features], axis=1)
+            return np.concatenate(
+                [_column_numbers(row, column, "a number", axes=0) for column in self.features], axis=1
+            )
         assert self.features is not None
         expected = "a list of numbers, or of lists of numbers" + ("" if width is None else f", of width {width}")
-        vectors = _array(row, self.features, expected, axes=2)
+        vectors = _column_numbers(row, self.features, expected, axes=2)
         if width not in (None, vectors.shape[1]):
             raise row.error(self.features, expected)
         return vectors
@@ -143,7 +154,7 @@ class _Target:
         types: set[type] = set()
         values: set[str | int] = set()
         for row in rows:
-            for value in _classes(row, column):
+            for value in _classes_in_row(row, column):
                 types.add(type(value))
                 values.add(value)
                 if len(types) > 1:
@@ -163,7 +174,7 @@ class _Target:
         splits: dict[str, set[int]] = {name: set() for name in parts}
         for name, part in parts.items():
             for row in part:
-                classes = {self.numbers[label] for label in _classes(row, self.column)}
+                classes = {self.numbers[label] for label in _classes_in_row(row, self.column)}
                 splits[name] |= classes
                 rows |= dict.fromkeys(classes - rows.keys(), row)
         if absent := self.n_classes - len(rows):
@@ -191,7 +202,7 @@ class _Target:
 
     def labels(self, row: Row, count: int) -> list[int]:
         """Return the numbers of the classes of a row of `count` positions."""
-        labels = list(_classes(row, self.column))
+        labels = list(_classes_in_row(row, self.column))
         if isinstance(row[self.column], list) != self.each or (self.each and len(labels) != count):
             expected = f"a list of {count} classes, one for each position" if self.each else "one class"
             raise row.error(self.column, expected)
@@ -200,7 +211,7 @@ class _Target:
         return [self.numbers[label] for label in labels]
 
 
-def _classes(row: Row, column: str) -> Iterator[str | int]:
+def _classes_in_row(row: Row, column: str) -> Iterator[str | int]:
     value = row[column]
     for label in value if isinstance(value, list) else [value]:
         if not isinstance(label, str) and not (isinstance(label, int) and 0 <= label < 2**31):
@@ -213,7 +224,7 @@ def _is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal() and len(name) < 10 and str(int(name)) == name
 
 
-def _array(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.float32]:
+def _column_numbers(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.float32]:
     """Return the finite numbers in a column, [n, width]; raise `Invalid` if the column has none."""
     try:
         values = np.asarray(row[column], dtype=np.float32)

@@ -237,7 +237,7 @@ class DecodedAccuracy(DecodedMetric):
         if any(tensor.dim() > 2 for tensor in inputs.values()):
             raise Invalid("", "generated answers cannot be scored in rows with several documents")
         *sources, (_, tokens) = inputs.items()
-        start, stop = _start(targets, least=0 if sources else 1), self._stop
+        start, stop = _answer_start(targets, least=0 if sources else 1), self._stop
         further: dict[str, Any] = dict(sources)
         try:
             output = model.meta["graph"].outputs[0]
@@ -266,7 +266,7 @@ class DecodedExactMatch(DecodedAccuracy):
         return exact_matches(values, targets)
 
 
-def _start(targets: Tensor, *, least: int) -> int:
+def _answer_start(targets: Tensor, *, least: int) -> int:
     """Return the position at which all answers start; raise `Invalid` unless every answer ends its example.
 
     Answers must start at position `least` or later, so that a question precedes them.

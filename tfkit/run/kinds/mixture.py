@@ -94,13 +94,13 @@ def _check_equal(parts: Mapping[str, Data]) -> None:
         got = ", ".join(f"`{name}` {size:,}" for name, size in sizes.items())
         help = "use one tokenizer, and name the tokens that parts add, such as `separator` and `end`"
         raise Invalid("of", f"all parts must have the same number of tokens; got {got}", help=help)
-    files = {name: _file(data.tokenizer) for name, data in parts.items() if data.tokenizer is not None}
+    files = {name: _tokenizer_bytes(data.tokenizer) for name, data in parts.items() if data.tokenizer is not None}
     if len(set(files.values())) > 1:
         names = ", ".join(f"`{name}`" for name in files)
         raise Invalid("of", f"the parts {names} must have the same tokenizer", help="read it from one file")
 
 
-def _file(tokenizer: Tokenizer) -> bytes:
+def _tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
     """Return the contents of a tokenizer's file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / tokenizer.file
@@ -121,7 +121,9 @@ class Mixture:
         self.splits = ["train", *self._evaluated]
         self.tokenizer = next((data.tokenizer for data in parts.values() if data.tokenizer is not None), None)
         trained = [data for name, data in parts.items() if weights[name]]
-        self.start, self.end = (_agreed([getattr(data, name, None) for data in trained]) for name in ("start", "end"))
+        self.start, self.end = (
+            _common_token([getattr(data, name, None) for data in trained]) for name in ("start", "end")
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -138,7 +140,7 @@ class Mixture:
         return Mixed([self._parts[name].examples("train", order) for name in names], weights, lengths)
 
 
-def _agreed(tokens: Sequence[int | None]) -> int | None:
+def _common_token(tokens: Sequence[int | None]) -> int | None:
     """Return the token that all parts of a mixture have; None if they differ."""
     return tokens[0] if len(set(tokens)) == 1 else None
 
@@ -174,10 +176,10 @@ class Mixed:
             part, rows_of_part = self._parts[owner], np.flatnonzero(owners == owner)
             batches.append(part.batch((indices[rows_of_part] - starts[owner]) % len(part)))
             rows.append(rows_of_part)
-        return batches[0] if len(batches) == 1 else _joined(batches, np.argsort(np.concatenate(rows)))
+        return batches[0] if len(batches) == 1 else _joined_batches(batches, np.argsort(np.concatenate(rows)))
 
 
-def _joined(batches: Sequence[Batch], order: Ids) -> Batch:
+def _joined_batches(batches: Sequence[Batch], order: Ids) -> Batch:
     """Join batches, padded to the longest example, and reorder their examples by `order`."""
     names = list(batches[0].inputs)
     for batch in batches:
@@ -190,16 +192,16 @@ def _joined(batches: Sequence[Batch], order: Ids) -> Batch:
         return np.concatenate(padded)[order]
 
     inputs = {name: rows([batch.inputs[name] for batch in batches], 0) for name in names}
-    masks = {name: rows([_mask(batch, name) for batch in batches], False) for name in names}
+    masks = {name: rows([_input_mask(batch, name) for batch in batches], False) for name in names}
     documents = None
     if any(batch.documents is not None for batch in batches):
-        documents = rows([_documents(batch) for batch in batches], 0)
+        documents = rows([_document_numbers(batch) for batch in batches], 0)
     return Batch(inputs, rows([batch.targets for batch in batches], IGNORE_INDEX), documents, masks_of(masks))
 
 
-def _mask(batch: Batch, name: str) -> NDArray[np.bool_]:
+def _input_mask(batch: Batch, name: str) -> NDArray[np.bool_]:
     return batch.masks.get(name, np.ones(batch.inputs[name].shape[:2], dtype=bool))
 
 
-def _documents(batch: Batch) -> Ids:
+def _document_numbers(batch: Batch) -> Ids:
     return np.zeros(batch.targets.shape, np.int64) if batch.documents is None else batch.documents

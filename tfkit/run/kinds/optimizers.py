@@ -134,15 +134,17 @@ class Muon(torch.optim.Optimizer):
         """Update the matrices in a parameter."""
         stored = parameter.detach(), self.state[parameter]["momentum_buffer"]
         weight, momentum, gradient = map(whole, (*stored, parameter.grad))
-        matrices = list(map(nn.Parameter, _split(weight, rows)))
+        matrices = list(map(nn.Parameter, _matrix_views(weight, rows)))
         muon = torch.optim.Muon(matrices, lr=group["lr"], weight_decay=group["weight_decay"], **self._options)
-        for matrix, gradient_part, former in zip(matrices, _split(gradient, rows), _split(momentum, rows), strict=True):
+        for matrix, gradient_part, former in zip(
+            matrices, _matrix_views(gradient, rows), _matrix_views(momentum, rows), strict=True
+        ):
             matrix.grad, muon.state[matrix]["momentum_buffer"] = gradient_part, former
         muon.step()
         for tensor, updated in zip(stored, (weight, momentum), strict=True):
             tensor.copy_(part(updated, tensor))  # no effect if both are the same tensor
 
 
-def _split(tensor: Tensor, rows: tuple[int, ...]) -> list[Tensor]:
+def _matrix_views(tensor: Tensor, rows: tuple[int, ...]) -> list[Tensor]:
     """Return views of the matrices in a tensor [..., rows, columns]."""
     return list(tensor.flatten(0, -2).split(rows))

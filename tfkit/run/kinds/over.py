@@ -17,7 +17,7 @@ from pydantic import Field
 
 from tfkit.errors import Invalid
 from tfkit.run.contract import IGNORE_INDEX, Batch, Data, DataConfig, Examples, Ids, Order, PositiveCount, Tokenizer
-from tfkit.run.kinds.examples import generator
+from tfkit.run.kinds.examples import data_generator
 from tfkit.run.kinds.text import id_of
 
 if TYPE_CHECKING:
@@ -161,15 +161,15 @@ class Hidden:
         asked = np.zeros(tokens.shape, dtype=bool)
         asked[:, 1:] = seen.targets[:, :-1] != IGNORE_INDEX
         asked &= seen.masks.get(name, True)  # the last target of a padded example may not be an input
-        drawn = np.stack([generator(number).random((3, tokens.shape[1])) for number in indices.tolist()], axis=1)
+        drawn = np.stack([data_generator(number).random((3, tokens.shape[1])) for number in indices.tolist()], axis=1)
         chosen = asked & (drawn[0] < self._share)
         hidden, random = chosen & (drawn[1] < MASK_FRACTION), chosen & (drawn[1] >= 1 - RANDOM_FRACTION)
         read = np.where(random, (drawn[2] * self._mask).astype(np.int64), tokens)
-        read[hidden | _behind(seen.targets)] = self._mask
+        read[hidden | _trailing_padding(seen.targets)] = self._mask
         return replace(seen, inputs={name: read}, targets=np.where(chosen, tokens, IGNORE_INDEX))
 
 
-def _behind(targets: Ids) -> NDArray[np.bool_]:
+def _trailing_padding(targets: Ids) -> NDArray[np.bool_]:
     """Mark the padding at the end of each row: positions i without a target at position i - 1 or later."""
     counted = np.maximum.accumulate((targets != IGNORE_INDEX)[:, ::-1], axis=1)[:, ::-1]
     behind = np.zeros(targets.shape, dtype=bool)

@@ -10,8 +10,17 @@ from typing import Literal
 import numpy as np
 
 from tfkit.component import slot
-from tfkit.run.contract import IGNORE_INDEX, Batch, Data, Ids, Tokenizer, TokenizerConfig, bare
-from tfkit.run.kinds.columns import ColumnsConfig, Ragged, Token, encoded, fingerprint, fitted, masks_of, new_token
+from tfkit.run.contract import IGNORE_INDEX, Batch, Data, Ids, Tokenizer, TokenizerConfig, bare_ids
+from tfkit.run.kinds.columns import (
+    ColumnsConfig,
+    Ragged,
+    Token,
+    data_fingerprint,
+    encoded_text,
+    fitting_indices,
+    masks_of,
+    new_token,
+)
 from tfkit.run.kinds.examples import RowsData
 from tfkit.run.kinds.text import id_of, tokenizer_for
 from tfkit.run.read_rows import Row
@@ -67,21 +76,21 @@ class QuestionsConfig(ColumnsConfig):
         form = self.form(tokenizer)
         examples = {}
         for name, part in parts.items():
-            sources = [encoded(question.row, question.source, tokenizer.encode) for question in part]
+            sources = [encoded_text(question.row, question.source, tokenizer.encode) for question in part]
             targets = [self._targets(question, tokenizer, form) for question in part]
             sides = list(zip(sources, targets, strict=True))
             sizes = [max(form.size(source, target) for target in targets) for source, targets in sides]
-            kept = fitted([question.row for question in part], sizes, length, self.long)
+            kept = fitting_indices([question.row for question in part], sizes, length, self.long)
             examples[name] = Pairs.of([sides[i] for i in kept], [part[i].answer for i in kept], form.layout)
-        content = fingerprint(texts, examples)
+        content = data_fingerprint(texts, examples)
         start, end = (next(iter(ids), None) for ids in (form.before, form.after))
         return RowsData(examples, length, form.vocab_size, tokenizer, content, start, end)
 
     def _targets(self, question: Question, tokenizer: Tokenizer, form: PairForm) -> list[list[int]]:
         def encode(text: str) -> Sequence[int]:
-            return [*form.before, *bare(tokenizer, text), *form.after]
+            return [*form.before, *bare_ids(tokenizer, text), *form.after]
 
-        return [list(encoded(question.row, text, encode)) for text in question.targets]
+        return [list(encoded_text(question.row, text, encode)) for text in question.targets]
 
 
 class PairsConfig(QuestionsConfig):

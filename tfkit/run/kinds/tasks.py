@@ -14,7 +14,7 @@ import tfkit
 from tfkit.component import PositiveFloat
 from tfkit.errors import Invalid
 from tfkit.run.contract import IGNORE_INDEX, Batch, Data, DataConfig, Ids, PositiveCount
-from tfkit.run.kinds.examples import RowsData, divided, generator, next_tokens
+from tfkit.run.kinds.examples import RowsData, data_generator, next_tokens, split_ranges
 
 SYMBOLS = "0123456789+="
 HELD_OUT = 1  # the seed of the order in which problems are divided into splits
@@ -38,7 +38,7 @@ class AdditionConfig(DataConfig):
     def build(self, length: int | None) -> Data:
         total = 10 ** (2 * self.digits)
         order = np.random.Generator(np.random.Philox(HELD_OUT)).permutation(total)
-        parts = {name: Sums(order[start:end], self) for name, (start, end) in divided(self, total).items()}
+        parts = {name: Sums(order[start:end], self) for name, (start, end) in split_ranges(self, total).items()}
         return RowsData(parts, 3 * self.digits + 2, len(SYMBOLS), tfkit.CharacterTokenizer(SYMBOLS))
 
 
@@ -54,15 +54,17 @@ class Sums:
     def batch(self, indices: Ids) -> Batch:
         digits, problems = self._config.digits, self._problems[indices]
         left, right = problems // 10**digits, problems % 10**digits
-        answer = _digits(left + right, digits + 1)
+        answer = _decimal_digits(left + right, digits + 1)
         plus, equals = (np.full((len(indices), 1), SYMBOLS.index(sign)) for sign in "+=")
         if self._config.reverse:
             answer = answer[:, ::-1]
-        row = np.concatenate([_digits(left, digits), plus, _digits(right, digits), equals, answer], axis=1)
+        row = np.concatenate(
+            [_decimal_digits(left, digits), plus, _decimal_digits(right, digits), equals, answer], axis=1
+        )
         return next_tokens(row, counted=digits + 1 if self._config.loss_on == "answer" else None)
 
 
-def _digits(numbers: Ids, count: int) -> Ids:
+def _decimal_digits(numbers: Ids, count: int) -> Ids:
     """Return the decimal digits of numbers, padded with zeros, [b, count]."""
     return numbers[:, None] // 10 ** np.arange(count)[::-1] % 10
 
@@ -87,10 +89,10 @@ class CopyConfig(DataConfig):
     """sequence: the answer follows, for a decoder; pair: inputs `source` and `target`, for an encoder-decoder."""
 
     def build(self, length: int | None) -> Data:
-        drawn = generator().integers(self.symbols, size=(self.sequences, self.items))
+        drawn = data_generator().integers(self.symbols, size=(self.sequences, self.items))
         _, first = np.unique(drawn, axis=0, return_index=True)
         distinct = drawn[np.sort(first)]
-        ends = divided(self, len(distinct))
+        ends = split_ranges(self, len(distinct))
         parts = {name: Tasks(distinct[start:end], self) for name, (start, end) in ends.items()}
         return RowsData(parts, (2 if self.layout == "sequence" else 1) * self.items, self.symbols + 1)
 
@@ -154,7 +156,7 @@ class MQARConfig(DataConfig):
             raise Invalid("symbols", message)
 
     def build(self, length: int | None) -> Data:
-        parts = {name: Recall(self, ends) for name, ends in divided(self, self.examples).items()}
+        parts = {name: Recall(self, ends) for name, ends in split_ranges(self, self.examples).items()}
         return RowsData(parts, self.positions, self.symbols)
 
 
@@ -178,7 +180,7 @@ class Recall:
 
     def _draw(self, number: int) -> tuple[Ids, Ids]:
         """Draw the tokens and targets of the example with this index."""
-        random, pairs, half = generator(number), self._config.pairs, self._config.symbols // 2
+        random, pairs, half = data_generator(number), self._config.pairs, self._config.symbols // 2
         keys = 1 + random.choice(half - 1, pairs, replace=False)
         values = half + random.choice(self._config.symbols - half, pairs, replace=False)
         asked = 2 * pairs + 2 * random.choice(len(self._weights), pairs, replace=False, p=self._weights)

@@ -15,8 +15,8 @@ import numpy as np
 
 import tfkit
 from tfkit.component import Immaterial, slot
-from tfkit.errors import Invalid, SpecError, closest, listing, quoted
-from tfkit.run.contract import DataConfig, Tokenizer, TokenizerConfig, bare
+from tfkit.errors import Invalid, SpecError, closest_name, listing, quoted
+from tfkit.run.contract import DataConfig, Tokenizer, TokenizerConfig, bare_ids
 from tfkit.run.kinds.examples import StreamData
 from tfkit.run.read_rows import open_data
 
@@ -43,14 +43,14 @@ class TextConfig(DataConfig):
         return True
 
     def located(self, folder: Path) -> Self:
-        files = tuple(_located(name, folder) for name in self._names())
+        files = tuple(_absolute_name(name, folder) for name in self._names())
         return self.model_copy(update={"files": files, "tokenizer": self.tokenizer.located(folder)})
 
     def build(self, length: int | None) -> StreamData:
         assert length is not None
-        text = "".join(map(_content, self._names()))
+        text = "".join(map(_read_text, self._names()))
         if not text:
-            names = listing(quoted(shown(name)) for name in self._names())
+            names = listing(quoted(displayed_path(name)) for name in self._names())
             raise Invalid("files", f"{names} must have at least one character; the text is empty")
         tokenizer = tokenizer_for(self.tokenizer, text)
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
@@ -70,16 +70,16 @@ def tokenizer_for(config: TokenizerConfig, text: str) -> Tokenizer:
         raise Invalid(f"tokenizer.{error.field}", error.message, help=error.help) from error
 
 
-def _located(name: str, folder: Path) -> str:
+def _absolute_name(name: str, folder: Path) -> str:
     return name if name == SHIPPED else str((folder / name).absolute())
 
 
-def _content(name: str) -> str:
+def _read_text(name: str) -> str:
     """Read the text of a file, or of all files that a pattern matches."""
     if name == SHIPPED:
         packed = (resources.files("tfkit") / "data" / f"{SHIPPED}.txt.gz").read_bytes()
         return gzip.decompress(packed).decode()
-    return "".join(map(_read, files_of(name)))
+    return "".join(map(_read_file, files_of(name)))
 
 
 def files_of(name: str, *, folders: bool = False) -> list[str]:
@@ -89,14 +89,14 @@ def files_of(name: str, *, folders: bool = False) -> list[str]:
         return [name]
     files = [path for path in sorted(glob.glob(name, recursive=True)) if exists(path)]
     if not files:
-        near = closest(Path(name).name, _neighbors(Path(name)))
+        near = closest_name(Path(name).name, _sibling_names(Path(name)))
         start = "relative paths start at the folder of the run's file"
         help = f"a file with a similar name exists: `{near}`" if near else start
-        raise Invalid("files", f"there is no file {quoted(shown(name))}", help=help)
+        raise Invalid("files", f"there is no file {quoted(displayed_path(name))}", help=help)
     return files
 
 
-def _neighbors(path: Path) -> list[str]:
+def _sibling_names(path: Path) -> list[str]:
     """Return the names in the folder of a file; an empty list if the folder cannot be read."""
     try:
         return os.listdir(path.parent)
@@ -104,21 +104,23 @@ def _neighbors(path: Path) -> list[str]:
         return []
 
 
-def shown(name: str) -> str:
+def displayed_path(name: str) -> str:
     """Return a path relative to the current folder if it lies below that folder, else unchanged."""
     relative = os.path.relpath(name)
     return name if relative.startswith(os.pardir) else relative
 
 
-def _read(path: str) -> str:
+def _read_file(path: str) -> str:
     try:
         with open_data(path) as file:
             return file.read().decode()
     except MemoryError:
         size = os.path.getsize(path)
-        raise Invalid("files", f"{quoted(shown(path))} does not fit in memory: it has {size:,} bytes") from None
+        raise Invalid(
+            "files", f"{quoted(displayed_path(path))} does not fit in memory: it has {size:,} bytes"
+        ) from None
     except UnicodeDecodeError as error:
-        raise Invalid("files", f"{quoted(shown(path))} is not UTF-8: byte {error.start:,}") from error
+        raise Invalid("files", f"{quoted(displayed_path(path))} is not UTF-8: byte {error.start:,}") from error
 
 
 class CharactersConfig(TokenizerConfig):
@@ -152,9 +154,9 @@ class FileConfig(TokenizerConfig):
 
     def build(self, text: str) -> Tokenizer:
         try:
-            return tfkit.FileTokenizer.read(Path(shown(self.path)))
+            return tfkit.FileTokenizer.read(Path(displayed_path(self.path)))
         except SpecError as error:
-            command = shlex.join(["tfkit", "tokenizer", "TEXT", "-o", shown(self.path)])
+            command = shlex.join(["tfkit", "tokenizer", "TEXT", "-o", displayed_path(self.path)])
             raise Invalid("path", error.diagnostics[0].message, help=f"train a tokenizer: `{command}`") from error
 
 
@@ -176,16 +178,16 @@ class PretrainedConfig(TokenizerConfig):
     def build(self, text: str) -> Tokenizer:
         if not os.path.isdir(self.path):
             raise Invalid(
-                "path", f"there is no folder {quoted(shown(self.path))}", help="name the folder of a tokenizer"
+                "path", f"there is no folder {quoted(displayed_path(self.path))}", help="name the folder of a tokenizer"
             )
         try:
             files = sorted(Path(self.path).iterdir())
         except OSError as error:
-            message = f"cannot read {quoted(shown(self.path))}: {error.strerror}"
+            message = f"cannot read {quoted(displayed_path(self.path))}: {error.strerror}"
             raise Invalid("path", message, help="name a folder that you may read") from error
         for path in files:
             if path.exists() and not path.is_file() and not path.is_dir():  # reading could block or never end
-                raise Invalid("path", f"{quoted(shown(str(path)))} must be a file; got a pipe or a device")
+                raise Invalid("path", f"{quoted(displayed_path(str(path)))} must be a file; got a pipe or a device")
         try:
             from transformers import AutoTokenizer
         except ImportError:
@@ -195,12 +197,12 @@ class PretrainedConfig(TokenizerConfig):
             return file
         try:
             loaded = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
-            return tfkit.FileTokenizer(loaded.backend_tokenizer, shown(self.path), Path(self.path))
+            return tfkit.FileTokenizer(loaded.backend_tokenizer, displayed_path(self.path), Path(self.path))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises nothing narrower, and a panic is no `Exception`
             cause = " ".join(str(error).split())
-            message = f"{quoted(shown(self.path))} must be a tokenizer that transformers can read"
+            message = f"{quoted(displayed_path(self.path))} must be a tokenizer that transformers can read"
             raise Invalid("path", message, notes=(cause[:300],), help="write it with `save_pretrained`") from error
 
 
@@ -209,7 +211,7 @@ def id_of(token: str | int, tokenizer: Tokenizer | None, field: str) -> int:
     if isinstance(token, int):
         return token
     try:
-        ids = [] if tokenizer is None else bare(tokenizer, token)
+        ids = [] if tokenizer is None else bare_ids(tokenizer, token)
     except ValueError:
         ids = []
     if len(ids) != 1:

@@ -20,7 +20,7 @@ from tfkit.component import Dim, Immaterial
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted
 from tfkit.run.contract import Data, DataConfig, Ids
 from tfkit.run.kinds.examples import StreamData
-from tfkit.run.kinds.text import shown
+from tfkit.run.kinds.text import displayed_path
 from tfkit.run.read_rows import open_data
 
 MAX_DIGEST = 2**24
@@ -58,10 +58,10 @@ class TokensConfig(DataConfig):
 
     def build(self, length: int | None) -> Data:
         assert length is not None
-        files = Joined(list(map(_mapped, self._names())))
-        digest, largest = _known(files.parts) or _read_through(files.parts)
+        files = Joined(list(map(_mapped_file, self._names())))
+        digest, largest = _read_stored_digest(files.parts) or _read_through(files.parts)
         if self.vocab_size is not None and largest >= self.vocab_size:
-            names = listing(quoted(shown(file.name)) for file in files.parts)
+            names = listing(quoted(displayed_path(file.name)) for file in files.parts)
             message = f"{names}: the largest id is {largest:,}, beyond the vocabulary of {self.vocab_size:,}"
             raise Invalid("vocab_size", message)
         vocab_size = largest + 1 if self.vocab_size is None else self.vocab_size
@@ -116,7 +116,7 @@ class TokenFile:
 
     def _error(self, problem: str) -> SpecError:
         help = "restore the file, and continue from the last checkpoint with the same command"
-        return SpecError(Diagnostic(f"{quoted(shown(self.name))} {problem}", help=help))
+        return SpecError(Diagnostic(f"{quoted(displayed_path(self.name))} {problem}", help=help))
 
 
 class Joined:
@@ -143,43 +143,45 @@ class Joined:
         return ids
 
 
-def _mapped(name: str) -> TokenFile:
+def _mapped_file(name: str) -> TokenFile:
     """Map the ids of a file into memory."""
     with open_data(name) as file:
         status = os.fstat(file.fileno())
     try:
         ids: object = np.memmap(name, "<u2", "r") if name.endswith(".bin") else np.load(name, "r", allow_pickle=False)
     except OSError as error:
-        raise Invalid("files", f"cannot read {quoted(shown(name))}: {error.strerror or error}") from error
+        raise Invalid("files", f"cannot read {quoted(displayed_path(name))}: {error.strerror or error}") from error
     except (ValueError, EOFError) as error:
         expected = "16-bit ids" if name.endswith(".bin") else "an array of numbers that `numpy.save` wrote"
-        raise Invalid("files", f"{quoted(shown(name))} must contain {expected}") from error
+        raise Invalid("files", f"{quoted(displayed_path(name))} must contain {expected}") from error
     if not isinstance(ids, np.ndarray):
-        raise Invalid("files", f"{quoted(shown(name))} must have a single array of token ids; got several arrays")
+        raise Invalid(
+            "files", f"{quoted(displayed_path(name))} must have a single array of token ids; got several arrays"
+        )
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        message = f"{quoted(shown(name))} must have integers on one axis; got {ids.dtype} {list(ids.shape)}"
+        message = f"{quoted(displayed_path(name))} must have integers on one axis; got {ids.dtype} {list(ids.shape)}"
         raise Invalid("files", message)
     if not len(ids):
-        raise Invalid("files", f"{quoted(shown(name))} is empty")
+        raise Invalid("files", f"{quoted(displayed_path(name))} is empty")
     return TokenFile(name, status.st_size, status.st_mtime_ns, ids)
 
 
-def _known(files: list[TokenFile]) -> tuple[str, int] | None:
+def _read_stored_digest(files: list[TokenFile]) -> tuple[str, int] | None:
     """Return the digest and the largest id stored next to the first file; None if the files have changed."""
     try:
         with open_data(_digest_file(files), follow=False) as file:
             kept = json.loads(file.read(MAX_DIGEST))
-        if kept["files"] == _states(files) and re.fullmatch("[0-9a-f]{64}", kept["digest"]):
+        if kept["files"] == _file_states(files) and re.fullmatch("[0-9a-f]{64}", kept["digest"]):
             return str(kept["digest"]), int(kept["largest"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return None
 
 
-def _keep(files: list[TokenFile], digest: str, largest: int) -> None:
+def _store_digest(files: list[TokenFile], digest: str, largest: int) -> None:
     """Store the digest and the largest id next to the first file, if its folder is writable."""
     path = _digest_file(files)
-    text = json.dumps({"files": _states(files), "digest": digest, "largest": largest})
+    text = json.dumps({"files": _file_states(files), "digest": digest, "largest": largest})
     try:
         staged = path.with_name(f".{path.name}.{os.getpid()}")  # a process that is killed leaves no incomplete file
         with staged.open("x", encoding="utf-8") as file:  # not through a link of that name
@@ -193,7 +195,7 @@ def _digest_file(files: list[TokenFile]) -> Path:
     return Path(f"{files[0].name}.digest")
 
 
-def _states(files: list[TokenFile]) -> list[list[str | int]]:
+def _file_states(files: list[TokenFile]) -> list[list[str | int]]:
     return [[os.path.basename(file.name), file.size, file.written] for file in files]
 
 
@@ -204,8 +206,10 @@ def _read_through(files: list[TokenFile]) -> tuple[str, int]:
         for start in range(0, len(file), CHUNK):
             ids = file.ids[start : start + CHUNK]
             if ids.min() < 0:
-                raise Invalid("files", f"{quoted(shown(file.name))} must not have an id below 0; got {ids.min()}")
+                raise Invalid(
+                    "files", f"{quoted(displayed_path(file.name))} must not have an id below 0; got {ids.min()}"
+                )
             largest = max(largest, int(ids.max()))
             digest.update(ids.astype("<i8").tobytes())
-    _keep(files, digest.hexdigest(), largest)
+    _store_digest(files, digest.hexdigest(), largest)
     return digest.hexdigest(), largest

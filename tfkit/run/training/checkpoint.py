@@ -62,7 +62,7 @@ class Restored:
     """True if the checkpoint belongs to the run that this run branches from."""
 
 
-class Record(Protocol):
+class RunStore(Protocol):
     """The store of a run: its metrics, texts and checkpoints."""
 
     def restored(self, model: fx.GraphModule) -> Restored | None:
@@ -108,7 +108,7 @@ def optimizer_tensors(model: fx.GraphModule, optimizer: torch.optim.Optimizer) -
     }
 
 
-def owned(tensors: Mapping[str, Tensor], owner: str | int) -> dict[str, Tensor]:
+def tensors_of_owner(tensors: Mapping[str, Tensor], owner: str | int) -> dict[str, Tensor]:
     """Return the tensors of the loss or of a callback, by their names without the owner."""
     begin = f"{owner}{SEPARATOR}"
     return {name.removeprefix(begin): tensor for name, tensor in tensors.items() if name.startswith(begin)}
@@ -133,7 +133,7 @@ class LossState:
         if any(True for _ in content_paths((), config)):
             built = [f"{path}." for path, module in loss.named_modules() if isinstance(module, fx.GraphModule)]
             state = self._all()
-            self._references = {name: _digest(state[name]) for name in state if name.startswith(tuple(built))}
+            self._references = {name: _tensor_digest(state[name]) for name in state if name.startswith(tuple(built))}
 
     def _all(self) -> dict[str, Tensor]:
         state = self._loss.state_dict(keep_vars=True)
@@ -143,12 +143,16 @@ class LossState:
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by the names of the loss's tensors."""
         references = self._references
-        return {name: t for name, t in self._all().items() if name not in references or references[name] != _digest(t)}
+        return {
+            name: t
+            for name, t in self._all().items()
+            if name not in references or references[name] != _tensor_digest(t)
+        }
 
     def digest(self) -> str:
         """Return a digest of the state, which is equal in all processes. Tensors that are sharded do not count."""
         full = {name: tensor for name, tensor in self.tensors().items() if local_part(tensor) is tensor}
-        return " ".join(f"{name} {_digest(tensor)}" for name, tensor in full.items())
+        return " ".join(f"{name} {_tensor_digest(tensor)}" for name, tensor in full.items())
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], *, branch: bool) -> None:
@@ -171,12 +175,12 @@ class LossState:
                 raise ValueError(f"the loss has no `{name}` of shape {list(tensor.shape)}")
 
 
-def _digest(tensor: Tensor) -> str:
+def _tensor_digest(tensor: Tensor) -> str:
     values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.sha256(values.numpy().data).hexdigest()
 
 
-def restore(model: fx.GraphModule, optimizer: torch.optim.Optimizer, restored: Restored) -> None:
+def restore_model(model: fx.GraphModule, optimizer: torch.optim.Optimizer, restored: Restored) -> None:
     """Set a model and its optimizer to a checkpoint that fits them. Tensors are copied, so files may be removed."""
     state = model.state_dict()
     model.load_state_dict({name: part(tensor, state[name]) for name, tensor in restored.weights.items()})

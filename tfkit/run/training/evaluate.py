@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from tfkit.building.builder import evaluating
-from tfkit.building.model import called
+from tfkit.building.builder import evaluation_mode
+from tfkit.building.model import call_in_forward
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.learning.loss import Loss
 from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
@@ -35,13 +35,13 @@ from tfkit.run.contract import (
     MetricConfig,
 )
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.guarded import guarded
+from tfkit.run.training.guarded import guarded_component_call
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.order import indices_to_evaluate
 from tfkit.run.training.processes import Processes
 
 
-def evaluate(
+def evaluate_splits(
     model: fx.GraphModule,
     run: Run,
     splits: Mapping[str, SplitConfig],
@@ -67,7 +67,7 @@ def evaluate(
     """
     processes, micro_batch = processes or Processes(), micro_batch or MicroBatch(run)
     numbers: dict[str, float] = {}
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         for split, part in splits.items():
             built = [
                 _BuiltMetric.of(model, run, metrics, index, named)
@@ -83,7 +83,7 @@ def evaluate(
     return numbers
 
 
-def computing(run: Run, device: torch.device) -> torch.autocast:
+def precision_context(run: Run, device: torch.device) -> torch.autocast:
     """Return the context of a run's forward pass, which sets its precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=run.config.precision == "bfloat16")
 
@@ -108,7 +108,7 @@ class _BuiltMetric:
         """Build a metric with its name and its output; metrics that the run does not list have no path."""
         listed = run.config.eval is not None and metrics is run.config.eval.metrics
         config, path = metrics[index], ("eval", "metrics", str(index)) if listed else ()
-        with guarded(run, model, config, "`build`", *path):
+        with guarded_component_call(run, model, config, "`build`", *path):
             return cls(model, run, config, path, config.build(run.data), *named)
 
     def applies(self, split: str, splits: Iterable[str]) -> bool:
@@ -119,7 +119,7 @@ class _BuiltMetric:
 
     def guarded(self, method: str) -> AbstractContextManager[None]:
         """Turn an exception of a method of the metric into an error of its kind."""
-        return guarded(self.run, self.model, self.config, f"`{method}`", *self.path)
+        return guarded_component_call(self.run, self.model, self.config, f"`{method}`", *self.path)
 
     def add(self, sums: Any, further: Any) -> Any:
         """Add the sums of two batches."""
@@ -148,7 +148,7 @@ class _Evaluation:
     def totals(self, split: str, part: SplitConfig, micro_batch: MicroBatch, between: Callable[[], None]) -> list[Any]:
         """Return the sums of each metric over a part of a split. Raise SpecError if no position counts."""
         count, totals = 0, None
-        for number, batch in enumerate(_batches(self._run, split, part)):
+        for number, batch in enumerate(_evaluation_batches(self._run, split, part)):
             between()
             count += batch.count
             sums = micro_batch.fit(partial(self.sums, batch, number), "an evaluation")
@@ -164,7 +164,7 @@ class _Evaluation:
         share = -(-len(batch.targets) // self._processes.count)
         first = share * self._processes.rank
         rows = batch.rows(first, first + share)
-        with computing(self._run, self._device):
+        with precision_context(self._run, self._device):
             choices = [(rows, batch)]
             if any(isinstance(built.metric, ChoiceMetric) for built in self._metrics):
                 choices += zip(rows.alternatives, batch.alternatives, strict=True)
@@ -198,11 +198,11 @@ class _Evaluation:
         if not self._of_logits:
             return []
         present = rows if len(rows.targets) else batch.rows(0, 1)
-        inputs, loss = tensors(present, self._model, self._device, self._run.config.loss)[0], self._loss
+        inputs, loss = batch_tensors(present, self._model, self._device, self._run.config.loss)[0], self._loss
         if loss is None:
             values = self._of_outputs({"": [self._model(**inputs).flatten(0, -2)]}, present)
         else:
-            values = called(self._model, lambda: self._of_outputs(loss.logits(loss.read(inputs)), present))
+            values = call_in_forward(self._model, lambda: self._of_outputs(loss.logits(loss.read(inputs)), present))
         return [values[built.name][: len(rows.targets)] for built, _ in self._of_logits]
 
     def _of_outputs(self, logits: Mapping[str, Iterable[Tensor]], batch: Batch) -> dict[str, Tensor]:
@@ -225,7 +225,7 @@ class _Evaluation:
         values = []
         for start in range(0, len(batch.targets), size):
             rows = batch.rows(start, start + size)
-            inputs, _ = tensors(rows, self._model, self._device, self._run.config.loss)
+            inputs, _ = batch_tensors(rows, self._model, self._device, self._run.config.loss)
             inputs = {name: tensor for name, tensor in inputs.items() if name not in self._run.config.loss.inputs_ahead}
             targets = torch.from_numpy(self._targets(rows, None)).to(self._device)
             values.append(metric.values(self._model, inputs, targets, seed=number, first=start))
@@ -239,34 +239,34 @@ def _by_choice(choices: Sequence[Batch], values: Sequence[Tensor]) -> tuple[Tens
     return torch.stack(sums, dim=-1), torch.stack([mask.sum(-1) for mask in counted], dim=-1)
 
 
-def tensors(
+def batch_tensors(
     batch: Batch, model: fx.GraphModule, device: torch.device, loss: LossConfig
 ) -> tuple[dict[str, Tensor], Any]:
     """Return the batch as arguments of the model, and its targets: a tensor, or one by the name of each term."""
     graph = model.meta["graph"]
     names = inputs_for(graph, batch.inputs, loss.inputs_ahead)
-    inputs = {names[name]: _moved(ids, device) for name, ids in batch.inputs.items()}
+    inputs = {names[name]: _copy_to_device(ids, device) for name, ids in batch.inputs.items()}
     of_pairs = None if batch.documents is None else mask_of(graph, inputs)
     for name, mask in batch.masks.items():
-        inputs[padding_mask_of(graph, names[name])] = _moved(mask, device)
+        inputs[padding_mask_of(graph, names[name])] = _copy_to_device(mask, device)
     if batch.documents is not None and of_pairs is not None:
-        numbers = _moved(batch.documents, device)
+        numbers = _copy_to_device(batch.documents, device)
         if of_pairs in inputs:  # padding counts as a separate document
             numbers = numbers.masked_fill(~inputs[of_pairs], -1)
         inputs[of_pairs] = numbers[:, :, None] == numbers[:, None, :]
     for name, distance in loss.inputs_ahead.items():
         inputs[name] = F.pad(inputs[next(iter(names.values()))][:, distance:], (0, distance))
-    targets = {name: _moved(ids, device) for name, ids in batch.targets_of(loss.terms).items()}
+    targets = {name: _copy_to_device(ids, device) for name, ids in batch.targets_of(loss.terms).items()}
     return inputs, targets if loss.terms else targets[""]
 
 
-def _moved(values: Array, device: torch.device) -> Tensor:
+def _copy_to_device(values: Array, device: torch.device) -> Tensor:
     """Copy values to a device; a copy to a GPU is asynchronous."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
+def _evaluation_batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
     sequences = run.config.batch.sequences
     if config.batches == "all":
         examples = run.data.examples(split, "sequential")

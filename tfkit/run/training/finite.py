@@ -19,7 +19,7 @@ def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str | None:
 
     def watch(name: str) -> Callable[[nn.Module, object, object], None]:
         def look(module: nn.Module, inputs: object, output: object) -> None:
-            if not names and not all(bool(tensor.isfinite().all()) for tensor in _tensors(output)):
+            if not names and not all(bool(tensor.isfinite().all()) for tensor in _floating_tensors(output)):
                 names.append(name)
 
         return look
@@ -53,12 +53,12 @@ def _is_finite_here(tensor: Tensor) -> bool:
     return bool(local.isfinite().all())
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def _floating_tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor) and value.is_floating_point():
         yield value
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from _floating_tensors(item)
 
 
 def is_finite(*values: Tensor) -> bool:

@@ -14,7 +14,9 @@ from tfkit.run.training.memory import is_out_of_memory
 
 
 @contextmanager
-def guarded(run: Run, model: fx.GraphModule, config: Component, method: str, *path: str) -> Iterator[None]:
+def guarded_component_call(
+    run: Run, model: fx.GraphModule, config: Component, method: str, *path: str
+) -> Iterator[None]:
     """Turn an exception of a kind's method into an error of that kind, as `run.guarded` does.
 
     Exceptions of the model that the method runs, and out-of-memory errors, are raised unchanged.

@@ -100,11 +100,11 @@ def use_float8(model: fx.GraphModule, run: Run, device: torch.device) -> str:
         product._parameters = matrix._parameters  # the same mapping, in which `fully_shard` exchanges the weights
         matrix.__dict__["in_float8"] = product  # not a submodule, which would add names to the model
         # `torch.compile` would compile a `partial` for each layer: it compares its identity.
-        matrix.forward = MethodType(_forward, matrix)  # type: ignore[method-assign]
+        matrix.forward = MethodType(_float8_forward, matrix)  # type: ignore[method-assign]
     return f"{text}, emulated" if emulate else text
 
 
-def _forward(self: Any, x: Tensor) -> Tensor:
+def _float8_forward(self: Any, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return type(self).forward(self, x)
     return self.in_float8(x.to(torch.bfloat16))  # torchao uses the dtype of autocast on CUDA, but not on a CPU

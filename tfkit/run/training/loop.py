@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfkit.building.edits import MAX_DIFFERENCES, edits
+from tfkit.building.edits import MAX_DIFFERENCES, model_edits
 from tfkit.building.initialize import seed_device
-from tfkit.building.instrument import instrumented
-from tfkit.building.placement import GLOBAL_GENERATORS, threads
+from tfkit.building.instrument import instrument_model
+from tfkit.building.placement import GLOBAL_GENERATORS, thread_count
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
@@ -29,24 +29,24 @@ from tfkit.run.training.checkpoint import (
     LOSS,
     Checkpoint,
     LossState,
-    Record,
     Restored,
+    RunStore,
     named_for,
     optimizer_tensors,
-    owned,
-    restore,
+    restore_model,
+    tensors_of_owner,
 )
-from tfkit.run.training.evaluate import computing, evaluate, tensors
+from tfkit.run.training.evaluate import batch_tensors, evaluate_splits, precision_context
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
-from tfkit.run.training.guarded import guarded
+from tfkit.run.training.guarded import guarded_component_call
 from tfkit.run.training.layers import prepare_layers, use_float8
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.optimizer import groups_of
-from tfkit.run.training.order import indices_of, mix
+from tfkit.run.training.order import indices_of, stream_seed
 from tfkit.run.training.prefetch import Prefetch
 from tfkit.run.training.processes import Processes, check_count
-from tfkit.run.training.start import begin
-from tfkit.torch_private.hooks import observing
+from tfkit.run.training.start import set_initial_weights
+from tfkit.torch_private.hooks import observing_hooks
 
 FINISHED, INTERRUPTED, DIVERGED = "finished", "interrupted", "diverged"
 HELP = "a lower learning rate, a longer warmup or `clip` may help"
@@ -83,7 +83,7 @@ class Trainer:
     def __init__(
         self,
         run: Run,
-        record: Record,
+        record: RunStore,
         *,
         watchers: Sequence[Callback] = (),
         until: int | None = None,
@@ -122,9 +122,9 @@ class Trainer:
         except ValueError as error:
             raise self.run.error(str(error), "machine", "device") from None
         self.model = self._processes.build(self.run, self.device)
-        self.notes = begin(self.model, self.run)
+        self.notes = set_initial_weights(self.model, self.run)
         """Descriptions of the initial weights and of float8, by name."""
-        instrumented(self.model, in_run=True)
+        instrument_model(self.model, in_run=True)
         self._edits = self._changes()
         with self.run.guarded(config.loss, "`build`", "loss"), self._observed(config.loss, "the loss"):
             try:
@@ -145,7 +145,7 @@ class Trainer:
     def _changes(self) -> list[str]:
         """Return the edits of the model, if code outside of tfkit could cause any. Hooks may only read values."""
         kinds = (*self._callbacks, self.config.loss)
-        return [] if all(map(_is_built_in, kinds)) else [text for text, _ in edits(self.model, hooks=False)]
+        return [] if all(map(_is_built_in, kinds)) else [text for text, _ in model_edits(self.model, hooks=False)]
 
     def _check_unedited(self) -> None:
         """Raise SpecError if the loss or a callback changed modules of the model: checkpoints contain its spec."""
@@ -168,7 +168,7 @@ class Trainer:
         Raises:
             DivergedError: a loss, a gradient or a weight is not finite; the weights of the last checkpoint stay.
         """
-        with threads(self.config.machine.threads):
+        with thread_count(self.config.machine.threads):
             try:
                 self._restore()
                 return self.ended or self._train()
@@ -259,10 +259,12 @@ class Trainer:
         totals = self._processes.sum(torch.tensor(counts, device="cpu")).clamp(min=1).tolist()
         total = torch.zeros(len(counts), device=self.device)
         with GLOBAL_GENERATORS:
-            seed_device(self.device, mix(self.seed, "noise", step, self._processes.rank))
+            seed_device(self.device, stream_seed(self.seed, "noise", step, self._processes.rank))
             for start in range(0, len(batch.targets), size):
-                inputs, targets = tensors(batch.rows(start, start + size), self.model, self.device, self.config.loss)
-                with computing(self.run, self.device):
+                inputs, targets = batch_tensors(
+                    batch.rows(start, start + size), self.model, self.device, self.config.loss
+                )
+                with precision_context(self.run, self.device):
                     sums = self._sums(inputs, targets)
                     losses = torch.stack([of_output / count for of_output, count in zip(sums, totals, strict=True)])
                 self._weighted(losses).backward()
@@ -277,7 +279,7 @@ class Trainer:
         except RuntimeError:  # of memory, or of the connection to another process
             raise
         except Exception:
-            with guarded(self.run, self.model, self.config.loss, "`forward`", "loss"):
+            with guarded_component_call(self.run, self.model, self.config.loss, "`forward`", "loss"):
                 raise
         if not isinstance(sums, Tensor) or sums.numel() != count:
             shape = list(sums.shape) if isinstance(sums, Tensor) else type(sums).__name__
@@ -324,7 +326,7 @@ class Trainer:
         config = self.config.eval
         if config is None:
             return {}
-        numbers = evaluate(
+        numbers = evaluate_splits(
             self.model,
             self.run,
             config.splits,
@@ -372,18 +374,18 @@ class Trainer:
         step = str(restored and restored.step)
         self._processes.check_equal(step, "found another checkpoint: they need a common folder")
         if restored is not None:
-            restore(self.model, self.optimizer, restored)
+            restore_model(self.model, self.optimizer, restored)
             self.step, self.ended, self.skipped = restored.step, restored.ended, restored.skipped
             self._begins = restored.branch
             self._restore_loss(restored)
             for number, state in enumerate(restored.callbacks):
                 if state is not None:
-                    self._restore_callback(number, state, owned(restored.tensors, number))
+                    self._restore_callback(number, state, tensors_of_owner(restored.tensors, number))
         self.record.resume()
 
     def _restore_loss(self, restored: Restored) -> None:
         """Raise SpecError if the loss cannot continue from its state: its code may have changed."""
-        tensors = owned(restored.tensors, LOSS)
+        tensors = tensors_of_owner(restored.tensors, LOSS)
         if restored.branch and not tensors:  # of a run with a different loss
             return
         try:
@@ -428,7 +430,7 @@ class Trainer:
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return the arguments of the model; see `tfkit.run.contract.Training`."""
-        return tensors(batch, self.model, self.device, self.config.loss)[0]
+        return batch_tensors(batch, self.model, self.device, self.config.loss)[0]
 
     def stop(self, reason: str) -> None:
         """End the run after this step."""
@@ -461,13 +463,13 @@ class Trainer:
 
     def _observed(self, kind: object, owner: str) -> AbstractContextManager[None]:
         """Return a context in which a kind of a plugin can register hooks that read values, and do not change them."""
-        return nullcontext() if _is_built_in(kind) else observing(self.model, owner)
+        return nullcontext() if _is_built_in(kind) else observing_hooks(self.model, owner)
 
     @contextmanager
     def _guarded(self, number: int, method: str) -> Iterator[None]:
         """Turn an exception of a callback into an error of its kind. The callback may call the model."""
         config = self.config.callbacks[number]
         observed = self._observed(self._callbacks[number], f"callback `{config.kind_name()}`")
-        with guarded(self.run, self.model, config, f"`{method}`", "callbacks", str(number)), observed:
+        with guarded_component_call(self.run, self.model, config, f"`{method}`", "callbacks", str(number)), observed:
             yield
         self._processes.reshard(self.model)

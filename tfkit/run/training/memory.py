@@ -16,7 +16,7 @@ OF_THE_CPU = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator
 """Texts of torch's errors for a lack of memory on the CPU, which have no class."""
 
 
-def peak(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
     """Return the largest number of bytes in use so far: of tensors on a GPU, of the process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

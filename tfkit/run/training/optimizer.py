@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from tfkit.building.builder import graph_of
-from tfkit.checkpoint.selection import matches, no_match
+from tfkit.checkpoint.selection import is_match, no_match
 from tfkit.learning.adamw import parameter_groups
 from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import OptimizerConfig
@@ -20,16 +20,16 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, 
     """
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for number, rule in enumerate(config.groups):
-        if not any(matches(name, rule.match) for name in names.values()):
+        if not any(is_match(name, rule.match) for name in names.values()):
             message = f"no trained parameter matches `{rule.match}`"
             raise no_match(f"groups.{number}.match", message, rule.match, list(names.values()))
     matrices = {} if config.rest is None else matrices_of(model)
-    of_matrices, of_rest = _settings(model, config), _settings(model, config.rest or config)
+    of_matrices, of_rest = _default_settings(model, config), _default_settings(model, config.rest or config)
     groups: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
     for parameter, name in names.items():
         lr, weight_decay = (of_matrices if parameter in matrices else of_rest)[parameter]
         for rule in config.groups:
-            if matches(name, rule.match):
+            if is_match(name, rule.match):
                 lr = rule.lr if rule.lr is not None else lr
                 weight_decay = rule.weight_decay if rule.weight_decay is not None else weight_decay
         groups.setdefault((parameter in matrices, lr, weight_decay), []).append(parameter)
@@ -47,18 +47,20 @@ def matrices_of(model: fx.GraphModule) -> dict[nn.Parameter, tuple[int, ...]]:
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     exempt = {parameter for module in (*heads, *tables) for parameter in module.parameters()}
     layers = {
-        module.weight: _rows(module) for module in model.modules() if isinstance(module, nn.Linear | StackedLinear)
+        module.weight: _matrix_rows(module)
+        for module in model.modules()
+        if isinstance(module, nn.Linear | StackedLinear)
     }
     return {weight: layers[weight] for weight in model.parameters() if weight in layers and weight not in exempt}
 
 
-def _rows(layer: nn.Linear | StackedLinear) -> tuple[int, ...]:
+def _matrix_rows(layer: nn.Linear | StackedLinear) -> tuple[int, ...]:
     parts = layer.parts if isinstance(layer, Linear | StackedLinear) else None
     rows = tuple(parts.values()) if parts else (layer.weight.size(-2),)
     return rows * (layer.weight.size(0) if isinstance(layer, StackedLinear) else 1)
 
 
-def _settings(model: fx.GraphModule, config: OptimizerConfig) -> dict[nn.Parameter, tuple[float, float]]:
+def _default_settings(model: fx.GraphModule, config: OptimizerConfig) -> dict[nn.Parameter, tuple[float, float]]:
     """Return the learning rate and weight decay of each parameter before the rules apply."""
     groups = parameter_groups(model, weight_decay=config.weight_decay)
     return {

@@ -14,27 +14,27 @@ import numpy as np
 from tfkit.run.contract import Ids, Order
 
 
-def mix(seed: int, stream: str, *keys: int) -> int:
+def stream_seed(seed: int, stream: str, *keys: int) -> int:
     """Return a seed for torch, from 0 to 2**63 - 1, independent for each stream and key."""
     text = "/".join([str(seed), stream, *map(str, keys)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def generator(seed: int, stream: str, *keys: int) -> np.random.Generator:
+def stream_generator(seed: int, stream: str, *keys: int) -> np.random.Generator:
     """Return a random generator that is independent for each stream and key."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(mix(seed, stream, *keys))))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(stream_seed(seed, stream, *keys))))
 
 
 def indices_of(order: Order, seed: int, step: int, *, sequences: int, examples: int) -> Ids:
     """Return the indices of the examples of a step; the first step is 1."""
     if order == "sampled":
-        return generator(seed, "data", step).integers(0, examples, size=sequences)
+        return stream_generator(seed, "data", step).integers(0, examples, size=sequences)
     places = np.arange((step - 1) * sequences, step * sequences)
     if order == "sequential":
         return places % examples
     passes, within = np.divmod(places, examples)
     return np.concatenate(
-        [_shuffled(seed, int(number), examples)[within[passes == number]] for number in np.unique(passes)]
+        [_shuffled_indices(seed, int(number), examples)[within[passes == number]] for number in np.unique(passes)]
     )
 
 
@@ -43,10 +43,10 @@ def indices_to_evaluate(split: str, number: int, *, sequences: int, examples: in
 
     The indices are the same for all runs, so runs are comparable.
     """
-    return generator(0, f"evaluation/{split}", number).integers(0, examples, size=sequences)
+    return stream_generator(0, f"evaluation/{split}", number).integers(0, examples, size=sequences)
 
 
 @lru_cache(maxsize=2)
-def _shuffled(seed: int, number: int, examples: int) -> Ids:
+def _shuffled_indices(seed: int, number: int, examples: int) -> Ids:
     """Return the order of all examples in one epoch."""
-    return generator(seed, "data", number).permutation(examples)
+    return stream_generator(seed, "data", number).permutation(examples)

@@ -32,7 +32,7 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
-from tfkit.run.training.checkpoint import Checkpoint, Record
+from tfkit.run.training.checkpoint import Checkpoint, RunStore
 from tfkit.run.training.layers import layers_of
 from tfkit.run.training.processes import Processes
 from tfkit.run.training.saving import Saving
@@ -73,14 +73,16 @@ class Together(Processes):
         layers = [layer for _, layer in layers_of(model, once=True)]
         filled = filled_by_layer(model, layers, device=device, seed=run.config.seed, attention_backend=backend)
         for module in filled:
-            sums.append(_checksum(module))
+            sums.append(_weight_checksum(module))
             # As under autocast, the table and the norms are not cast: the residual stream stays float32.
             if machine.gather == "bfloat16" and module is not model:
-                for norm in _norms(model, module):
-                    _shard(norm, mesh)
-                _shard(module, mesh, MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False))
+                for norm in _norms_with_weights(model, module):
+                    _shard_module(norm, mesh)
+                _shard_module(
+                    module, mesh, MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+                )
             else:
-                _shard(module, mesh)
+                _shard_module(module, mesh)
         self.check_equal(" ".join(sums), "began with different weights")
         if self.rank == 0:
             warn_of_first_losses(model, run.graph)
@@ -112,7 +114,7 @@ class Together(Processes):
     def total(self, sums: Sequence[Any]) -> list[Any]:
         return [reduce(operator.add, parts) for parts in zip(*self._from_all(sums), strict=True)]
 
-    def save(self, checkpoint: Checkpoint, record: Record) -> None:
+    def save(self, checkpoint: Checkpoint, record: RunStore) -> None:
         if self._saving is None:
             self._saving = Saving.of(checkpoint.model, self._from_all, writes=self.rank == 0)
         self._saving.begin(checkpoint, record, self._gathered)
@@ -143,20 +145,20 @@ class Together(Processes):
         return values
 
 
-def _norms(model: fx.GraphModule, layer: nn.Module) -> list[nn.Module]:
+def _norms_with_weights(model: fx.GraphModule, layer: nn.Module) -> list[nn.Module]:
     """Return the norms of a layer that have weights."""
     components = model.meta["components"].items()
     norms = {model.get_submodule(path) for path, config in components if config.slot == "norm"}
     return [module for module in layer.modules() if module in norms and any(True for _ in module.parameters())]
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> None:
+def _shard_module(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> None:
     sharded: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
     sharded.set_gradient_divide_factor(1.0)  # a sum: the loop divides by the positions of all processes
     sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
 
-def _checksum(module: nn.Module) -> str:
+def _weight_checksum(module: nn.Module) -> str:
     """Return a text that is equal for equal weights, on every machine: the sum of the bits of each full parameter."""
     parameters = [parameter.detach() for parameter in module.parameters() if not isinstance(parameter, DTensor)]
     return " ".join(str(parameter.view(torch.int32).sum().item()) for parameter in parameters)
@@ -166,12 +168,12 @@ def _checksum(module: nn.Module) -> str:
 
 
 @contextmanager
-def together() -> Iterator[Together]:
+def distributed_processes() -> Iterator[Together]:
     """Connect the processes that `torchrun` started; the first process that fails reports the error for all.
 
     The remaining processes end without a message: they have the same error, or have lost the first process.
     """
-    store, rank, count = _connected()
+    store, rank, count = _connect_processes()
     dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         yield Together()
@@ -191,7 +193,7 @@ def together() -> Iterator[Together]:
     dist.destroy_process_group()
 
 
-def _connected() -> tuple[Any, int, int]:
+def _connect_processes() -> tuple[Any, int, int]:
     """Return the store of the launched processes, the rank of this process, and their number."""
     try:
         store, rank, count = next(rendezvous("env://", timeout=PATIENCE))

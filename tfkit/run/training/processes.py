@@ -15,7 +15,7 @@ from tfkit.building.placement import device_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
-from tfkit.run.training.checkpoint import Checkpoint, Record
+from tfkit.run.training.checkpoint import Checkpoint, RunStore
 
 
 class Processes:
@@ -63,7 +63,7 @@ class Processes:
         """Return the model with its full parameters; None in processes that do not write."""
         return model
 
-    def save(self, checkpoint: Checkpoint, record: Record) -> None:
+    def save(self, checkpoint: Checkpoint, record: RunStore) -> None:
         """Write a checkpoint of this step. With several processes, training continues during the write."""
         record.save(checkpoint)
 
@@ -97,24 +97,24 @@ def check_count(run: Run, count: int) -> None:
         raise run.error(message, "machine", "micro_batch", help="set `micro_batch` to a number")
 
 
-def launched() -> int:
+def launched_count() -> int:
     """Return the number of processes that a launcher such as `torchrun` started; 1 without a launcher.
 
     Raises SpecError if an environment variable that the processes need to connect is missing or invalid.
     """
     if "LOCAL_RANK" not in os.environ:
         return 1
-    count = _variable("WORLD_SIZE", 1, 2**31 - 1)
+    count = _integer_variable("WORLD_SIZE", 1, 2**31 - 1)
     if count > 1:
-        _variable("RANK", 0, count - 1)
-        _variable("LOCAL_RANK", 0, count - 1)
-        _variable("MASTER_PORT", 1, 2**16 - 1)
+        _integer_variable("RANK", 0, count - 1)
+        _integer_variable("LOCAL_RANK", 0, count - 1)
+        _integer_variable("MASTER_PORT", 1, 2**16 - 1)
         if not os.environ.get("MASTER_ADDR"):
             raise _launcher_error("MASTER_ADDR must be the address of the first process; got nothing")
     return count
 
 
-def _variable(name: str, low: int, high: int) -> int:
+def _integer_variable(name: str, low: int, high: int) -> int:
     text = os.environ.get(name, "")
     if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
         value = quoted(text) if text else "nothing"

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from tfkit.building.builder import build, graph_of
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.run.training.checkpoint import Checkpoint, Record
+from tfkit.run.training.checkpoint import Checkpoint, RunStore
 
 WRITE_TIMEOUT = timedelta(hours=4)
 """The longest time for writing a checkpoint, during which the other processes wait for the first process."""
@@ -46,7 +46,7 @@ class Saving:
         return cls(from_all, build(graph_of(model), device="meta") if writes else None)
 
     def begin(
-        self, checkpoint: Checkpoint, record: Record, gathered: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+        self, checkpoint: Checkpoint, record: RunStore, gathered: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
     ) -> None:
         """Copy the shards of this process, and let threads write them. `gathered` receives the unsharded tensors."""
         self.finish()
@@ -58,7 +58,7 @@ class Saving:
         folder = next(path for path in self._from_all(place) if path is not None)
         files = dict.fromkeys(parts, 1)
         writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True, enable_consolidation=True)
-        self._last = written = _future(async_save(parts, storage_writer=writer, process_group=self._group))
+        self._last = written = _as_future(async_save(parts, storage_writer=writer, process_group=self._group))
         if context is not None:
             write, pool = record.saving(), ThreadPoolExecutor(1)
             self._last = pool.submit(self._write, written, context, folder, checkpoint, list(tensors), unsharded, write)
@@ -117,6 +117,6 @@ def _is_part(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor) and tensor.dim() > 0 and tensor.is_floating_point()
 
 
-def _future(saved: Any) -> Future[Any]:
+def _as_future(saved: Any) -> Future[Any]:
     assert isinstance(saved, Future)
     return saved

@@ -11,17 +11,17 @@ from torch import fx
 import tfkit
 from tfkit.building.builder import build
 from tfkit.building.transfer import Transfer
-from tfkit.checkpoint.selection import check_matches, matches_any, shortened
+from tfkit.checkpoint.selection import check_matches, matches_any, shortened_names
 from tfkit.errors import Invalid, SpecError, listing
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.run.run_spec import WeightsConfig
 from tfkit.run.training.optimizer import groups_of
-from tfkit.spec.extending import shortest
+from tfkit.spec.extending import short_path
 from tfkit.spec.folder import TOKENIZERS, model_folder, tokenizer_in
 
 
-def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
+def set_initial_weights(model: fx.GraphModule, run: Run) -> dict[str, str]:
     """Fill a new model with the weights that its run names, and freeze parameters; return a description of both.
 
     Raises:
@@ -30,15 +30,15 @@ def begin(model: fx.GraphModule, run: Run) -> dict[str, str]:
     done = {}
     config = run.config.weights
     if config is not None and run.recorded is None:  # a run that continues has its own weights
-        with _located(run, "weights"):
+        with _located_errors(run, "weights"):
             path = Path(config.path)
             rows = rows_of_tokens(run.data.tokenizer, path) if config.tokens else ()
-            done["weights"] = _transfer(config, rows).fill(model, path)
+            done["weights"] = _weight_transfer(config, rows).fill(model, path)
     if run.recorded is None and run.branch is not None:
-        done["branch"] = f"{run.branch.name.replace('-', ' ')} of {shortest(run.branch.parent)}"
+        done["branch"] = f"{run.branch.name.replace('-', ' ')} of {short_path(run.branch.parent)}"
     if run.config.freeze:
-        with _located(run):
-            done["frozen"] = listing(shortened(freeze(model, run.config.freeze)), 24)
+        with _located_errors(run):
+            done["frozen"] = listing(shortened_names(freeze_parameters(model, run.config.freeze)), 24)
     return done
 
 
@@ -49,21 +49,21 @@ def check_start(run: Run) -> None:
         return
     model = build(run.graph, device="meta")
     if config is not None and run.recorded is None:
-        with _located(run, "weights"):
-            _transfer(config, ()).check(model, Path(config.path))
+        with _located_errors(run, "weights"):
+            _weight_transfer(config, ()).check(model, Path(config.path))
     if run.config.freeze:
-        with _located(run):
-            freeze(model, run.config.freeze)
+        with _located_errors(run):
+            freeze_parameters(model, run.config.freeze)
     with run.guarded(optimizer, "`build`", "optimizer"):
         groups_of(model, optimizer)
 
 
-def _transfer(config: WeightsConfig, rows: Sequence[tuple[int, int]]) -> Transfer:
+def _weight_transfer(config: WeightsConfig, rows: Sequence[tuple[int, int]]) -> Transfer:
     return Transfer(config.missing, config.unused, config.allow_change, config.map, config.tokens, rows)
 
 
 @contextmanager
-def _located(run: Run, *path: str) -> Iterator[None]:
+def _located_errors(run: Run, *path: str) -> Iterator[None]:
     """Add the location of a value of the run to errors."""
     try:
         yield
@@ -73,7 +73,7 @@ def _located(run: Run, *path: str) -> Iterator[None]:
         raise run.file.placed(error, *path) from error
 
 
-def freeze(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
+def freeze_parameters(model: fx.GraphModule, patterns: Sequence[str]) -> list[str]:
     """Freeze the parameters whose names match; return their names.
 
     Raises `Invalid` for a pattern that matches nothing, and if no parameter remains to train.
@@ -97,14 +97,14 @@ def rows_of_tokens(tokenizer: Tokenizer | None, path: Path) -> list[tuple[int, i
     if file is None:
         names = " or ".join(TOKENIZERS)
         raise Invalid("tokens", f"the weights must have a tokenizer next to them, {names}, to find their tokens")
-    new, old = (_pieces(vocabulary) for vocabulary in (tokenizer, tfkit.load_tokenizer(file)))
+    new, old = (_ids_by_token(vocabulary) for vocabulary in (tokenizer, tfkit.load_tokenizer(file)))
     rows = [(index, old[piece]) for piece, index in new.items() if piece in old]
     if not rows:
         raise Invalid("tokens", "the vocabularies of the data and of the weights have no token in common")
     return rows
 
 
-def _pieces(tokenizer: object) -> dict[bytes, int]:
+def _ids_by_token(tokenizer: object) -> dict[bytes, int]:
     pieces = getattr(tokenizer, "pieces", None)
     if pieces is None:
         help = "use data with a tokenizer; a tokenizer of a plugin needs the method `pieces`"

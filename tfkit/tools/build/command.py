@@ -12,7 +12,7 @@ from tfkit.console import options
 from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, print_tables, stages, table, warnings_as_text
-from tfkit.errors import FirstLossWarning, printable
+from tfkit.errors import FirstLossWarning, printable_text
 from tfkit.tools.common.units import bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -108,4 +108,4 @@ def _show_run(run: FirstRun, files: Sequence[str]) -> None:
     times = f"built on {run.device} in {run.build_time:.2f} s, one forward in {run.forward_time:.2f} s"
     print_tables(table(["node", "block", "reads", "output", "parameters"], rows, right=["parameters"]))
     click.echo(f"\n{run.code}\n")  # `show` breaks long lines
-    print_tables(total, times, *(f"wrote {printable(file)}" for file in files))
+    print_tables(total, times, *(f"wrote {printable_text(file)}" for file in files))

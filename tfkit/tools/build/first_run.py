@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.arguments import name_of
-from tfkit.building.builder import build, evaluating, graph_of
+from tfkit.building.builder import build, evaluation_mode, graph_of
 from tfkit.building.guarantees import Watch
-from tfkit.building.instrument import instrumented
+from tfkit.building.instrument import instrument_model
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph, place_of, sources
+from tfkit.graph.expand import Graph, component_path, wire_sources
 from tfkit.plugin.registry import last_line
 from tfkit.spec.messages import kind_of
 from tfkit.tools.common.loading_weights import build_with_weights
@@ -72,7 +72,7 @@ def first_run(
         check_memory(build(graph, device="meta", dtype=dtype), device)
     with _memory_errors(device):
         model = build_with_weights(graph, weights, allow_change=allow_change, device=device, dtype=dtype, seed=seed)
-        instrumented(model)
+        instrument_model(model)
     built = time.perf_counter()
     stage("running it once")
     dtype = next((parameter.dtype for parameter in model.parameters()), dtype or torch.get_default_dtype())
@@ -80,7 +80,7 @@ def first_run(
     shapes = run_watched(model, inputs).shapes
     done = time.perf_counter()
     reports = [NodeReport(name, None, (), tuple(value.shape), 0) for name, value in inputs.items()]
-    reports += [_report(model, graph, node.name, shapes[node.name]) for node in graph.nodes]
+    reports += [_node_report(model, graph, node.name, shapes[node.name]) for node in graph.nodes]
     return model, FirstRun(
         name=graph.name,
         nodes=tuple(reports),
@@ -109,10 +109,10 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _report(model: fx.GraphModule, graph: Graph, name: str, shape: tuple[int, ...]) -> NodeReport:
+def _node_report(model: fx.GraphModule, graph: Graph, name: str, shape: tuple[int, ...]) -> NodeReport:
     node = graph.node(name)
     parameters = sum(parameter.numel() for parameter in model.get_submodule(name).parameters())
-    return NodeReport(name, node.config.kind_name(), tuple(dict.fromkeys(sources(node.wires))), shape, parameters)
+    return NodeReport(name, node.config.kind_name(), tuple(dict.fromkeys(wire_sources(node.wires))), shape, parameters)
 
 
 def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:
@@ -122,17 +122,17 @@ def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:
     """
     graph, watch = graph_of(model), Watch(model)
     try:
-        with evaluating(model), torch.no_grad(), watch.watching():
+        with evaluation_mode(model), torch.no_grad(), watch.watching():
             model(**inputs)
     except Exception as error:
         if not watch.broken:  # it may be the reason
-            raise SpecError(failed(model, watch.running, error)) from error
+            raise SpecError(forward_error(model, watch.running, error)) from error
     if watch.broken:
         raise SpecError(*(broken.diagnostic(graph) for broken in watch.broken))
     return watch
 
 
-def failed(model: fx.GraphModule, running: Sequence[str], error: Exception) -> Diagnostic:
+def forward_error(model: fx.GraphModule, running: Sequence[str], error: Exception) -> Diagnostic:
     """Return the error of a forward that failed in the innermost of the `running` components."""
     graph, components, path = graph_of(model), model.meta["components"], running[-1] if running else ""
     while path and path not in components:
@@ -141,7 +141,7 @@ def failed(model: fx.GraphModule, running: Sequence[str], error: Exception) -> D
     if not path:
         return Diagnostic(f"the forward of `{graph.name}` fails: {cause}")
     component = components[path]
-    place, provenance = place_of(graph, path.partition(".")[0], component), graph.spec.provenance
+    place, provenance = component_path(graph, path.partition(".")[0], component), graph.spec.provenance
     name = f"{kind_of(type(component))} `{component.kind_name()}`"
     message = f"the forward of {name} fails, in `{path}`: {cause}"
     line = () if type(component).__module__.startswith("tfkit.") else last_line(type(component), error)

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tfkit.building.placement import threads
+from tfkit.building.placement import thread_count
 from tfkit.component import Component
-from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.plugin.discover import canonical
+from tfkit.plugin.discover import normalized_name
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.components import LAYOUTS, instead_of, models_of, options_of
@@ -157,8 +157,8 @@ class Work:
     def check(self, described: tuple[AnySubject, str], stage: Callable[[str], Any] = lambda name: None) -> Checked:
         """Measure every property of a subject."""
         subject, words = described
-        with threads(1 if words else torch.get_num_threads()):  # several threads slow down a small model
-            results = tuple(outcomes(subject, self.properties(subject), stage=stage))
+        with thread_count(1 if words else torch.get_num_threads()):  # several threads slow down a small model
+            results = tuple(outcomes_of(subject, self.properties(subject), stage=stage))
         return Checked(subject.name, words, self.level, self.seed, results, subject.of)
 
 
@@ -170,7 +170,7 @@ def _of_kind(plugins: Plugins, kind: str) -> list[Any]:
     configs = [item.config for item in matches if item is not None]
     if not configs:
         names = {name for item in plugins.registry.slots() for name in plugins.registry.kinds(item)}
-        near = closest(name, sorted(names))
+        near = closest_name(name, sorted(names))
         help = f"a kind with a similar name exists: `{near}`" if near else "list the kinds with `tfkit components`"
         raise SpecError(Diagnostic(f"there is no kind {quoted(kind)}", help=help))
     return configs
@@ -179,13 +179,13 @@ def _of_kind(plugins: Plugins, kind: str) -> list[Any]:
 def _of_plugin(plugins: Plugins, name: str) -> list[Any]:
     """Return the components of a plugin."""
     for plugin in plugins.loaded:
-        if canonical(plugin.name) == canonical(name):
+        if normalized_name(plugin.name) == normalized_name(name):
             return [registered.config for registered in plugin.components]
     names = listing(plugin.name for plugin in plugins.loaded)
     raise SpecError(Diagnostic(f"there is no plugin {quoted(name)}", notes=(f"loaded: {names}",)))
 
 
-def outcomes(
+def outcomes_of(
     subject: AnySubject,
     properties: Iterable[Property],
     *,
@@ -204,7 +204,7 @@ def outcomes(
             continue
         stage(prop.name)
         outcome = Outcome(prop.name, prop.claim, "not run")
-        cause = _cause(prop, broken, causes)
+        cause = _broken_cause(prop, broken, causes)
         if cause is not None:
             causes[prop.name] = cause
             yield replace(outcome, detail=f"follows from `{cause}`")
@@ -220,7 +220,7 @@ def outcomes(
             yield replace(measured, seconds=time.perf_counter() - start)
 
 
-def _cause(prop: Property, broken: Mapping[str, Property], causes: Mapping[str, str]) -> str | None:
+def _broken_cause(prop: Property, broken: Mapping[str, Property], causes: Mapping[str, str]) -> str | None:
     """Return the broken property that makes this property meaningless, directly or through other properties."""
     for name, other in broken.items():
         if other.basic or name in prop.follows:

@@ -118,12 +118,12 @@ def check(
         for number, results in enumerate(filter(None, by_type)):
             if number:
                 click.echo()
-            _show(results, work, arguments)
+            _show_outcomes(results, work, arguments)
     if not all(result.ok for result in checked):
         raise click.exceptions.Exit(1)
 
 
-def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
+def _show_outcomes(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
     from tfkit.console.output import print_tables, table
     from tfkit.tools.check.check import worst_of
 
@@ -133,12 +133,15 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
             outcome.name,
             RESULTS.get(outcome.status, outcome.status),
             "" if outcome.worst is None else f"{outcome.worst:.1e}",
-            _note(outcome, checked[0].of),
+            _outcome_note(outcome, checked[0].of),
         )
         for outcome in outcomes
     ]
     print_tables(
-        _head(checked), "", table(["property", "result", "worst", f"the {checked[0].of}"], rows, right=["worst"]), ""
+        _table_title(checked),
+        "",
+        table(["property", "result", "worst", f"the {checked[0].of}"], rows, right=["worst"]),
+        "",
     )
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
@@ -159,7 +162,7 @@ def _show(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
             click.echo(f"the arithmetic was not compared: {outcome.detail}")
 
 
-def _head(checked: Sequence[Checked]) -> str:
+def _table_title(checked: Sequence[Checked]) -> str:
     first = checked[0]
     if len(checked) > 1:
         return f"{len(checked)} {first.of}s, the worst of each property"
@@ -176,7 +179,7 @@ def _worst_model(failed: Outcome, checked: Sequence[Checked]) -> str:
     return f", in {worst}" + (f" and {more} more {checked[0].of}{'s' * (more > 1)}" if more else "")
 
 
-def _note(outcome: Outcome, of: str) -> str:
+def _outcome_note(outcome: Outcome, of: str) -> str:
     """Return the claim of a property that holds, the component of a broken property, or the reason."""
     if outcome.status == "ok":
         return outcome.claim

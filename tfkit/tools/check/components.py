@@ -60,10 +60,10 @@ def all_pairs(axes: Mapping[str, Sequence[Any]], meeting: Collection[tuple[str, 
     With `meeting`, only values of these pairs of axes need to. A single axis has a row for each value.
     """
     numbers = {axis: range(len(values)) for axis, values in axes.items()}  # values may be mappings, or equal
-    return [{axis: axes[axis][n] for axis, n in row.items()} for row in _rows(numbers, meeting)]
+    return [{axis: axes[axis][n] for axis, n in row.items()} for row in _covering_rows(numbers, meeting)]
 
 
-def _rows(axes: Mapping[str, Sequence[int]], meeting: Collection[tuple[str, str]] | None) -> list[Row]:
+def _covering_rows(axes: Mapping[str, Sequence[int]], meeting: Collection[tuple[str, str]] | None) -> list[Row]:
     if len(axes) == 1:
         return [{axis: value} for axis, values in axes.items() for value in values]
     pairs = combinations(axes, 2) if meeting is None else meeting
@@ -241,12 +241,12 @@ def legal_values(name: str, info: FieldInfo) -> list[Any]:
     legal = (
         number
         for number in (SMALL_VALUES.get(name), 0.5, NUMBER, 2.0, 1)
-        if number is not None and _takes(info, number)
+        if number is not None and _is_valid_value(info, number)
     )
     return [None, *islice(legal, 1)]
 
 
-def _takes(info: FieldInfo, value: Any) -> bool:
+def _is_valid_value(info: FieldInfo, value: Any) -> bool:
     """Return True if a value is valid for a field, disregarding the other fields of its config."""
     field: Any = Annotated[info.annotation, info]
     try:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from tfkit.building.builder import evaluating
+from tfkit.building.builder import evaluation_mode
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, EditedModelWarning, FirstLossWarning, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
-from tfkit.tools.check.runs import Inputs, run
-from tfkit.tools.compare.comparison import Outputs, outputs
+from tfkit.tools.check.runs import Inputs, eval_outputs
+from tfkit.tools.compare.comparison import Outputs, module_outputs
 from tfkit.torch_private import MissingNameError
 
 if TYPE_CHECKING:
@@ -236,17 +236,17 @@ def outcome_of(check: Property, subject: ModelUnderTest | Subject, *, strict: bo
         broken = strict and isinstance(reason, UnsupportedError)
         return replace(outcome, status="failed" if broken else "does not apply", worst=None, detail=str(reason))
     except Exception as error:
-        return replace(outcome, status="failed", worst=None, component=place_of(error), detail=in_words(error))
+        return replace(outcome, status="failed", worst=None, component=location_of(error), detail=in_words(error))
     return outcome
 
 
-def place_of(error: Exception) -> str:
+def location_of(error: Exception) -> str:
     """Return the module that the notes of a model's error name."""
     notes = getattr(error, "__notes__", [])
     return next((note.removeprefix("in ") for note in notes if note.startswith("in ")), "")
 
 
-def distance(result: Tensor, expected: Tensor) -> float:
+def relative_distance(result: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest expected value if it is above 1; infinite for NaN."""
     if not result.numel():
         return 0.0
@@ -255,15 +255,15 @@ def distance(result: Tensor, expected: Tensor) -> float:
     return float("inf") if gap.isnan() else float(gap)
 
 
-def unequal(result: Tensor, expected: Tensor) -> float:
+def bit_difference(result: Tensor, expected: Tensor) -> float:
     """Return the largest difference of two tensors that should have equal bits; 0.0 only if they do."""
     if torch.equal(result, expected):
         return 0.0
-    gap = distance(result.double(), expected.double())
+    gap = relative_distance(result.double(), expected.double())
     return gap or float("inf")
 
 
-def difference(
+def tensor_deviation(
     result: Tensor,
     expected: Tensor,
     detail: str,
@@ -272,7 +272,7 @@ def difference(
     where: str | Callable[[], str] = "",
 ) -> Deviation:
     """Return the deviation of a tensor. With limit 0, bits are compared. `{}` in the detail is the size."""
-    error = distance(result, expected) if limit else unequal(result, expected)
+    error = relative_distance(result, expected) if limit else bit_difference(result, expected)
     return Deviation(error, detail.format(f"{error:.1e}"), limit, where)
 
 
@@ -323,7 +323,7 @@ Align = Callable[[Tensor, Tensor], Pair | None]
 # ---- two runs ----
 
 
-def compared(
+def output_deviations(
     model: fx.GraphModule,
     inputs: Inputs,
     changed: Inputs,
@@ -346,11 +346,11 @@ def compared(
         limit: the largest difference.
         where: the component that causes a difference; by default, the first component whose outputs differ.
     """
-    runs = partial(run, model, inputs), partial(run, second or model, changed)
+    runs = partial(eval_outputs, model, inputs), partial(eval_outputs, second or model, changed)
     search = partial(first_difference, model, *runs, align, second=second, limit=limit)
     for pair in map(align, runs[0](), runs[1]()):
         if pair is not None:
-            yield difference(pair[1], pair[0], detail, limit=limit, where=where or search)
+            yield tensor_deviation(pair[1], pair[0], detail, limit=limit, where=where or search)
 
 
 def first_difference(
@@ -366,17 +366,17 @@ def first_difference(
     ours, theirs = outputs_of(model, first_run), outputs_of(second or model, second_run)
     for path, output in ours.items():
         pair = align(output, theirs[path]) if path in theirs else None
-        if pair is not None and pair[0].shape == pair[1].shape and not distance(*pair) <= limit:
+        if pair is not None and pair[0].shape == pair[1].shape and not relative_distance(*pair) <= limit:
             return path
     return ""
 
 
 def outputs_of(model: fx.GraphModule, run: Callable[[], Any], names: Iterable[str] | None = None) -> Outputs:
     """Return the outputs of the named modules, or of all components, in eval mode, innermost first."""
-    with evaluating(model), torch.no_grad():
-        return outputs(model, model.meta["components"] if names is None else names, run, "the model")[0]
+    with evaluation_mode(model), torch.no_grad():
+        return module_outputs(model, model.meta["components"] if names is None else names, run, "the model")[0]
 
 
-def along(columns: slice) -> Align:
+def position_slice(columns: slice) -> Align:
     """Select positions of [b, t, ...]."""
     return lambda a, b: (a[:, columns], b[:, columns]) if a.dim() > 2 and a.shape == b.shape else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build
-from tfkit.building.edits import MeasuredModel, copied
+from tfkit.building.edits import MeasuredModel, copied_model
 from tfkit.building.initialize import generator_of
 from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Step
 from tfkit.errors import Invalid, SpecError
@@ -24,7 +24,7 @@ from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
 from tfkit.tools.check.measure import EDITED, require
-from tfkit.tools.check.runs import Choices, Inputs, Padding, cast, example_inputs, run
+from tfkit.tools.check.runs import Choices, Inputs, Padding, cast_inputs, eval_outputs, example_inputs
 
 FieldPath = tuple[str, ...]
 """The path of a value in a spec, as keys."""
@@ -103,7 +103,7 @@ class ModelUnderTest:
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
         """Build the model of the graph, or of a second graph with the same weights where shapes fit, in eval mode."""
         if self.module is not None and graph is None and not options:
-            return copied(self.module).eval()
+            return copied_model(self.module).eval()
         require(not self.edits, EDITED)
         if graph is None and self.weights is not None:
             return build(self.graph, weights=self.weights, allow_change=True, **options).eval()
@@ -111,7 +111,7 @@ class ModelUnderTest:
 
     def fill(self, model: fx.GraphModule) -> fx.GraphModule:
         """Copy the weights to a model, in place; weights without a counterpart of that name and shape become random."""
-        redrawn(model, self.seed)
+        redraw_parameters(model, self.seed)
         if self.has_weights:
             state, source = model.state_dict(), self.model.state_dict()
             for name in state.keys() & source.keys():
@@ -141,7 +141,7 @@ class ModelUnderTest:
             if name != "norm"  # the final norm uses it
         }
         replaced |= {("graph", node.name, "norm") for node in self.stacks if node.stack and not _has_norms(node.stack)}
-        return {path: value for path, value in leaves(self.graph.spec.model) if path[:3] not in replaced}
+        return {path: value for path, value in leaf_values(self.graph.spec.model) if path[:3] not in replaced}
 
     @property
     def length(self) -> int:
@@ -163,7 +163,7 @@ class ModelUnderTest:
 
     def run(self, inputs: Inputs, model: fx.GraphModule | None = None) -> list[Tensor]:
         """Return the outputs in eval mode, without gradients."""
-        return run(model or self.model, inputs)
+        return eval_outputs(model or self.model, inputs)
 
     def effect_of_rounding(self, dtype: torch.dtype, error: Callable[[Tensor, Tensor], float]) -> float:
         """Return the error of the outputs, in float64, if each weight is rounded up or down at random.
@@ -172,7 +172,7 @@ class ModelUnderTest:
         ill-conditioned, and no implementation in this dtype is much more accurate.
         """
         exact, changed = (copy.deepcopy(self.model).double() for _ in range(2))
-        inputs, choices = cast(self.inputs(), torch.float64), Choices()
+        inputs, choices = cast_inputs(self.inputs(), torch.float64), Choices()
         with choices:
             expected, errors = self.run(inputs, exact), []
         for draw in range(DRAWS):
@@ -230,7 +230,7 @@ def _has_norms(stack: Layers) -> bool:
     return normed or stack.final_norm is not None or any(step.read is None for step in steps)
 
 
-def redrawn(model: fx.GraphModule, seed: int) -> fx.GraphModule:
+def redraw_parameters(model: fx.GraphModule, seed: int) -> fx.GraphModule:
     """Draw all parameters of a model at random, each from the seed and its name, in place.
 
     A matrix preserves the size of its input. All other parameters move away from their initial values.
@@ -286,7 +286,7 @@ def _keeps_order(node: Node) -> bool:
 
 def reference_functions(plugins: Plugins, kinds: Kinds) -> Kinds:
     """Return the reference functions of plugins, and `kinds`, which replace them. Raises SpecError if a hook fails."""
-    answers = plugins.hooks.call("tfkit_reference", _functions)
+    answers = plugins.hooks.call("tfkit_reference", _returned_functions)
     if answers.faults:
         raise SpecError(*answers.faults)
     merged: dict[str, dict[str, Callable[..., Any]]] = {}
@@ -296,7 +296,7 @@ def reference_functions(plugins: Plugins, kinds: Kinds) -> Kinds:
     return merged
 
 
-def _functions(returned: object) -> Kinds:
+def _returned_functions(returned: object) -> Kinds:
     """Return the functions that a hook returned; raise TypeError if it returned anything else."""
     if not isinstance(returned, Mapping) or not all(
         isinstance(kinds, Mapping) and all(map(callable, kinds.values())) for kinds in returned.values()
@@ -305,19 +305,19 @@ def _functions(returned: object) -> Kinds:
     return returned
 
 
-def leaves(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+def leaf_values(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
     """Yield every value inside a config that is not a config, with its path."""
-    entries = _entries(value)
+    entries = _config_entries(value)
     if entries is None:
         yield path, value
     else:
         for name, entry in entries.items():
-            yield from leaves(entry, (*path, name))
+            yield from leaf_values(entry, (*path, name))
 
 
 def with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = ()) -> Any:
     """Return a config with the values at some paths replaced; raise ValueError if a config rejects its new values."""
-    entries = _entries(value)
+    entries = _config_entries(value)
     if path in values or entries is None:
         return values.get(path, value)
     changed = {name: with_values(entry, values, (*path, name)) for name, entry in entries.items()}
@@ -329,7 +329,7 @@ def with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = (
     return changed if isinstance(value, Mapping) else tuple(changed.values())
 
 
-def _entries(value: Any) -> Mapping[str, Any] | None:
+def _config_entries(value: Any) -> Mapping[str, Any] | None:
     """Return the entries of a config, or of a mapping or tuple that contains configs; None for other values."""
     if isinstance(value, Config):
         return {name: getattr(value, name) for name in type(value).model_fields}

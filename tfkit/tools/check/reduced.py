@@ -34,11 +34,11 @@ from tfkit.component import (
     parts,
 )
 from tfkit.errors import Invalid
-from tfkit.graph.expand import Graph, Node, expand, sources
+from tfkit.graph.expand import Graph, Node, expand, wire_sources
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.load import take_spec
 from tfkit.spec.model_spec import InputConfig, ModelSpec
-from tfkit.spec.render import document
+from tfkit.spec.render import spec_data
 
 HEAD = 8
 """Width of a head."""
@@ -85,11 +85,11 @@ def reduced_model(graph: Graph, plugins: Plugins, *, tokens: int = 0, length: in
     Vocabularies have at least `tokens` ids, and the model accepts `length` positions if the spec does.
     """
     model = _Shrink(graph, tokens, length).model().model_copy(update={"parameters": None})
-    small = expand(take_spec(document(model), plugins))
-    return ReducedModel(small, ", ".join(_words(graph, small)))
+    small = expand(take_spec(spec_data(model), plugins))
+    return ReducedModel(small, ", ".join(_size_summary(graph, small)))
 
 
-def _words(graph: Graph, small: Graph) -> Iterable[str]:
+def _size_summary(graph: Graph, small: Graph) -> Iterable[str]:
     for node in graph.nodes:
         if node.stack is not None:
             layers = small.node(node.name).stack
@@ -98,7 +98,7 @@ def _words(graph: Graph, small: Graph) -> Iterable[str]:
     widths = sorted({value for stack in stacks for name, value in stack if name == "d_model"})
     if widths:
         yield f"d_model {'/'.join(map(str, widths))}"
-    heads = {(attention.n_heads, attention.kv_heads) for attention in _attentions(small.spec.model)}
+    heads = {(attention.n_heads, attention.kv_heads) for attention in _attention_configs(small.spec.model)}
     if heads:
         yield f"heads {', '.join(f'{h}/{g}' for h, g in sorted(heads))}"
 
@@ -118,15 +118,17 @@ class _Shrink:
     def __init__(self, graph: Graph, tokens: int, length: int) -> None:
         self.graph, self.tokens = graph, tokens
         self.spec = graph.spec.model
-        attentions = _attentions(self.spec)
+        attentions = _attention_configs(self.spec)
         biased = any(isinstance(item.position, ScoreBiasConfig) for item in attentions)
-        self.heads = {(item.n_heads, item.kv_heads): _heads(item.n_heads, item.kv_heads, biased) for item in attentions}
+        self.heads = {
+            (item.n_heads, item.kv_heads): _small_heads(item.n_heads, item.kv_heads, biased) for item in attentions
+        }
         positions = [position for _, position in parts((), self.spec) if isinstance(position, PositionConfig)]
         rotary = bool(positions) and all(isinstance(position, RotaryConfig) for position in positions)
         self.max_len = max(ROTARY_MAX_LEN if rotary else MAX_LEN, length)
         self.widths = self._widths(attentions)
         self.rows = self._rows()
-        self.extents = _extents(self.spec)
+        self.extents = _small_extents(self.spec)
         self.lengths: set[int] = set()
         self.shortening = self._shortening()
         self.keeps = False
@@ -147,7 +149,7 @@ class _Shrink:
         """Return the small width for each width of a residual stream. The first is wide enough for all heads."""
         bound = [self.heads[item.n_heads, item.kv_heads][0] * HEAD for item in attentions if item.d_head is None]
         step = lcm(*bound) if bound else HEAD
-        first, *remaining = _streams(self.spec) or [MIN_WIDTH]
+        first, *remaining = _stream_widths(self.spec) or [MIN_WIDTH]
         small_widths = {first: step * -(-MIN_WIDTH // step)}
         for width in remaining:
             small = max(step, round(width * small_widths[first] / first / step) * step)
@@ -172,7 +174,7 @@ class _Shrink:
         fixed = any(config.type == "features" and config.length is not None for config in inputs)
         if not fixed or any(config.type == "image" for config in inputs) or self._has_fixed_positions():
             return 1
-        signals = (signal for node in self.graph.nodes for signal in _signals(node))
+        signals = (signal for node in self.graph.nodes for signal in _node_signals(node))
         return max(1, min((signal.length for signal in signals if signal.length is not None), default=1) // FIXED)
 
     def _shorter(self, length: int) -> int:
@@ -180,7 +182,7 @@ class _Shrink:
         return -(-length // self.shortening)
 
     def _has_fixed_positions(self) -> bool:
-        return any(_is_fixed(attention.position) for attention in _attentions(self.spec))
+        return any(_is_fixed(attention.position) for attention in _attention_configs(self.spec))
 
     def _input(self, name: str, config: InputConfig) -> Any:
         """Shrink an input. An image becomes a few times the largest size of the nodes that take it, such as a patch."""
@@ -188,14 +190,14 @@ class _Shrink:
             return self._config(config)
         if self._has_fixed_positions():
             return config
-        readers = [node.config for node in self.graph.nodes if name in sources(node.wires)]
+        readers = [node.config for node in self.graph.nodes if name in wire_sources(node.wires)]
         fields = [field for reader in readers for field in reader if not field[0].startswith("d_")]
         size = max((value for _, value in fields if type(value) is int), default=HEAD)
         sides = {"height": min(config.height, 3 * size), "width": min(config.width, 2 * size)}
         return config.model_copy(update=sides)
 
     def _node(self, node: Node) -> Any:
-        self.lengths = {signal.length for signal in _signals(node) if signal.length is not None}
+        self.lengths = {signal.length for signal in _node_signals(node) if signal.length is not None}
         self.keeps = bool(self.lengths) and node.stack is None
         config = self._config(node.config)
         if node.stack is None:
@@ -215,7 +217,7 @@ class _Shrink:
         attention = config if isinstance(config, AttentionConfig) else attention
         fields = type(config).model_fields.items()
         small = config.model_copy(
-            update={n: self._value(config, n, getattr(config, n), _most(info), attention) for n, info in fields}
+            update={n: self._value(config, n, getattr(config, n), _upper_bound(info), attention) for n, info in fields}
         )
         return _with_divisors(small) if isinstance(small, MixerConfig) else small
 
@@ -328,11 +330,11 @@ def _with_divisors(mixer: MixerConfig) -> MixerConfig:
         return mixer
 
 
-def _attentions(spec: ModelSpec) -> list[AttentionConfig]:
+def _attention_configs(spec: ModelSpec) -> list[AttentionConfig]:
     return [part for _, part in parts((), spec) if isinstance(part, AttentionConfig)]
 
 
-def _heads(n_heads: int, n_kv_heads: int, biased: bool) -> tuple[int, int]:
+def _small_heads(n_heads: int, n_kv_heads: int, biased: bool) -> tuple[int, int]:
     """Return the fewest heads with the same ratio. With a score bias, being a power of two is also preserved."""
     most = ODD_HEADS if biased and n_heads.bit_count() > 1 else HEADS
     if n_heads == n_kv_heads:
@@ -342,26 +344,26 @@ def _heads(n_heads: int, n_kv_heads: int, biased: bool) -> tuple[int, int]:
     return FEWEST * (n_heads // n_kv_heads), FEWEST
 
 
-def _signals(node: Node) -> list[Signal]:
+def _node_signals(node: Node) -> list[Signal]:
     """Return the signals that a node takes and returns."""
     inputs = [signal for value in node.signals.values() for signal in (value if isinstance(value, list) else [value])]
     return [signal for signal in (*inputs, node.output) if signal is not None]
 
 
-def _streams(spec: ModelSpec) -> list[int]:
+def _stream_widths(spec: ModelSpec) -> list[int]:
     """Return the widths of residual streams, the most frequent width first."""
     widths = [dict(part).get("d_model") for _, part in parts((), spec) if isinstance(part, Config)]
     return [width for width, _ in Counter(width for width in widths if isinstance(width, int)).most_common()]
 
 
-def _extents(spec: ModelSpec) -> dict[int, int]:
+def _small_extents(spec: ModelSpec) -> dict[int, int]:
     """Return the small value of each extent of a mask. Different extents stay different."""
     sides = {side for _, mask in parts((), spec) if isinstance(mask, MaskConfig) for side in (mask.left, mask.right)}
     large = sorted(side for side in sides if side is not None and side > WINDOW)
     return {side: WINDOW + index for index, side in enumerate(large)}
 
 
-def _most(info: FieldInfo) -> Any:
+def _upper_bound(info: FieldInfo) -> Any:
     """Return the upper bound of a field, which distinguishes `Dim` from `Count`; None without a bound."""
     pending: list[Any] = [info.annotation, *info.metadata]
     while pending:

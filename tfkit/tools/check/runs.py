@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from tfkit.building.builder import evaluating, inputs_of
+from tfkit.building.builder import evaluation_mode, inputs_of
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.model_inputs import as_tensors, random_inputs
 
@@ -39,7 +39,7 @@ def example_inputs(
     return {**inputs, **{signal.mask: mask.clone() for signal in graph.inputs.values() if signal.mask}}
 
 
-def cast(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
+def cast_inputs(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
     """Convert the floating-point inputs to a dtype."""
     return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
@@ -50,9 +50,9 @@ def call(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -
     return as_tensors(model(**{name: value for name, value in inputs.items() if name in names}))
 
 
-def run(model: fx.GraphModule, inputs: Inputs) -> list[Tensor]:
+def eval_outputs(model: fx.GraphModule, inputs: Inputs) -> list[Tensor]:
     """Return the outputs in eval mode, without gradients."""
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         return call(model, inputs)
 
 
@@ -63,13 +63,13 @@ def arguments_of(model: fx.GraphModule, paths: Iterable[str], inputs: Inputs) ->
     def keep(path: str, _module: nn.Module, args: tuple[Any, ...]) -> None:
         calls.setdefault(path, (args[0].detach().clone(), *args[1:]))
 
-    with hooked(model.get_submodule(path).register_forward_pre_hook(partial(keep, path)) for path in paths):
-        run(model, inputs)
+    with temporary_hooks(model.get_submodule(path).register_forward_pre_hook(partial(keep, path)) for path in paths):
+        eval_outputs(model, inputs)
     return calls
 
 
 @contextmanager
-def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+def temporary_hooks(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     """Remove hooks at the end of the context."""
     with ExitStack() as hooks:
         for handle in handles:

@@ -62,29 +62,29 @@ def fresh_file(path: Path) -> Iterator[Path]:
     The target of a link is replaced, not the link. Additional files go to the folder `extras_of` the yielded path:
     the file must contain the folder's name, and the folder is removed once another file replaces this file.
     """
-    place = _place(path)
-    with workshop(place) as folder:
+    place = _resolved_target(path)
+    with staging_folder(place) as folder:
         yield folder / NEW_NAME / place.name
-        _flush(folder / NEW_NAME)
+        _flush_folder(folder / NEW_NAME)
         put_extras(folder, place)
-        put(folder, place)
+        move_to_target(folder, place)
         drop_extras(folder, place)
 
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder that replaces `path` on success; otherwise `path` is unchanged. Raises OSError."""
-    place = _place(path)
+    place = _resolved_target(path)
     missing = [parent for parent in place.parents if not parent.exists()]
     done = False
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with workshop(place) as folder:
+        with staging_folder(place) as folder:
             new = folder / NEW_NAME / place.name
             new.mkdir()
             yield new
-            _flush(folder / NEW_NAME)
-            put(folder, place)
+            _flush_folder(folder / NEW_NAME)
+            move_to_target(folder, place)
             done = True
     finally:
         for parent in [] if done else missing:
@@ -128,7 +128,7 @@ def check_entries(folder: Path) -> None:
     with writing(folder):
         root = os.path.realpath(folder)
         for path in sorted(folder.iterdir()):
-            if path.name.startswith(".") or (path.is_symlink() and _place(path).is_relative_to(root)):
+            if path.name.startswith(".") or (path.is_symlink() and _resolved_target(path).is_relative_to(root)):
                 continue
             _check_plain(path, os.lstat(path).st_mode)
 
@@ -143,7 +143,7 @@ def _check_plain(path: Path, mode: int) -> None:
 
 def check_file(path: Path, *, device: bool = True) -> None:
     """Raise SpecError if a file cannot be written, before its contents are computed; `device` allows devices."""
-    place, shown = _place(path), quoted(str(path))
+    place, shown = _resolved_target(path), quoted(str(path))
     if place.is_dir():
         raise SpecError(Diagnostic(f"{shown} is a folder", help="name a file in it"))
     if _is_device(path):
@@ -161,9 +161,9 @@ def names_in(path: Path) -> list[str] | None:
 
     Raise SpecError for a file, and for a folder that cannot be read.
     """
-    place = _place(path)
+    place = _resolved_target(path)
     with writing(path):
-        sweep(place)
+        remove_leftover_folders(place)
         if not place.exists():
             return None
         if not place.is_dir():
@@ -171,7 +171,7 @@ def names_in(path: Path) -> list[str] | None:
         return sorted(os.listdir(place))
 
 
-def _place(path: Path) -> Path:
+def _resolved_target(path: Path) -> Path:
     """Return the target of a path after all links. Raise SpecError if it cannot be resolved."""
     try:
         os.stat(path)
@@ -187,7 +187,7 @@ def _is_device(path: Path) -> bool:
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
 
 
-def _flush(folder: Path) -> None:
+def _flush_folder(folder: Path) -> None:
     """Write all files and folders to the disk, because a rename must not be stored before the data."""
     for path in [folder, *folder.rglob("*")]:
         number = os.open(path, os.O_RDONLY)
@@ -212,29 +212,29 @@ MAX_NAME = 56
 
 
 @contextmanager
-def workshop(place: Path) -> Iterator[Path]:
+def staging_folder(place: Path) -> Iterator[Path]:
     """Create a staging folder for the contents of `place`, with an empty folder `new`; remove it afterwards.
 
     Raise OSError if it cannot be created.
     """
-    sweep(place)
-    folder, lock = _locked(place)
+    remove_leftover_folders(place)
+    folder, lock = _create_locked_folder(place)
     try:
         (folder / NEW_NAME).mkdir()
         yield folder
     finally:
-        _finish(folder, lock)
+        _finish_staging(folder, lock)
 
 
-def sweep(place: Path) -> None:
+def remove_leftover_folders(place: Path) -> None:
     """Remove the staging folders of dead processes. Contents that they had moved away are first moved back."""
-    for folder in _beside(place, rf"\.{re.escape(place.name[:MAX_NAME])}\.{MARK}\.new"):
-        if (lock := _taken(folder)) is not None:
+    for folder in _sibling_folders(place, rf"\.{re.escape(place.name[:MAX_NAME])}\.{MARK}\.new"):
+        if (lock := _lock_dead_folder(folder)) is not None:
             with suppress(OSError):
-                _finish(folder, lock)
+                _finish_staging(folder, lock)
 
 
-def put(folder: Path, place: Path) -> None:
+def move_to_target(folder: Path, place: Path) -> None:
     """Move the contents of a staging folder to their target, which always has complete contents, old or new.
 
     If the system cannot exchange folders in one step, the target is missing for a moment: its old folder is then in the
@@ -247,7 +247,7 @@ def put(folder: Path, place: Path) -> None:
     except OSError:  # a folder cannot replace a folder with contents
         if not new.is_dir() or not place.is_dir():
             raise
-    if not exchange(new, place):
+    if not exchange_paths(new, place):
         (folder / OLD_NAME).mkdir()
         place.rename(folder / OLD_NAME / place.name)
         new.rename(place)
@@ -273,22 +273,26 @@ def drop_extras(folder: Path, place: Path) -> None:
 
     Living processes are determined first: if a process ends between the two checks, the target names its files.
     """
-    dead = [part for part in _beside(place, rf"{re.escape(place.name)}\.parts-{MARK}") if not _lives(part, place)]
+    dead = [
+        part
+        for part in _sibling_folders(place, rf"{re.escape(place.name)}\.parts-{MARK}")
+        if not _is_alive(part, place)
+    ]
     for part in dead:
-        if not _names(place, part.name):
+        if not _has_name(place, part.name):
             with suppress(FileNotFoundError):  # another process removes it as well
                 part.rename(folder / NEW_NAME / part.name)
 
 
-def _lives(part: Path, place: Path) -> bool:
-    maker = _named(place, part.name[-8:])
-    if not maker.is_dir() or (lock := _taken(maker)) is None:
+def _is_alive(part: Path, place: Path) -> bool:
+    maker = _staging_path(place, part.name[-8:])
+    if not maker.is_dir() or (lock := _lock_dead_folder(maker)) is None:
         return maker.is_dir()
     os.close(lock)
     return False
 
 
-def _names(place: Path, name: str) -> bool:
+def _has_name(place: Path, name: str) -> bool:
     """Return True if a file contains a name."""
     try:
         with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -300,11 +304,11 @@ def _names(place: Path, name: str) -> bool:
 # ---- the staging folder ----
 
 
-def _named(place: Path, mark: str) -> Path:
+def _staging_path(place: Path, mark: str) -> Path:
     return place.with_name(f".{place.name[:MAX_NAME]}.{mark}.new")
 
 
-def _beside(place: Path, pattern: str) -> list[Path]:
+def _sibling_folders(place: Path, pattern: str) -> list[Path]:
     """Return the folders next to `place` whose names match a pattern."""
     with suppress(OSError), os.scandir(place.parent) as entries:
         return [
@@ -315,10 +319,10 @@ def _beside(place: Path, pattern: str) -> list[Path]:
     return []
 
 
-def _locked(place: Path) -> tuple[Path, int]:
+def _create_locked_folder(place: Path) -> tuple[Path, int]:
     """Create a staging folder; return it and its lock."""
     while True:
-        folder = _named(place, secrets.token_hex(4))
+        folder = _staging_path(place, secrets.token_hex(4))
         folder.mkdir()
         try:
             lock = os.open(folder / LOCK_NAME, os.O_CREAT | os.O_RDWR)
@@ -328,13 +332,13 @@ def _locked(place: Path) -> tuple[Path, int]:
             folder.rmdir()
             raise
         with suppress(OSError):
-            if not held(lock):
+            if not try_lock(lock):
                 os.close(lock)
                 continue
         return folder, lock
 
 
-def _taken(folder: Path) -> int | None:
+def _lock_dead_folder(folder: Path) -> int | None:
     """Lock a staging folder whose process is dead, and return the lock.
 
     Return None if the process lives, or if that is unknown.
@@ -348,13 +352,13 @@ def _taken(folder: Path) -> int | None:
     except OSError:
         return None
     with suppress(OSError):
-        if held(lock):
+        if try_lock(lock):
             return lock
     os.close(lock)
     return None
 
 
-def held(lock: int) -> bool:
+def try_lock(lock: int) -> bool:
     """Lock a file, and return True if this process now holds the lock.
 
     Raise OSError if the file system has no locks.
@@ -370,15 +374,15 @@ def held(lock: int) -> bool:
     return os.fstat(lock).st_nlink > 0
 
 
-def _finish(folder: Path, lock: int) -> None:
+def _finish_staging(folder: Path, lock: int) -> None:
     try:
-        _restore(folder)
-        _clear(folder)
+        _restore_contents(folder)
+        _remove_folder(folder)
     finally:
         os.close(lock)
 
 
-def _restore(folder: Path) -> None:
+def _restore_contents(folder: Path) -> None:
     """Move back all contents that were moved away and were not replaced."""
     if (folder / OLD_NAME).is_symlink():  # tfkit creates no such link: the contents of its target stay there
         return
@@ -388,7 +392,7 @@ def _restore(folder: Path) -> None:
                 old.rename(place)
 
 
-def _clear(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     """Remove a staging folder, its lock last: if the process is killed here, the next write can still remove it."""
     for part in (NEW_NAME, OLD_NAME):
         shutil.rmtree(folder / part, ignore_errors=True)
@@ -406,7 +410,7 @@ UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPE
 """Error codes of a kernel, a sandbox or a file system that does not support the exchange."""
 
 
-def exchange(first: Path, second: Path) -> bool:
+def exchange_paths(first: Path, second: Path) -> bool:
     """Exchange two files or folders of a file system. Return False if that is not supported; nothing has then changed.
 
     Raises:

@@ -26,7 +26,7 @@ from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
 from tfkit.run.contract import Tokenizer
 from tfkit.spec.families import FamilyConfig
 from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, MAX_CONFIG, SPEC, TOKENIZERS, model_folder
-from tfkit.spec.header import MAX_PARTS, Malformed, open_regular, parse_object, shown, unreadable
+from tfkit.spec.header import MAX_PARTS, Malformed, open_regular, parse_object, quoted_path, read_error
 
 TOKENIZER_FILES = frozenset(
     {
@@ -111,15 +111,15 @@ class Companions:
             return cls()
         folder = model_folder(weights) if os.path.isdir(weights) else weights.parent
         files, omitted = {}, []
-        for name in _names(folder):
-            files[name] = _contents(folder, name, MAX_FILE)
-            if CODE in (settings := _settings(folder / name, files[name])):
-                files[name] = _json({key: value for key, value in settings.items() if key != CODE})
+        for name in _companion_names(folder):
+            files[name] = _read_contents(folder, name, MAX_FILE)
+            if CODE in (settings := _settings_of_file(folder / name, files[name])):
+                files[name] = _json_bytes({key: value for key, value in settings.items() if key != CODE})
                 omitted.append(f"`{CODE}` of {name}")
         source = next((name for name in (EXPORT_CONFIG, CONFIG) if os.path.lexists(folder / name)), None)
         if source is None:
             return cls(files, omitted=tuple(omitted))
-        config = _parsed(folder / source, _contents(folder, source, MAX_CONFIG))
+        config = _parsed_object(folder / source, _read_contents(folder, source, MAX_CONFIG))
         model_type = config.get("model_type")
         if not os.path.lexists(folder / SPEC):  # a folder of tfkit has no further files
             omitted += _further_names(folder)
@@ -129,22 +129,24 @@ class Companions:
     @property
     def tokenizer_names(self) -> list[str]:
         """The names of the files that belong to the tokenizer."""
-        return [name for name in self.files if _matches(name, TOKENIZER_FILES)]
+        return [name for name in self.files if _has_match(name, TOKENIZER_FILES)]
 
     def with_tokenizer(self, tokenizer: Tokenizer) -> Companions:
         """Return the companions with the tokenizer of a run's data, which may be the tokenizer of the weights.
 
         Fields with ids of tokens are omitted if the ids stand for different tokens.
         """
-        content, folder = _saved(tokenizer), getattr(tokenizer, "folder", None)
+        content, folder = _tokenizer_bytes(tokenizer), getattr(tokenizer, "folder", None)
         before = self._of_tokenizer()
         after = before if folder is None else Companions.read(folder, None)._of_tokenizer()
-        loaded = _loaded(before)
+        loaded = _loaded_tokenizer(before)
         same = not before or (folder is not None and after == before)
-        same = same or (loaded is not None and _pieces(loaded) == _pieces(tokenizer) is not None)
+        same = same or (loaded is not None and _token_bytes(loaded) == _token_bytes(tokenizer) is not None)
         after = after if same or folder is not None else {}
         # A class of transformers may change the tokenizer of the file: the run has ids of the changed tokenizer.
-        unchanged = (loaded := _loaded(after)) is not None and _encoding(_saved(loaded)) == _encoding(content)
+        unchanged = (loaded := _loaded_tokenizer(after)) is not None and _encoding_sections(
+            _tokenizer_bytes(loaded)
+        ) == _encoding_sections(content)
         after = after if unchanged else {**after, tokenizer.file: content}
         files = {name: value for name, value in self.files.items() if name not in before} | after
         companions = replace(self, files=files)
@@ -158,21 +160,25 @@ class Companions:
         fields, generation = _without_token_fields(self.fields), _without_token_fields(self.generation)
         names = [*(self.fields.keys() - fields.keys()), *(self.generation.keys() - generation.keys())]
         omitted = tuple(f"`{name}`, an id of a different tokenizer" for name in sorted(set(names)))
-        files = {**self.files, **({GENERATION: _json(generation)} if GENERATION in self.files else {})}
+        files = {**self.files, **({GENERATION: _json_bytes(generation)} if GENERATION in self.files else {})}
         return replace(self, files=files, fields=fields, omitted=(*self.omitted, *omitted))
 
     @property
     def generation(self) -> dict[str, Any]:
         """The generation config; empty without that file."""
-        return _parsed(Path(GENERATION), self.files[GENERATION]) if GENERATION in self.files else {}
+        return _parsed_object(Path(GENERATION), self.files[GENERATION]) if GENERATION in self.files else {}
 
     def with_ids(self, start: int | None, end: int | None) -> Companions:
         """Return the companions with the tokens that begin and end a text in the data of a run."""
         ids = {name: token for name, token in ((START, start), (END, end)) if token is not None}
         generation = self.generation
-        changed = {name: token for name, token in ids.items() if token not in _ids(generation.get(name))}
-        files = self.files if not (generation and changed) else {**self.files, GENERATION: _json(generation | changed)}
-        changed = {name: token for name, token in ids.items() if token not in _ids(self.fields.get(name))}
+        changed = {name: token for name, token in ids.items() if token not in _token_ids(generation.get(name))}
+        files = (
+            self.files
+            if not (generation and changed)
+            else {**self.files, GENERATION: _json_bytes(generation | changed)}
+        )
+        changed = {name: token for name, token in ids.items() if token not in _token_ids(self.fields.get(name))}
         return replace(self, files=files, fields={**self.fields, **changed})
 
     def with_classes(self, names: Sequence[str] | None) -> Companions:
@@ -185,7 +191,7 @@ class Companions:
 
     def ids(self, name: str) -> list[int]:
         """Return the ids of a field, in the generation config or in config.json; empty without the field."""
-        return _ids(self.generation.get(name, self.fields.get(name)))
+        return _token_ids(self.generation.get(name, self.fields.get(name)))
 
     def write_files(self, target: Path) -> None:
         """Write the files to a folder."""
@@ -198,20 +204,20 @@ class Companions:
         self.write_files(target)
         if self.fields:
             model_type = {} if self.model_type is None else {"model_type": self.model_type}
-            (target / EXPORT_CONFIG).write_bytes(_json({**model_type, **self.fields}))
+            (target / EXPORT_CONFIG).write_bytes(_json_bytes({**model_type, **self.fields}))
 
 
 NO_COMPANIONS = Companions(MappingProxyType({}), MappingProxyType({}))
 
 
-def _saved(tokenizer: Tokenizer) -> bytes:
+def _tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / tokenizer.file
         tokenizer.save(path)
         return path.read_bytes()
 
 
-def _loaded(files: Mapping[str, bytes]) -> Tokenizer | None:
+def _loaded_tokenizer(files: Mapping[str, bytes]) -> Tokenizer | None:
     """Return the tokenizer in files; None if tfkit cannot read any of them."""
     name = next((name for name in TOKENIZERS if name in files), None)
     if name is None:
@@ -223,23 +229,23 @@ def _loaded(files: Mapping[str, bytes]) -> Tokenizer | None:
     return None
 
 
-def _encoding(content: bytes) -> dict[str, Any]:
+def _encoding_sections(content: bytes) -> dict[str, Any]:
     """Return the contents of a tokenizer's file without the sections that have no effect on the ids of a text."""
-    sections = _parsed(Path(TOKENIZERS[0]), content, max_values=None)
+    sections = _parsed_object(Path(TOKENIZERS[0]), content, max_values=None)
     return {name: value for name, value in sections.items() if name not in ("decoder", "truncation", "padding")}
 
 
-def _pieces(tokenizer: object) -> Sequence[bytes | None] | None:
+def _token_bytes(tokenizer: object) -> Sequence[bytes | None] | None:
     pieces = getattr(tokenizer, "pieces", None)
     return None if pieces is None else pieces()
 
 
 def is_companion(name: str) -> bool:
     """Return True for the name of a file, or of a folder with files, that is copied."""
-    return name == EXPORT_CONFIG or _matches(name, FILES) or any(pattern.startswith(f"{name}/") for pattern in FILES)
+    return name == EXPORT_CONFIG or _has_match(name, FILES) or any(pattern.startswith(f"{name}/") for pattern in FILES)
 
 
-def _ids(value: object) -> list[int]:
+def _token_ids(value: object) -> list[int]:
     """Return the ids of tokens in a field, which has a single id or a list."""
     values = value if isinstance(value, list) else [value]
     return [token for token in values if type(token) is int and token >= 0]
@@ -251,11 +257,11 @@ def _without_token_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _matches(name: str, patterns: frozenset[str]) -> bool:
+def _has_match(name: str, patterns: frozenset[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _names(folder: Path) -> list[str]:
+def _companion_names(folder: Path) -> list[str]:
     """Return the names of the companion files in a folder, sorted."""
     inner = [pattern.partition("/")[0] for pattern in FILES if "/" in pattern]
     try:
@@ -263,8 +269,8 @@ def _names(folder: Path) -> list[str]:
         folders = [name for name in inner if os.path.isdir(folder / name)]
         names += [f"{name}/{file}" for name in folders for file in os.listdir(folder / name)]
     except OSError as error:
-        raise unreadable(folder, error) from error
-    return sorted(name for name in names if _matches(name, FILES))
+        raise read_error(folder, error) from error
+    return sorted(name for name in names if _has_match(name, FILES))
 
 
 def _further_names(folder: Path) -> Iterator[str]:
@@ -274,36 +280,36 @@ def _further_names(folder: Path) -> Iterator[str]:
             yield f"{name}/" if os.path.isdir(folder / name) else name
 
 
-def _contents(folder: Path, name: str, limit: int) -> bytes:
+def _read_contents(folder: Path, name: str, limit: int) -> bytes:
     """Return the contents of a regular file in a folder, or in the blobs of the folder in the cache of the Hub."""
     path, base = folder / name, folder.resolve()
     roots = [base, base.parents[1] / "blobs"] if base.parent.name == "snapshots" else [base]
     if not any(path.resolve().is_relative_to(root) for root in roots):
-        message = f"{shown(path)} must be a file in its folder; got a link out of the folder"
+        message = f"{quoted_path(path)} must be a file in its folder; got a link out of the folder"
         raise SpecError(Diagnostic(message, help="copy the file into the folder"))
     with open_regular(path) as file:
         try:
             content = file.read(limit + 1)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
     if len(content) > limit:
-        raise SpecError(Diagnostic(f"{shown(path)} must have at most {limit:,} bytes"))
+        raise SpecError(Diagnostic(f"{quoted_path(path)} must have at most {limit:,} bytes"))
     return content
 
 
-def _settings(path: Path, content: bytes) -> dict[str, Any]:
+def _settings_of_file(path: Path, content: bytes) -> dict[str, Any]:
     """Return the settings in a file of settings; empty for any other file."""
-    return _parsed(path, content) if path.name.endswith("_config.json") else {}
+    return _parsed_object(path, content) if path.name.endswith("_config.json") else {}
 
 
-def _parsed(path: Path, content: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
+def _parsed_object(path: Path, content: bytes, *, max_values: int | None = MAX_PARTS) -> dict[str, Any]:
     try:
         return parse_object(content, max_values=max_values)
     except Malformed as error:
-        raise SpecError(Diagnostic(f"cannot read {shown(path)}: {error}")) from error
+        raise SpecError(Diagnostic(f"cannot read {quoted_path(path)}: {error}")) from error
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
+def _json_bytes(values: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(values, indent=2, ensure_ascii=False)}\n".encode()
 
 
@@ -316,6 +322,6 @@ def companions_of(weights: Path | None, family: FamilyConfig | None) -> Companio
     else:
         companions = Companions(omitted=("the tokenizer and all settings, because it no longer exists",))
     if companions.omitted:
-        text = f"not copied from {shown(weights)}: {listing(companions.omitted, 12)}"
+        text = f"not copied from {quoted_path(weights)}: {listing(companions.omitted, 12)}"
         warnings.warn(text, LeftOutWarning, stacklevel=4)
     return companions

@@ -40,7 +40,9 @@ class HeatMap:
     columns: Sequence[str]
 
 
-def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool, most: float | None = None) -> str:
+def heat_map_picture(
+    title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool, most: float | None = None
+) -> str:
     """Draw maps as an SVG document, which supports light and dark mode.
 
     Colours are relative to `most`, by default the largest magnitude of all maps. Cells are squares, or as high as a
@@ -59,7 +61,7 @@ def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool,
         ]
         for index, (heat_map, height) in enumerate(zip(line, heights, strict=True)):
             box = {"x": GAP + index * (left + width + GAP) + left, "y": top, "width": width, "height": height}
-            elements += _labelled(heat_map, box)
+            elements += _heat_map_labels(heat_map, box)
             levels = [[round(max(-1, min(1, value / largest)) * LEVELS) for value in row] for row in heat_map.values]
             elements += draw_cells(levels, box)
         top += max(heights) + below + TOP
@@ -71,21 +73,21 @@ def picture(title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool,
     return tostring(root, encoding="unicode") + "\n"
 
 
-def _labelled(heat_map: HeatMap, box: Mapping[str, float]) -> Iterator[Element]:
+def _heat_map_labels(heat_map: HeatMap, box: Mapping[str, float]) -> Iterator[Element]:
     """Draw the title of a map, labels at the left, and vertical labels below. Labels that do not fit are omitted."""
     x, y, width, height = box.values()
     yield tag("text", heat_map.title, x=x, y=y - 6, class_="title")
     step = height / len(heat_map.rows)
-    for index in range(0, len(heat_map.rows), _stride(step)):
+    for index in range(0, len(heat_map.rows), _label_stride(step)):
         label = heat_map.rows[index][:MAX_LABEL]
         yield tag("text", label, x=x - 4, y=y + step * (index + 0.5) + 3.5, class_="end")
     step = width / len(heat_map.columns)
-    for index in range(0, len(heat_map.columns), _stride(step)):
+    for index in range(0, len(heat_map.columns), _label_stride(step)):
         place = f"translate({x + step * (index + 0.5) - 3.5:.1f} {y + height + 4:.1f}) rotate(90)"
         yield tag("text", heat_map.columns[index][:MAX_LABEL], transform=place)
 
 
-def _stride(step: float) -> int:
+def _label_stride(step: float) -> int:
     return -int(-LINE // step)
 
 
@@ -96,13 +98,13 @@ def draw_cells(rows: Sequence[Sequence[int]], box: Mapping[str, float], *, high:
     """
     yield tag("rect", **box, class_="ground")
     inside = tag("svg", **box, viewBox=f"0 0 {max(map(len, rows))} {len(rows)}", preserveAspectRatio="none")
-    for level, path in _paths(rows).items():
+    for level, path in _level_paths(rows).items():
         colour = "low" if level < 0 else high
         inside.append(tag("path", d=path, class_=f"map {colour}", stroke_opacity=abs(level) / LEVELS))
     yield inside
 
 
-def _paths(rows: Sequence[Sequence[int]]) -> dict[int, str]:
+def _level_paths(rows: Sequence[Sequence[int]]) -> dict[int, str]:
     """Return a path for each shade. Equal neighbours in a row form a single line."""
     paths: dict[int, str] = {}
     for index, levels in enumerate(rows):

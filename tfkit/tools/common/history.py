@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.spec.header import Malformed, open_regular, parse_object, shown, unreadable
+from tfkit.spec.header import Malformed, open_regular, parse_object, quoted_path, read_error
 
 METRICS = "metrics.jsonl"
 MAX_INTEGER = 2**63 - 1
@@ -37,11 +37,11 @@ class History:
         return {name: points[-1][1] for name, points in self.curves.items()}
 
 
-def history(folder: Path) -> History:
+def read_history(folder: Path) -> History:
     """Read the history of the run in a folder."""
     curves: dict[str, list[tuple[int, float]]] = {}
     texts = []
-    for noted in lines(folder):
+    for noted in read_metric_lines(folder):
         step = noted.pop("step")
         for name, value in noted.items():
             if isinstance(value, str):
@@ -51,7 +51,7 @@ def history(folder: Path) -> History:
     return History(curves, texts)
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def read_metric_lines(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`, without an incomplete last line that a process is still writing.
 
     Raises SpecError for a line that is not a JSON object with a `step`, and for values that are neither numbers nor
@@ -64,17 +64,17 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         try:
             texts = file.read().split(b"\n")[:-1]
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise read_error(path, error) from error
     values = []
     for number, text in enumerate(texts, start=1):
         try:
-            values.append(_checked(parse_object(text)))
+            values.append(_checked_line(parse_object(text)))
         except Malformed as error:
-            raise SpecError(Diagnostic(f"cannot read {shown(path)}, line {number:,}: {error}")) from error
+            raise SpecError(Diagnostic(f"cannot read {quoted_path(path)}, line {number:,}: {error}")) from error
     return values
 
 
-def _checked(line: dict[str, Any]) -> dict[str, Any]:
+def _checked_line(line: dict[str, Any]) -> dict[str, Any]:
     """Return a line of `metrics.jsonl` if its values have the types that tfkit writes."""
     if type(line.get("step")) is not int:
         raise Malformed("it has no `step`")

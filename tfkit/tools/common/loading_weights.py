@@ -12,14 +12,14 @@ from torch import fx
 
 from tfkit.arguments import AnyPath, checked
 from tfkit.building.builder import build, build_filled, graph_of
-from tfkit.building.edits import MeasuredModel, copied
-from tfkit.building.model import BuiltModel, whole
+from tfkit.building.edits import MeasuredModel, copied_model
+from tfkit.building.model import BuiltModel, complete_model
 from tfkit.building.transfer import Transfer
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
-from tfkit.spec.header import shown
+from tfkit.spec.header import quoted_path
 from tfkit.spec.weight_files import changed_weights
 from tfkit.tools.common.memory_needs import check_memory
 
@@ -43,7 +43,7 @@ def build_with_weights(
     if module is not None and path is not None:
         raise ValueError("weights have no effect on a built model, which has weights")
     if module is not None:
-        return copied(module, device=device, dtype=dtype)
+        return copied_model(module, device=device, dtype=dtype)
     path = graph.weights if path is None else path
     if path is None or torch.device(device).type == "meta":
         return build(graph, device=device, dtype=dtype, seed=seed)
@@ -90,7 +90,7 @@ def load_weights(
             the dtype of the model. The model is then unchanged.
         ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
-    model, path = whole(model), Path(path)
+    model, path = complete_model(model), Path(path)
     if map or missing or unused or not isinstance(allow_change, bool):
         Transfer(map=map, missing=missing, unused=unused, allow_change=allow_change).filled(model, path)
         return
@@ -100,4 +100,4 @@ def load_weights(
         weights.check_values(checkpoint, state)
         weights.load(checkpoint, state, checked=True)
         model.meta |= {"left_out": weights.left_out(checkpoint.names), "filled_from": path.absolute()}
-    warn_of(model.meta["left_out"], shown(path))
+    warn_of(model.meta["left_out"], quoted_path(path))

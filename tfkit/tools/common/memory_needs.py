@@ -50,11 +50,11 @@ def free_memory(device: torch.device) -> int | None:
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
         return None
-    amounts = [amount for amount in (_available(), _container()) if amount is not None]
+    amounts = [amount for amount in (_available_memory(), _container_memory()) if amount is not None]
     return min(amounts, default=None)
 
 
-def _available() -> int | None:
+def _available_memory() -> int | None:
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable:"))
@@ -66,7 +66,7 @@ def _available() -> int | None:
         return None
 
 
-def _container() -> int | None:
+def _container_memory() -> int | None:
     """Return the free memory below the limit of the control group, if any. The page cache counts as free."""
     folder = Path("/sys/fs/cgroup")
     try:

@@ -76,31 +76,31 @@ class Sequences:
     pieces: Sequence[Mapping[str, Tensor]]
 
 
-def example(model: fx.GraphModule) -> dict[str, Tensor]:
+def export_inputs(model: fx.GraphModule) -> dict[str, Tensor]:
     """Return the inputs that a file is exported with: all inputs, and all masks."""
-    return _inputs(model, BATCH, _lengths(model)[1], "right", optional=True)
+    return _call_inputs(model, BATCH, _example_lengths(model)[1], "right", optional=True)
 
 
-def whole_cases(model: fx.GraphModule) -> Iterator[Case]:
+def full_sequence_cases(model: fx.GraphModule) -> Iterator[Case]:
     """Yield full sequences: a single sequence, several sequences of other lengths, padded, with all optional inputs."""
-    short, medium, long = _lengths(model)
+    short, medium, long = _example_lengths(model)
     if (fixed := fixed_length(graph_of(model))) is not None:
         short = medium = long = fixed
-    yield Case(f"1 x {long}", _inputs(model, 1, long))
-    yield Case(f"3 x {short}", _inputs(model, 3, short))
+    yield Case(f"1 x {long}", _call_inputs(model, 1, long))
+    yield Case(f"3 x {short}", _call_inputs(model, 3, short))
     if any(f"{name}_mask" in inputs_of(model) for name in graph_of(model).inputs):
-        yield Case(f"3 x {long}, padded on the left", _inputs(model, 3, long, "left"))
-        yield Case(f"4 x {medium}, padded on the right", _inputs(model, 4, medium, "right"))
+        yield Case(f"3 x {long}, padded on the left", _call_inputs(model, 3, long, "left"))
+        yield Case(f"4 x {medium}, padded on the right", _call_inputs(model, 4, medium, "right"))
     if any(signal.optional for signal in graph_of(model).inputs.values()):
-        yield Case(f"3 x {long}, with all that is optional", _inputs(model, 3, long, optional=True))
+        yield Case(f"3 x {long}, with all that is optional", _call_inputs(model, 3, long, optional=True))
 
 
 def cached_cases(model: fx.GraphModule, parts: DecodeSplit) -> Iterator[Sequences]:
     """Yield three schedules: a prompt and single tokens; padded prompts; single tokens mixed with several tokens."""
-    medium = _lengths(model)[1]
-    yield _sequences(model, parts, 1, [medium, 1, 1])
-    yield _sequences(model, parts, 3, [max(1, medium - 3), 1, 1], "left")
-    yield _sequences(model, parts, 4, [1, 1, max(1, medium - 3)])
+    medium = _example_lengths(model)[1]
+    yield _decoding_sequences(model, parts, 1, [medium, 1, 1])
+    yield _decoding_sequences(model, parts, 3, [max(1, medium - 3), 1, 1], "left")
+    yield _decoding_sequences(model, parts, 4, [1, 1, max(1, medium - 3)])
 
 
 def as_tensors(result: Any) -> list[Tensor]:
@@ -108,14 +108,14 @@ def as_tensors(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def _lengths(model: fx.GraphModule) -> tuple[int, int, int]:
+def _example_lengths(model: fx.GraphModule) -> tuple[int, int, int]:
     """Return a short length, the length that a file is exported with, and a long length."""
     long = min(max_len(graph_of(model)) or EXAMPLE_LENGTH + 7, EXAMPLE_LENGTH + 7)
     medium = max(1, min(EXAMPLE_LENGTH, long - 2))
     return max(1, medium // 2), medium, long
 
 
-def _inputs(
+def _call_inputs(
     model: fx.GraphModule, batch: int, length: int, padding: Padding | None = None, *, optional: bool = False
 ) -> dict[str, Tensor]:
     """Return the inputs of a call. Inputs that are read once have a different length than the remaining inputs."""
@@ -128,33 +128,33 @@ def _inputs(
         inputs = {name: value for name, value in inputs.items() if not graph.inputs[name].optional}
     if padding is not None:
         taken = inputs_of(model)
-        inputs |= {f"{n}_mask": _mask(x, padding) for n, x in list(inputs.items()) if f"{n}_mask" in taken}
+        inputs |= {f"{n}_mask": _padding_mask(x, padding) for n, x in list(inputs.items()) if f"{n}_mask" in taken}
     return inputs
 
 
-def _mask(x: Tensor, padding: Padding) -> Tensor:
+def _padding_mask(x: Tensor, padding: Padding) -> Tensor:
     """Return a mask of x [b, t, ...]: each row has one token fewer than the row above, but at least one token."""
     row = torch.arange(x.size(0), device=x.device)[:, None]
     mask = torch.arange(x.size(1), device=x.device) < (x.size(1) - row).clamp(min=1)
     return mask.flip(1) if padding == "left" else mask
 
 
-def _sequences(
+def _decoding_sequences(
     model: fx.GraphModule, parts: DecodeSplit, batch: int, sizes: list[int], padding: Padding | None = None
 ) -> Sequences:
-    long = _lengths(model)[2]
-    inputs, main = _inputs(model, batch, long, optional=True), parts.step_inputs[0]
+    long = _example_lengths(model)[2]
+    inputs, main = _call_inputs(model, batch, long, optional=True), parts.step_inputs[0]
     once = {name: inputs[name] for name in parts.initial_inputs}
     for name, value in list(once.items()):
         if value.dim() == 1:  # a prefix is read in the first step, also by padded rows
             once[name] = value.clamp(max=max(1, sizes[0] - batch))
         elif f"{name}_mask" in inputs_of(model):
-            once[f"{name}_mask"] = _mask(value, "right")
+            once[f"{name}_mask"] = _padding_mask(value, "right")
     pieces: list[dict[str, Tensor]] = []
     for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
         piece = {name: inputs[name][:, start : start + size] for name in parts.step_inputs}
         if start == 0 and padding is not None:
-            piece[f"{main}_mask"] = _mask(piece[main], padding)
+            piece[f"{main}_mask"] = _padding_mask(piece[main], padding)
         pieces += [piece] if start + size <= long else []
     words = f"{batch} x {' + '.join(map(str, sizes))} by cached decoding"
     return Sequences(f"{words}, padded on the {padding}" if padding else words, long, once, pieces)

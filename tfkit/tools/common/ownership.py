@@ -57,9 +57,9 @@ class Ownership:
     layer: str
 
 
-def added(path: str) -> Ownership:
+def added_owner(path: str) -> Ownership:
     """Return the owner of a module or parameter that is in no component of the spec."""
-    return Ownership(ADDED, ADDED, path, path.partition(".")[0], _layer(path, False))
+    return Ownership(ADDED, ADDED, path, path.partition(".")[0], _layer_path(path, False))
 
 
 def owners_of(model: fx.GraphModule, paths: Iterable[str] = ()) -> dict[str, Ownership]:
@@ -68,18 +68,18 @@ def owners_of(model: fx.GraphModule, paths: Iterable[str] = ()) -> dict[str, Own
     components, nodes = model.meta["components"], graph_of(model).nodes
     blocks = {node.name: HEAD if node.output.type == "logits" else node.config.kind_name() for node in nodes}
     stacks = {node.name for node in nodes if node.stack is not None}
-    roles = dict(_roles(nodes))
+    roles = dict(_sublayer_roles(nodes))
     parts: dict[str, Ownership] = {}
     for path in (*modules, *paths):
         node = path.partition(".")[0]
         if node not in blocks:
-            parts |= {path: added(path)} if path else {}
+            parts |= {path: added_owner(path)} if path else {}
             continue
-        owner, slot = _owner(path, components)
+        owner, slot = _enclosing_component(path, components)
         component = blocks[node] if slot == "block" else roles.get(owner, slot)
         is_norm = slot == "norm" and owner in modules
         label = type(modules[owner]).__name__ if is_norm else LABELS.get(component, component)
-        parts[path] = Ownership(component, label, owner, node, _layer(path, node in stacks))
+        parts[path] = Ownership(component, label, owner, node, _layer_path(path, node in stacks))
     return parts
 
 
@@ -93,31 +93,31 @@ def in_rows(items: Iterable[Item], by: str) -> Iterator[tuple[str, str, list[Ite
     rows: dict[str, list[Item]] = {}
     for item in items:
         rows.setdefault(getattr(item, by), []).append(item)
-    for name in sorted(rows, key=rank) if by == "component" else rows:
+    for name in sorted(rows, key=component_rank) if by == "component" else rows:
         labels = {item.label for item in rows[name]}
         yield name, labels.pop() if by == "component" and len(labels) == 1 else name, rows[name]
 
 
-def rank(component: str) -> int:
+def component_rank(component: str) -> int:
     """Return the index of a component's row."""
     return ORDER.index(component) if component in ORDER else len(ORDER) + (component == HEAD)
 
 
-def _owner(path: str, components: Mapping[str, Component]) -> tuple[str, str]:
+def _enclosing_component(path: str, components: Mapping[str, Component]) -> tuple[str, str]:
     """Return the nearest enclosing component of a module, and its slot."""
     while path and (path not in components or components[path].slot in _INNER_SLOTS):
         path = path.rpartition(".")[0]
     return path, components[path].slot if path else "block"
 
 
-def _roles(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
+def _sublayer_roles(nodes: Iterable[Node]) -> Iterator[tuple[str, str]]:
     """Yield the role of each sublayer, by its path."""
     for node in nodes:
         for number, layer in enumerate(node.stack.layers if node.stack else ()):
             yield from ((f"{node.name}.layers.{number}.{step.name}", step.role) for step in layer.steps)
 
 
-def _layer(path: str, in_stack: bool) -> str:
+def _layer_path(path: str, in_stack: bool) -> str:
     """Return the layer of a stack; for other children of a stack, their names; the node if it has no layers."""
     if match := _LAYER.match(path):
         return match[1]

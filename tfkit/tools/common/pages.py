@@ -29,7 +29,9 @@ def tag(name: str, *children: PageContent, **attributes: object) -> Element:
     Texts are escaped, and children that are None are omitted. In names of attributes, a final underscore is removed and
     other underscores become hyphens: `class_`, `stroke_width`. Numbers have two decimals.
     """
-    element = Element(name, {key.strip("_").replace("_", "-"): _value(value) for key, value in attributes.items()})
+    element = Element(
+        name, {key.strip("_").replace("_", "-"): _attribute_text(value) for key, value in attributes.items()}
+    )
     for child in children:
         if isinstance(child, str):
             _append_text(element, child)
@@ -74,7 +76,7 @@ def report_page(
     curves, which are complete without the script.
     """
     header = tag("header", tag("h1", name), *(tag("p", line, class_="setting") for line in lines if line))
-    body = tag("main", *(section(*content) for content in sections))
+    body = tag("main", *(page_section(*content) for content in sections))
     script = files(__package__).joinpath("curves.js").read_text(encoding="utf-8") if charts else ""
     return page(f"{name}: {of}", header, body, style=CHART_STYLE + style if charts else style, script=script)
 
@@ -88,7 +90,7 @@ def page_table(head: Sequence[str], rows: Iterable[Sequence[PageContent]], *, te
     return tag("div", tag("table", columns, body, class_=f"words{text}"), class_="scroll")
 
 
-def section(name: str, words: str, content: Sequence[PageContent]) -> Element | None:
+def page_section(name: str, words: str, content: Sequence[PageContent]) -> Element | None:
     """Build a section of a page, under the heading `words` unless it is empty. Return None without content."""
     return tag("section", tag("h2", words) if words else None, *content, id=name) if content else None
 
@@ -113,10 +115,10 @@ def bullets(texts: Iterable[str]) -> Element:
 
 def legend(labels: Iterable[tuple[str, str]]) -> Element:
     """Build a legend from the label of each colour class."""
-    return tag("ul", *(tag("li", swatch(colour), label) for colour, label in labels), class_="legend")
+    return tag("ul", *(tag("li", colour_swatch(colour), label) for colour, label in labels), class_="legend")
 
 
-def swatch(colour: str) -> Element:
+def colour_swatch(colour: str) -> Element:
     """Build a small square in the colour of a class."""
     return tag("i", class_=f"swatch {colour}")
 
@@ -134,18 +136,18 @@ def _append_text(element: Element, text: str) -> None:
         element.text = (element.text or "") + text
 
 
-def _value(value: object) -> str:
+def _attribute_text(value: object) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 def notebook_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Build a table with a title; columns are right-aligned except the first."""
-    body = tag("tbody", *(_row("td", cells) for cells in rows))
-    element = tag("table", tag("caption", title), tag("thead", _row("th", columns)), body)
+    body = tag("tbody", *(_notebook_row("td", cells) for cells in rows))
+    element = tag("table", tag("caption", title), tag("thead", _notebook_row("th", columns)), body)
     return tostring(element, encoding="unicode", method="html")
 
 
-def _row(name: str, cells: Sequence[str]) -> Element:
+def _notebook_row(name: str, cells: Sequence[str]) -> Element:
     return tag("tr", *(tag(name, cell, style=f"text-align:{'right' if i else 'left'}") for i, cell in enumerate(cells)))
 
 
@@ -275,12 +277,12 @@ def curves(lines: Sequence[ChartLine], *, words: str = "curves", height: float =
                 tag("polygon", points=" ".join([*above, *below]), class_=f"spread {colour_class(line.index)}")
             )
         inside.append(tag("polyline", points=" ".join(mean), class_=f"mean {colour_class(line.index)}"))
-    inside.extend(_tips(lines, steps, x, tall))
+    inside.extend(_step_tips(lines, steps, x, tall))
     chart.append(inside)
     return chart
 
 
-def _tips(lines: Sequence[ChartLine], steps: Sequence[int], x: ChartAxis, height: float) -> Iterator[Element]:
+def _step_tips(lines: Sequence[ChartLine], steps: Sequence[int], x: ChartAxis, height: float) -> Iterator[Element]:
     """Yield an invisible column around each step. Its tooltip contains the values of the lines."""
     steps = steps[:: -(-len(steps) // MAX_TIPS)]
     middles = [(x(left) + x(right)) / 2 for left, right in pairwise(steps)]

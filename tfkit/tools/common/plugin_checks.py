@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tfkit.errors import Diagnostic
-from tfkit.graph.expand import Graph, located
+from tfkit.graph.expand import Graph, located_diagnostic
 from tfkit.plugin.manager import Plugins
 
 
@@ -15,22 +15,22 @@ def warnings_of(graph: Graph, plugins: Plugins) -> list[Diagnostic]:
 
     A check that fails is itself reported as a warning.
     """
-    answers = plugins.hooks.call("tfkit_checks", _diagnostics, graph=graph)
+    answers = plugins.hooks.call("tfkit_checks", _diagnostic_list, graph=graph)
     diagnostics = [
-        replace(located(diagnostic, graph), notes=(*diagnostic.notes, f"from the plugin {plugin}"))
+        replace(located_diagnostic(diagnostic, graph), notes=(*diagnostic.notes, f"from the plugin {plugin}"))
         for plugin, results in answers.values
         for diagnostic in results
     ]
     return [*diagnostics, *answers.faults]
 
 
-def _diagnostics(returned: object) -> list[Diagnostic]:
+def _diagnostic_list(returned: object) -> list[Diagnostic]:
     """Convert the result of a hook to a list of diagnostics."""
     items = returned if isinstance(returned, Iterable) else [returned]
-    return [_diagnostic(item) for item in items]
+    return [_checked_diagnostic(item) for item in items]
 
 
-def _diagnostic(item: object) -> Diagnostic:
+def _checked_diagnostic(item: object) -> Diagnostic:
     if not isinstance(item, Diagnostic):
         raise TypeError(f"must return a list of tfkit.Diagnostic; got {type(item).__name__}")
     return item

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def scaled(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, str]:
+def scaled_amount(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, str]:
     """Divide an amount by a power of 1000 until it is below `most`; return it with the prefix of the power."""
     prefix, larger = "", iter(prefixes)
     while amount >= most and (following := next(larger, None)):
@@ -13,13 +13,13 @@ def scaled(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, s
 
 def count_text(count: int) -> str:
     """Format a count: `124.4M`."""
-    amount, prefix = scaled(count, "KMBT")
+    amount, prefix = scaled_amount(count, "KMBT")
     return f"{amount:,.1f}{prefix}" if prefix else str(count)
 
 
 def bytes_text(count: int) -> str:
     """Format a number of bytes: `497.8 MB`."""
-    amount, prefix = scaled(count, "kMGT")
+    amount, prefix = scaled_amount(count, "kMGT")
     return f"{amount:,.1f} {prefix}B" if prefix else f"{count} B"
 
 
@@ -35,5 +35,5 @@ def time_text(seconds: float | None) -> str:
 
 def flops_text(count: int) -> str:
     """Format a number of operations: `583.3G`; a dash for 0."""
-    amount, prefix = scaled(count, "kMGTPEZ")
+    amount, prefix = scaled_amount(count, "kMGTPEZ")
     return (f"{amount:,.1f}{prefix}" if prefix else str(count)) if count else "-"

@@ -77,7 +77,7 @@ def compare(
 ) -> None:
     if device == "meta":
         raise click.UsageError("on the meta device there are no values to compare")
-    graph, other = reader.load(a), _other(reader, b)
+    graph, other = reader.load(a), _second_model(reader, b)
     has_weights = weights or graph.weights or isinstance(other, Path) or other.weights
     if allow_change and not has_weights:
         raise click.UsageError("--allow-change has no effect without weights")
@@ -102,7 +102,7 @@ def compare(
         raise click.exceptions.Exit(1)
 
 
-def _other(reader: Reader, b: str) -> Graph | Path:
+def _second_model(reader: Reader, b: str) -> Graph | Path:
     """Return the second model: a spec; or the path of a program, or of a folder that holds a transformers model."""
     from tfkit.console.hub import local_path
     from tfkit.spec.extending import is_folder
@@ -144,15 +144,15 @@ def _show_comparison(comparison: Comparison) -> None:
 
 def _not_compared(comparison: Comparison) -> list[str]:
     """Return a line for each component that cannot be compared; equal layers share a line."""
-    from tfkit.checkpoint.tensor_names import collapsed
+    from tfkit.checkpoint.tensor_names import collapsed_layers
 
     lines = [
         f"not compared: {name}: {why}"
-        for name, why in collapsed({part.name: part.reason for part in comparison.unlike})
+        for name, why in collapsed_layers({part.name: part.reason for part in comparison.unlike})
     ]
-    forms = collapsed({part.name: "a multiple, or what is computed from it agrees" for part in comparison.forms})
+    forms = collapsed_layers({part.name: "a multiple, or what is computed from it agrees" for part in comparison.forms})
     lines += [f"in another form: {name}: {why}" for name, why in forms]
     for which, names in zip("AB", comparison.alone, strict=True):
-        lines += [f"only in {which}: {name}" for name, _ in collapsed(dict.fromkeys(names))]
+        lines += [f"only in {which}: {name}" for name, _ in collapsed_layers(dict.fromkeys(names))]
     more = [f"and {len(lines) - ROWS} more, see --json"] if len(lines) > ROWS else []
     return [*lines[:ROWS], *more]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
-from tfkit.building.edits import AnyModel, MeasuredModel, as_model, fill
+from tfkit.building.edits import AnyModel, MeasuredModel, as_model, copy_weights
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
@@ -151,24 +151,24 @@ def compare(
     other = other_model(model, b, other_weights or weights or default, **options)
     if isinstance(b, MeasuredModel) and isinstance(other.model, fx.GraphModule):
         if a.module is not None and all(value is None for value in (b.module, other_weights, b.graph.weights)):
-            fill(other.model, model)
+            copy_weights(other.model, model)
         if b.module is not None and a.module is None and chosen is None:
-            fill(model, other.model)
+            copy_weights(model, other.model)
     names = {**other.names, "": ""}
 
     def run() -> Any:
         return model(**inputs)
 
     with torch.no_grad():
-        ours, order = outputs(model, other.names, run, "A")
-        theirs, _ = outputs(other.model, other.names.values(), lambda: other.run(renamed), "B")
+        ours, order = module_outputs(model, other.names, run, "A")
+        theirs, _ = module_outputs(other.model, other.names.values(), lambda: other.run(renamed), "B")
         exact: Outputs = {}
         if float64:
             double = copy.deepcopy(model).double()
             wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
-            exact, _ = outputs(double, other.names, lambda: double(**wide), "A")
+            exact, _ = module_outputs(double, other.names, lambda: double(**wide), "A")
         results = {
-            name: _compared(name, names[name], ours[name], theirs.get(names[name]), exact.get(name))
+            name: _compared_component(name, names[name], ours[name], theirs.get(names[name]), exact.get(name))
             for name in [*order, ""]
         }
         parts = {name: part for name, part in results.items() if isinstance(part, ComparedPart)}
@@ -177,7 +177,9 @@ def compare(
 
         def cleared(name: str) -> bool:
             agree = {other for other in equal if parts[other].relative <= FADED * parts[name].relative}
-            return _proportional(ours[name], theirs[names[name]]) or bool(depends(model, name, agree, run) & agree)
+            return _is_proportional(ours[name], theirs[names[name]]) or bool(
+                reached_modules(model, name, agree, run) & agree
+            )
 
         first = _first_of(differ, cleared)
     return Comparison(
@@ -206,7 +208,7 @@ def _first_of(differ: list[str], cleared: Callable[[str], bool]) -> str | None:
     return None
 
 
-def _proportional(ours: Tensor, theirs: Tensor) -> bool:
+def _is_proportional(ours: Tensor, theirs: Tensor) -> bool:
     """Return True if two tensors are proportional: embedding tables of transformers return scaled vectors."""
     factor = (ours * theirs).sum() / ours.square().sum()
     return bool(factor > 0 and torch.allclose(theirs, ours * factor, rtol=1e-5, atol=0))
@@ -230,7 +232,7 @@ def is_spec(name: str | os.PathLike[str]) -> bool:
     return not os.path.exists(path) or path.suffix in SUFFIXES
 
 
-def _compared(
+def _compared_component(
     name: str, other: str, ours: Tensor, theirs: Tensor | None, exact: Tensor | None
 ) -> ComparedPart | Unlike:
     """Compare one component, or return the reason why it cannot be compared."""
@@ -263,7 +265,7 @@ Replace = Callable[[Tensor], Tensor]
 Run = Callable[[], Any]
 
 
-def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str) -> tuple[Outputs, list[str]]:
+def module_outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str) -> tuple[Outputs, list[str]]:
     """Run a model, and return the outputs of the named modules and of the full model (`""`).
 
     Also return the modules in the order in which they first finished.
@@ -278,17 +280,17 @@ def outputs(model: nn.Module | None, names: Iterable[str], run: Run, which: str)
         return value
 
     try:
-        with _hooks(model, {name: keep(name) for name in names}):
+        with _output_hooks(model, {name: keep(name) for name in names}):
             result = run()
     except Exception as error:  # a program, or a model of transformers, may raise any error
         cause = str(error).strip().partition("\n")[0]
         raise SpecError(Diagnostic(f"{which} fails on these inputs: {type(error).__name__}: {cause}")) from error
     order = list(values)
-    values[""] = _tensor(result)
+    values[""] = _first_tensor(result)
     return values, order
 
 
-def depends(model: nn.Module, name: str, candidates: Iterable[str], run: Run) -> set[str]:
+def reached_modules(model: nn.Module, name: str, candidates: Iterable[str], run: Run) -> set[str]:
     """Return the candidates, modules or the full model (`""`), that a NaN in the output of a module reaches."""
 
     def nothing(output: Tensor) -> Tensor:
@@ -304,15 +306,15 @@ def depends(model: nn.Module, name: str, candidates: Iterable[str], run: Run) ->
 
         return value
 
-    with _hooks(
+    with _output_hooks(
         model, {name: nothing, **{candidate: look(candidate) for candidate in candidates if candidate != name}}
     ):
-        if _tensor(run()).isnan().any():
+        if _first_tensor(run()).isnan().any():
             reached.add("")
     return reached
 
 
-def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> ExitStack:
+def _output_hooks(model: nn.Module | None, values: dict[str, Replace]) -> ExitStack:
     """Apply functions to the first tensor that each module returns, until the context ends."""
 
     def hook(replace: Replace) -> Callable[..., Any]:
@@ -332,7 +334,7 @@ def _hooks(model: nn.Module | None, values: dict[str, Replace]) -> ExitStack:
     return hooks
 
 
-def _tensor(result: Any) -> Tensor:
+def _first_tensor(result: Any) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
@@ -358,47 +360,47 @@ def common_inputs(
         SpecError: a model requires an input that the other model lacks, or features of a different width; or it does
             not accept `length` tokens.
     """
-    names = dict(_pairs(a, b))
+    names = dict(_input_pairs(a, b))
     for graph, other, paired in ((a, b, set(names)), (b, a, set(names.values()))):
         lost = [name for name, signal in graph.inputs.items() if name not in paired and not signal.optional]
         if lost:
-            message = f"`{graph.name}` requires {_listed(graph, lost)}, but `{other.name}` has no such input"
-            note = f"`{other.name}` takes {_listed(other, list(other.inputs))}"
+            message = f"`{graph.name}` requires {_listed_inputs(graph, lost)}, but `{other.name}` has no such input"
+            note = f"`{other.name}` takes {_listed_inputs(other, list(other.inputs))}"
             raise SpecError(Diagnostic(message, notes=(note,), help=INPUT_HELP))
     for name, theirs in names.items():
         widths = a.inputs[name].width, b.inputs[theirs].width
         if widths[0] != widths[1]:
             message = f"`{name}` has vectors of width {widths[0]} in `{a.name}`, but {widths[1]} in `{b.name}`"
             raise SpecError(Diagnostic(message, help=INPUT_HELP))
-    inputs = random_inputs(a, batch=batch, length=_length(a, b, length), device=device, seed=seed)
+    inputs = random_inputs(a, batch=batch, length=_input_length(a, b, length), device=device, seed=seed)
     ours: dict[str, Tensor] = {}
     for name in names:
         rows = [rows for rows in (rows_of(a, name), rows_of(b, names[name])) if rows]
         tokens = a.inputs[name].type == "tokens"
-        ours[name] = _ordinary(inputs[name] % min(rows), name) if tokens and rows else inputs[name]
-    ours |= {name: _with_end(ours[name], end) for name, end in _ends(a).items() if name in ours}
+        ours[name] = _ordinary_tokens(inputs[name] % min(rows), name) if tokens and rows else inputs[name]
+    ours |= {name: _with_end(ours[name], end) for name, end in _end_tokens(a).items() if name in ours}
     return ours, {names[name]: value for name, value in ours.items()}
 
 
-def _pairs(a: Graph, b: Graph) -> Iterator[tuple[str, str]]:
+def _input_pairs(a: Graph, b: Graph) -> Iterator[tuple[str, str]]:
     """Yield pairs of corresponding inputs: the name in A, and the name in B."""
     equal = {name for name in a.inputs if name in b.inputs and a.inputs[name].type == b.inputs[name].type}
     for type in dict.fromkeys(signal.type for signal in a.inputs.values()):
-        rest = [_required(graph, type, equal) for graph in (a, b)]
+        rest = [_required_inputs(graph, type, equal) for graph in (a, b)]
         yield from zip(*rest, strict=False)
     yield from ((name, name) for name in a.inputs if name in equal)
 
 
-def _required(graph: Graph, type: str, paired: set[str]) -> list[str]:
+def _required_inputs(graph: Graph, type: str, paired: set[str]) -> list[str]:
     inputs = graph.inputs.items()
     return [name for name, signal in inputs if signal.type == type and not signal.optional and name not in paired]
 
 
-def _listed(graph: Graph, names: list[str]) -> str:
+def _listed_inputs(graph: Graph, names: list[str]) -> str:
     return listing(f"`{name}` ({graph.inputs[name].in_words()})" for name in names)
 
 
-def _length(a: Graph, b: Graph, length: int | None) -> int:
+def _input_length(a: Graph, b: Graph, length: int | None) -> int:
     limits: Mapping[str, int | None] = {graph.name: max_len(graph) for graph in (a, b)}
     for name, limit in limits.items():
         if length is not None and limit is not None and length > limit:
@@ -406,7 +408,7 @@ def _length(a: Graph, b: Graph, length: int | None) -> int:
     return length or min([LENGTH, *(limit for limit in limits.values() if limit is not None)])
 
 
-def _ends(graph: Graph) -> dict[str, int]:
+def _end_tokens(graph: Graph) -> dict[str, int]:
     """Return the id of the token that a block seeks as the end of a text, by the name of the input."""
     return {str(node.wires[field]): end for node in graph.nodes for field, end in node.config.ends().items()}
 
@@ -417,6 +419,6 @@ def _with_end(tokens: Tensor, end: int) -> Tensor:
     return tokens.index_put((rows, (-1 - rows) % tokens.size(1)), torch.tensor(end, device=tokens.device))
 
 
-def _ordinary(tokens: Tensor, name: str) -> Tensor:
+def _ordinary_tokens(tokens: Tensor, name: str) -> Tensor:
     """Replace the first tokens of the vocabulary, which may be special tokens."""
     return tokens if name == "token_types" or tokens.max() <= SPECIAL_IDS else tokens.clamp(min=SPECIAL_IDS)

@@ -18,12 +18,12 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import AnyPath
 from tfkit.building.builder import graph_of
 from tfkit.building.edits import MeasuredModel
-from tfkit.checkpoint.links import published
-from tfkit.checkpoint.tensor_names import above
+from tfkit.checkpoint.links import published_map
+from tfkit.checkpoint.tensor_names import enclosing_modules
 from tfkit.checkpoint.weight_map import Link
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.spec.folder import CONFIG, MAX_CONFIG
-from tfkit.spec.header import read_object, shown
+from tfkit.spec.header import quoted_path, read_object
 from tfkit.spec.weight_files import read_headers
 from tfkit.tools.common.loading_weights import build_with_weights
 
@@ -38,15 +38,15 @@ def matching_modules(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[
     owners: dict[str, set[str]] = {}
     for link in links:
         files = {name.rpartition(".")[0] for name in link.file}
-        for path in {path for name in link.model for path in above(name)}:
+        for path in {path for name in link.model for path in enclosing_modules(name)}:
             modules_with.setdefault(path, set()).update(files)
         for name in link.file:
-            for path in above(name):
+            for path in enclosing_modules(name):
                 owners.setdefault(path, set()).add(name.rpartition(".")[0])
     matches: dict[str, str] = {}
     for path, _ in model.named_modules():
         files_inside = modules_with.get(path, set())
-        common = _common(files_inside)
+        common = _common_module(files_inside)
         # Of modules with equal tensors, the outermost matches a container, and the innermost a module without children.
         if (
             files_inside
@@ -58,7 +58,7 @@ def matching_modules(model: nn.Module, links: tuple[Link, ...], theirs: Mapping[
     return {path: common for common, path in matches.items()}
 
 
-def _common(paths: set[str]) -> str:
+def _common_module(paths: set[str]) -> str:
     """Return the deepest module that holds all of these."""
     split = [path.split(".") for path in paths]
     parts = []
@@ -106,20 +106,20 @@ def other_model(
     if isinstance(b, MeasuredModel):
         second = build_with_weights(b, weights, device=device, dtype=dtype, seed=seed, allow_change=True).eval()
         ours, theirs = ([name for name, _ in network.named_modules()] for network in (model, second))
-        alone = _outermost(ours, theirs), _outermost(theirs, ours)
+        alone = _outermost_modules(ours, theirs), _outermost_modules(theirs, ours)
         return Other(lambda inputs: second(**inputs), second, {n: n for n in ours if n in theirs}, alone)
     if os.path.isdir(b):
-        return _transformers(model, b, device, dtype)
-    return Other(_exported(b, device), None, {})
+        return _transformers_model(model, b, device, dtype)
+    return Other(_load_program(b, device), None, {})
 
 
-def _outermost(names: list[str], other_names: list[str]) -> tuple[str, ...]:
+def _outermost_modules(names: list[str], other_names: list[str]) -> tuple[str, ...]:
     """Return the outermost modules that the other model lacks."""
     shared = set(other_names)
     return tuple(name for name in names if name not in shared and name.rpartition(".")[0] in shared)
 
 
-def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | str, dtype: torch.dtype) -> Other:
+def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.device | str, dtype: torch.dtype) -> Other:
     """Load a transformers model, and match its modules by the weight map of its family."""
     graph = graph_of(model)
     family = graph.spec.family
@@ -128,7 +128,7 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
         raise SpecError(Diagnostic(message, None, "checkpoint", help="write it as specs/README.md shows"))
     if not os.path.isfile(folder / CONFIG):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is not a transformers model"))
-    architecture = _architecture(folder / CONFIG) or family.architecture
+    architecture = _architecture_name(folder / CONFIG) or family.architecture
     read_headers(folder)  # explains what is wrong with a file, and rejects pickles
     try:
         import transformers
@@ -148,11 +148,11 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     try:
         theirs = cls.from_pretrained(folder, **eager, dtype=dtype, use_safetensors=True).to(device).eval()
     except Exception as error:
-        message = f"transformers cannot load {shown(folder)}"
-        raise SpecError(Diagnostic(message, notes=(_cause(error),))) from error
+        message = f"transformers cannot load {quoted_path(folder)}"
+        raise SpecError(Diagnostic(message, notes=(_error_summary(error),))) from error
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
-    links = published(model, family).links
+    links = published_map(model, family).links
     if family.prefix and family.prefix.removesuffix(".") not in modules:  # the names in files have a different prefix
         start, cut = f"{theirs.base_model_prefix}.", len(family.prefix)
         links = tuple(
@@ -164,28 +164,28 @@ def _transformers(model: fx.GraphModule, folder: Path, device: torch.device | st
     parameters = inspect.signature(theirs.forward).parameters
 
     def run(inputs: Mapping[str, Tensor]) -> Any:
-        return _first(theirs(**_renamed(inputs, parameters)))
+        return _first_output(theirs(**_renamed_inputs(inputs, parameters)))
 
     return Other(run, theirs, matching_modules(model, links, modules))
 
 
-def _architecture(config: Path) -> str | None:
+def _architecture_name(config: Path) -> str | None:
     """Return the first of the `architectures` of a config.json; None if it has none."""
     names = read_object(config, max_bytes=MAX_CONFIG).get("architectures") or [None]
     if not isinstance(names, list) or not isinstance(names[0], str | None):
-        message = f"`architectures` in {shown(config)} must be a list of names; got {quoted(str(names))}"
+        message = f"`architectures` in {quoted_path(config)} must be a list of names; got {quoted(str(names))}"
         raise SpecError(
             Diagnostic(message, help='write the class of the model: `"architectures": ["GPT2LMHeadModel"]`')
         )
     return names[0]
 
 
-def _cause(error: Exception) -> str:
+def _error_summary(error: Exception) -> str:
     first_line, _, _ = str(error).strip().partition("\n")
     return f"{type(error).__name__}: {first_line}"
 
 
-def _first(result: Any) -> Any:
+def _first_output(result: Any) -> Any:
     """Return the first output of a transformers model: logits, or the last hidden state if it has no head.
 
     The logits of the start and the end of an answer are concatenated.
@@ -195,7 +195,7 @@ def _first(result: Any) -> Any:
     return result.logits if hasattr(result, "logits") else result[0]
 
 
-def _renamed(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, Tensor]:
+def _renamed_inputs(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, Tensor]:
     """Return our inputs under their names in transformers. Its classes accept any name, and ignore unknown names."""
     renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
     if unknown := sorted(renamed.keys() - parameters):
@@ -203,7 +203,7 @@ def _renamed(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[
     return {name: value.transpose(1, 2) if name in CHANNELS_FIRST else value for name, value in renamed.items()}
 
 
-def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:
+def _load_program(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:
     """Load a program that torch wrote: TorchScript, or a file of torch.export."""
     try:
         if path.suffix == ".pt2":
@@ -212,5 +212,5 @@ def _exported(path: Path, device: torch.device | str) -> Callable[[Mapping[str, 
             program = torch.jit.load(str(path), map_location=device)
     except Exception as error:
         message = f"{quoted(str(path))} is neither a spec, nor a folder, nor a program that torch wrote"
-        raise SpecError(Diagnostic(message, notes=(_cause(error),))) from error
+        raise SpecError(Diagnostic(message, notes=(_error_summary(error),))) from error
     return lambda inputs: program(**inputs)

@@ -12,7 +12,7 @@ from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_slot
 from tfkit.console.options import json_option
 from tfkit.console.output import print_json, print_tables, table
-from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
+from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar_name_help
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 @click.argument("kind", required=False, shell_complete=complete_slot)
 @json_option
 def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -> None:
-    from tfkit.tools.components.component_docs import describe
+    from tfkit.tools.components.component_docs import component_doc
 
     registry = reader.plugins.registry
     slots = registry.slots()
     if slot is not None and slot not in slots:
-        raise _unknown("slot", slot, slots, [doc for doc in slots if registry.find(doc, slot) is not None])
+        raise _unknown_word("slot", slot, slots, [doc for doc in slots if registry.find(doc, slot) is not None])
     if slot is not None and kind is not None and registry.find(slot, kind) is None:
-        raise _unknown(f"{slot} kind", kind, list(registry.kinds(slot)))
-    docs = [describe(doc) for name in slots if slot in (None, name) for doc in registry.kinds(name).values()]
+        raise _unknown_word(f"{slot} kind", kind, list(registry.kinds(slot)))
+    docs = [component_doc(doc) for name in slots if slot in (None, name) for doc in registry.kinds(name).values()]
     docs = [doc for doc in docs if kind in (None, doc.kind)]
     if json:
         print_json(docs)
@@ -54,10 +54,10 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
         _show_component(docs[0])
 
 
-def _unknown(what: str, word: str, names: Sequence[str], slots: Sequence[str] = ()) -> SpecError:
+def _unknown_word(what: str, word: str, names: Sequence[str], slots: Sequence[str] = ()) -> SpecError:
     """Return the error for an unknown word; `slots` have a kind of this name."""
     kinds = " or ".join(f"`{shlex.join(['tfkit', 'components', slot, word])}`" for slot in slots)
-    help = f"name the slot of the kind: {kinds}" if kinds else similar(f"a {what.split()[-1]}", word, names)
+    help = f"name the slot of the kind: {kinds}" if kinds else similar_name_help(f"a {what.split()[-1]}", word, names)
     return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(names, 40)}",), help=help))
 
 
@@ -85,12 +85,12 @@ def _show_component(component: ComponentDoc) -> None:
     doc = "\n\n".join(" ".join(paragraph.split()) for paragraph in component.doc.split("\n\n"))
     parts: list[Padding | str] = [f"{component.slot} `{component.kind}`, {component.plugin}", doc]
     for field in component.fields:
-        parts += ["", f"{field.name}: {field.type}, {_default(field)}"]
+        parts += ["", f"{field.name}: {field.type}, {_default_text(field)}"]
         parts += [Padding(" ".join(field.doc.split()), (0, 0, 0, 4))] if field.doc else []
     print_tables(*parts)
 
 
-def _default(field: FieldDoc) -> str:
+def _default_text(field: FieldDoc) -> str:
     if field.default is None:
         return "inherited or required" if field.inherited else "required"
     return f"inherited or {field.default}" if field.inherited else f"default {field.default}"

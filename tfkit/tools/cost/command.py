@@ -105,7 +105,7 @@ def cost(
     if json:
         print_json(_as_data(costs, by, limits))
     else:
-        _show(costs, by, limits)
+        _print_costs(costs, by, limits)
 
 
 def limits_of(reader: Reader, device: str) -> Device:
@@ -133,41 +133,43 @@ def _row_data(row: CostRow) -> dict[str, Any]:
     return {**vars(row), "intensity": row.intensity}
 
 
-def _show(costs: Cost, by: By, device: Device | None) -> None:
-    columns = ["each layer" if by == "layer" else by, *_columns(costs, device)]
+def _print_costs(costs: Cost, by: By, device: Device | None) -> None:
+    columns = ["each layer" if by == "layer" else by, *_column_names(costs, device)]
     rows = []
     for row, parts in costs.groups(by):
         seconds = None if device is None else costs.floor(device, parts).seconds
-        rows.append([row.label, *_cells(costs, row, seconds)])
+        rows.append([row.label, *_row_cells(costs, row, seconds)])
     if by == "layer":
         merged = group_layers((label, tuple(cells), cells) for label, *cells in rows)
         rows = [[label, *cells[0]] for label, cells in merged]
     total = None if device is None else costs.floor(device).seconds
-    rows.append(["total", *_cells(costs, costs.total, total)])
-    print_tables(_title(costs), "", table(columns, rows, right=columns[1:], footer=1), "", *_notes(costs, device))
+    rows.append(["total", *_row_cells(costs, costs.total, total)])
+    print_tables(
+        _table_title(costs), "", table(columns, rows, right=columns[1:], footer=1), "", *_table_notes(costs, device)
+    )
 
 
-def _columns(costs: Cost, device: Device | None) -> list[str]:
+def _column_names(costs: Cost, device: Device | None) -> list[str]:
     train = ["backward"] if costs.mode == "train" else []
     kept = ["kept"] if costs.mode == "train" else ["moved"]
     return ["FLOPs", "share", *train, "weights", *kept, "FLOP/B", *(["floor"] if device else [])]
 
 
-def _cells(costs: Cost, row: CostRow, seconds: float | None) -> list[str]:
+def _row_cells(costs: Cost, row: CostRow, seconds: float | None) -> list[str]:
     train = costs.mode == "train"
     cells = [flops_text(row.flops_forward), percent(row.flops_forward, costs.total.flops_forward)]
     cells += [flops_text(row.flops_backward)] if train else []
     cells += [count_text(row.parameters) if row.parameters else "-"]
-    cells += [_bytes(row.saved if train else row.traffic)]
+    cells += [_bytes_or_dash(row.saved if train else row.traffic)]
     cells += [f"{row.intensity:,.{0 if row.intensity >= 100 else 1}f}" if row.flops else "-"]
     return cells if seconds is None else [*cells, time_text(seconds)]
 
 
-def _bytes(n: int) -> str:
+def _bytes_or_dash(n: int) -> str:
     return bytes_text(n) if n else "-"
 
 
-def _title(costs: Cost) -> str:
+def _table_title(costs: Cost) -> str:
     step = {
         "train": "one training step",
         "prefill": "reading a prompt",
@@ -178,7 +180,7 @@ def _title(costs: Cost) -> str:
     return f"{costs.name}: {step}, {sequences}{memory}, {costs.dtype}"
 
 
-def _notes(costs: Cost, device: Device | None) -> Iterator[str]:
+def _table_notes(costs: Cost, device: Device | None) -> Iterator[str]:
     """Yield the notes below the table."""
     total = costs.total
     share = percent(total.scores_forward, total.flops_forward)
@@ -190,7 +192,7 @@ def _notes(costs: Cost, device: Device | None) -> Iterator[str]:
     if device is not None:
         floor = costs.floor(device)
         bound = "FLOPs" if floor.compute > floor.transfer else "bytes"
-        fits = "" if floor.fits else f"; does not fit into its {_bytes(device.memory)}"
+        fits = "" if floor.fits else f"; does not fit into its {_bytes_or_dash(device.memory)}"
         yield f"floor on {device.title}: {time_text(floor.seconds)}, mostly {bound}{fits}"
 
 
@@ -199,16 +201,17 @@ def _memory_notes(costs: Cost) -> Iterator[str]:
     if costs.mode == "train":
         kept = memory.activations_recomputed if costs.recompute else memory.activations
         yield (
-            f"memory: weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, "
-            f"{costs.optimizer} {_bytes(memory.optimizer)}, activations {_bytes(kept)}"
+            f"memory: weights {_bytes_or_dash(memory.weights)}, gradients {_bytes_or_dash(memory.gradients)}, "
+            f"{costs.optimizer} {_bytes_or_dash(memory.optimizer)}, activations {_bytes_or_dash(kept)}"
         )
-        yield f"peak {_bytes(memory.peak)}, with --recompute {_bytes(memory.peak_recomputed)}"
+        yield f"peak {_bytes_or_dash(memory.peak)}, with --recompute {_bytes_or_dash(memory.peak_recomputed)}"
         return
-    yield f"memory: weights {_bytes(memory.weights)}, cache {_bytes(memory.cache)}, peak {_bytes(memory.peak)}"
+    weights, cache, peak = map(_bytes_or_dash, (memory.weights, memory.cache, memory.peak))
+    yield f"memory: weights {weights}, cache {cache}, peak {peak}"
     if memory.cache_per_token:
-        yield f"KV cache: {_bytes(memory.cache_per_token)} for each token of a sequence"
+        yield f"KV cache: {_bytes_or_dash(memory.cache_per_token)} for each token of a sequence"
     if memory.states:
-        yield f"states: {_bytes(memory.states)} for each sequence, of any length"
+        yield f"states: {_bytes_or_dash(memory.states)} for each sequence, of any length"
 
 
 def time_text(seconds: float) -> str:

@@ -17,12 +17,12 @@ from tfkit.component import Cached
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import split_for_decoding, split_if_decodable, static_inputs
 from tfkit.graph.expand import Graph
-from tfkit.graph.input_shapes import beyond, fixed_length, fixed_lengths, length_of, max_len
-from tfkit.tools.build.first_run import failed
+from tfkit.graph.input_shapes import fixed_length, fixed_lengths, length_of, max_len, max_len_text
+from tfkit.tools.build.first_run import forward_error
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.memory_needs import cached_bytes, size_of
 from tfkit.tools.common.modes import LENGTH, Mode, Optimizer
-from tfkit.tools.common.ownership import By, added, in_rows, owners_of
+from tfkit.tools.common.ownership import By, added_owner, in_rows, owners_of
 from tfkit.tools.common.pages import notebook_table
 from tfkit.tools.common.units import bytes_text, flops_text
 from tfkit.tools.cost.counter import Kernels, Observer
@@ -91,14 +91,14 @@ def cost(
     model = build_with_weights(measured, None, device="meta", dtype=dtype)
     optimizer = (optimizer or "adamw") if train else None
     model.train(train)
-    parts, layers = _unfilled(model), layers_of(model)
+    parts, layers = _unmeasured_components(model), layers_of(model)
     step = make_step(model, make_inputs(graph, shape, dtype), shape)
     try:
         seen = watch_step(model, step, kernels=kernels, train=train, merge=merge and not measured.edits)
     except SpecError:
         raise
     except Exception as error:
-        raise _uncountable(measured, shape, dtype, error) from error
+        raise _uncountable_error(measured, shape, dtype, error) from error
     return Cost(
         name=graph.name,
         mode=mode,
@@ -108,8 +108,10 @@ def cost(
         dtype=name_of(dtype),
         optimizer=optimizer,
         recompute=recompute,
-        parts=tuple(_filled(part, seen, train=train, again=recompute and part.layer in layers) for part in parts),
-        memory=_memory(model, graph, seen, shape, optimizer),
+        parts=tuple(
+            _measured_component(part, seen, train=train, again=recompute and part.layer in layers) for part in parts
+        ),
+        memory=_memory_cost(model, graph, seen, shape, optimizer),
     )
 
 
@@ -127,24 +129,26 @@ def shape_of(graph: Graph, mode: Mode, batch: int, length: int | None, memory_le
         memory_length = fixed_lengths(graph)[once[0]] if fixed_once else memory_length or length
     longest = max(0 if fixed else length, 0 if fixed_once else memory_length or 0)
     if limit is not None and longest > limit:
-        raise SpecError(Diagnostic(f"{longest} tokens are more than {beyond(limit)}"))
+        raise SpecError(Diagnostic(f"{longest} tokens are more than {max_len_text(limit)}"))
     if mode == "decode":
         split_for_decoding(graph)
     return StepShape(mode, batch, length, memory_length)
 
 
-def _uncountable(measured: MeasuredModel, shape: StepShape, dtype: torch.dtype, error: Exception) -> UncountableError:
+def _uncountable_error(
+    measured: MeasuredModel, shape: StepShape, dtype: torch.dtype, error: Exception
+) -> UncountableError:
     """Return the error of a step that failed. Run the step again to find the component that fails."""
     model = build_with_weights(measured, None, device="meta", dtype=dtype)
     watch = Watch(model)
     with suppress(Exception), watch.watching():
         make_step(model, make_inputs(measured.graph, shape, dtype), shape)(Observer(model.parameters()))
-    return UncountableError(failed(model, watch.running, error))
+    return UncountableError(forward_error(model, watch.running, error))
 
 
-def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
+def _unmeasured_components(model: fx.GraphModule) -> list[ComponentCost]:
     """Return the components with their parameters."""
-    modules, parts = dict(model.named_modules()), owners_of(model) | {"": added("")}
+    modules, parts = dict(model.named_modules()), owners_of(model) | {"": added_owner("")}
     counts: dict[str, list[tuple[int, int]]] = {path: [] for path in frames_of(model)}
     for path, weight in model.named_parameters():
         frame = holder = path.rpartition(".")[0]
@@ -165,7 +169,7 @@ def _unfilled(model: fx.GraphModule) -> list[ComponentCost]:
     ]
 
 
-def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> ComponentCost:
+def _measured_component(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> ComponentCost:
     """Return a component with its measurements; with `again`, the backward pass repeats its forward pass."""
     tallies = seen.tallies.get(part.path, [])
     forward, backward = (sum(tally.flops[phase] for tally in tallies) for phase in (0, 1))
@@ -188,7 +192,9 @@ def _filled(part: ComponentCost, seen: Seen, *, train: bool, again: bool) -> Com
     )
 
 
-def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: StepShape, optimizer: str | None) -> MemoryCost:
+def _memory_cost(
+    model: fx.GraphModule, graph: Graph, seen: Seen, shape: StepShape, optimizer: str | None
+) -> MemoryCost:
     """Return the memory use; `optimizer` is None unless training."""
     weights = size_of(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad and optimizer is not None]
@@ -198,7 +204,7 @@ def _memory(model: fx.GraphModule, graph: Graph, seen: Seen, shape: StepShape, o
         if optimizer is None
         else sum(parameter.numel() * bytes_of_states(optimizer, parameter.itemsize) for parameter in trained)
     )
-    per_token, per_sequence, cache = _cache(graph, shape, next(model.parameters()).dtype)
+    per_token, per_sequence, cache = _cache_bytes(graph, shape, next(model.parameters()).dtype)
     runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
     kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
     kept += sum(seen.extra.values())
@@ -224,7 +230,7 @@ def bytes_of_states(optimizer: str, itemsize: int) -> int:
     return 2 * max(4, itemsize) + (4 if itemsize < 4 else 0)
 
 
-def _cache(graph: Graph, shape: StepShape, dtype: torch.dtype) -> tuple[int, int, int]:
+def _cache_bytes(graph: Graph, shape: StepShape, dtype: torch.dtype) -> tuple[int, int, int]:
     """Return the bytes cached for one more token of one sequence, for its states, and for all tokens of the batch."""
     parts = split_if_decodable(graph)
     if parts is None:

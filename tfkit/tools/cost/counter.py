@@ -137,7 +137,7 @@ class Observer(dispatch.DispatchMode):
         for tensor in inputs:
             self.live.number(tensor)
         node = dispatch.running_node()
-        rule = _first if node is not None and self._adds_up(func, args) else rule_of(func)
+        rule = _first_argument if node is not None and self._adds_up(func, args) else rule_of(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
@@ -186,18 +186,18 @@ class Observer(dispatch.DispatchMode):
     def read(self, tensor: Tensor, tally: Tally, limit: int | None = None) -> None:
         """Record that a component reads a tensor. The producer of the tensor counts it as well."""
         key, n = self.live.number(tensor), tensor.nbytes if limit is None else limit
-        self._sizes[key] = nbytes(tensor)
+        self._sizes[key] = storage_bytes(tensor)
         if key in self.weights:
-            tally.weights[key] = min(tally.weights.get(key, 0) + n, nbytes(tensor))
+            tally.weights[key] = min(tally.weights.get(key, 0) + n, storage_bytes(tensor))
             return
         maker = self._makers.get(key)
         if maker is tally:
             return
         if maker is not None:
-            maker.written += nbytes(tensor)
+            maker.written += storage_bytes(tensor)
             self._makers[key] = _NOBODY
         before = tally.read.get(key, 0)
-        tally.read[key] = min(before + n, nbytes(tensor))
+        tally.read[key] = min(before + n, storage_bytes(tensor))
         if tensor.requires_grad:
             tally.learned += tally.read[key] - before
 
@@ -206,7 +206,7 @@ class Observer(dispatch.DispatchMode):
         key = self.live.number(tensor)
         if self.keeps and key not in self.weights and key not in self.kept:
             self.kept[key] = self.place.record.tally(self.place.path)
-            self.kept[key].saved += nbytes(tensor)
+            self.kept[key].saved += storage_bytes(tensor)
         return tensor.detach()  # else an output would refer to its operation, which refers to the output
 
     def restore(self, tensor: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class Observer(dispatch.DispatchMode):
 _NOBODY = Tally()
 
 
-def _first(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _first_argument(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return tensor
 
 
@@ -271,8 +271,8 @@ class LiveMemory:
         """Watch the storage of a tensor; return True if the storage is new."""
         if not self._meet(tensor):
             return False
-        self._sizes[storage_key(tensor)] = nbytes(tensor)
-        self.grow(nbytes(tensor))
+        self._sizes[storage_key(tensor)] = storage_bytes(tensor)
+        self.grow(storage_bytes(tensor))
         return True
 
     def number(self, tensor: Tensor) -> int:
@@ -302,7 +302,7 @@ class LiveMemory:
             self.dropped(number, size)
 
 
-def nbytes(tensor: Tensor) -> int:
+def storage_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor's storage; the tensor may be a view of a part."""
     return tensor.untyped_storage().nbytes()
 
@@ -317,7 +317,7 @@ def nbytes(tensor: Tensor) -> int:
 Kernels = Literal["cuda", "cpu"]
 
 
-class OwnKernels(TorchFunctionMode):
+class DeviceKernels(TorchFunctionMode):
     """Runs attention and dropout as the kernels of a device do; `watch` receives the FLOPs of attention."""
 
     def __init__(self, watch: Observer, kernels: Kernels) -> None:
@@ -330,7 +330,7 @@ class OwnKernels(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and (inputs := self._fused(*args, **kwargs)):
             return Attend.apply(self.watch, *inputs)
         if func is F.dropout and self.cuda:
-            return _dropout(*args, **kwargs)
+            return _fused_dropout(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _fused(
@@ -351,7 +351,7 @@ class OwnKernels(TorchFunctionMode):
         return (query, key, value, attn_mask) if fused else None
 
 
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _fused_dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     return torch.native_dropout(x, p, True)[0] if training and p else x
 
 

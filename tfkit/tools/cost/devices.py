@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from tfkit.component import Config, PositiveFloat
-from tfkit.errors import Invalid, SpecError, closest, listing
+from tfkit.errors import Invalid, SpecError, closest_name, listing
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.spec.extending import SUFFIXES
 from tfkit.spec.resolve import Resolver
@@ -56,7 +56,7 @@ class Device:
 
 
 @cache
-def devices() -> dict[str, Device]:
+def listed_devices() -> dict[str, Device]:
     """Return the devices of `devices.toml`, by name."""
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {name: Device(name, **figures) for name, figures in tables.items()}
@@ -64,7 +64,7 @@ def devices() -> dict[str, Device]:
 
 def device_of_driver(name: str) -> Device | None:
     """Return the device with this driver name; None if `devices.toml` does not contain it."""
-    return next((device for device in devices().values() if device.driver_name == name), None)
+    return next((device for device in listed_devices().values() if device.driver_name == name), None)
 
 
 # ---- the file of a user ----
@@ -96,7 +96,7 @@ class DeviceConfig(Config):
             )
         for name in self.flops:
             if name not in TYPES:
-                near = closest(name, TYPES)
+                near = closest_name(name, TYPES)
                 help = f"a type with a similar name: `{near}`" if near else None
                 raise Invalid(f"flops.{name}", f"unknown type `{name}`", notes=[f"types: {listing(TYPES)}"], help=help)
 
@@ -106,13 +106,13 @@ def find_device(name: str, *, folder: Path | None = None, plugins: Plugins | Non
 
     Raises `Invalid` for an unknown name, and SpecError for a file that cannot be read or has an error.
     """
-    if name in devices():
-        return devices()[name]
+    if name in listed_devices():
+        return listed_devices()[name]
     if name.endswith(SUFFIXES):
         return read_device((folder or Path()) / name, plugins=plugins)
-    near = closest(name, list(devices()))
+    near = closest_name(name, list(listed_devices()))
     help = f"a device with a similar name: `{near}`" if near else "your own figures can be in a file: mine.yaml"
-    raise Invalid("device", f"there are no figures for `{name}`; known: {', '.join(devices())}", help=help)
+    raise Invalid("device", f"there are no figures for `{name}`; known: {', '.join(listed_devices())}", help=help)
 
 
 def read_device(path: str | os.PathLike[str], *, plugins: Plugins | None = None) -> Device:

@@ -11,17 +11,17 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Signal
-from tfkit.decoding.modules import empty_caches, made_once, reading_module, stepping_module
+from tfkit.decoding.modules import empty_caches, initial_value_names, reading_module, stepping_module
 from tfkit.graph.decode_split import DecodeSplit, memory_field, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.input_shapes import input_shapes
-from tfkit.learning.chunked_loss import PiecewiseLoss
+from tfkit.learning.chunked_loss import ChunkedLoss
 from tfkit.learning.loss import Loss
 from tfkit.nn import Past
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.cost.counter import Observer
 
-Step = Callable[[Observer], Any]
+StepFunction = Callable[[Observer], Any]
 """Runs a step under an observer."""
 Inputs = dict[str, Tensor]
 REPEATED = 5
@@ -53,7 +53,7 @@ def memory_of(node: Node, shape: StepShape) -> int:
     return (memory.length if memory else None) or shape.memory_length or 0
 
 
-def make_step(model: fx.GraphModule, inputs: Inputs, shape: StepShape) -> Step:
+def make_step(model: fx.GraphModule, inputs: Inputs, shape: StepShape) -> StepFunction:
     """Return the function to run."""
     if shape.mode == "train":
         return _training_step(model, inputs)
@@ -92,7 +92,7 @@ class _CachedStep:
         if self.reading is None:
             return dict(self.once)
         results = self.reading(**{name: value for name, value in self.once.items() if name in inputs_of(self.reading)})
-        outputs = zip(made_once(self.parts), results, strict=True)
+        outputs = zip(initial_value_names(self.parts), results, strict=True)
         return self.once | {name: value for name, value in outputs if value is not None}
 
     def _taken(self, values: Inputs) -> Inputs:
@@ -104,15 +104,15 @@ class _CachedStep:
         return empty_caches(self.parts, shape.batch, shape.length, lambda node: memory_of(node, shape), like)
 
 
-def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
+def _training_step(model: fx.GraphModule, inputs: Inputs) -> StepFunction:
     """Run the forward pass, the loss of all positions in chunks as in `tfkit.Loss`, and the backward pass."""
     try:
         loss = Loss(model, outputs=dict.fromkeys(graph_of(model).outputs, 1.0))
     except ValueError:  # the model has no loss: the sum of all outputs stands for it
-        return lambda _: _total(model(**inputs)).backward()
+        return lambda _: _sum_of_outputs(model(**inputs)).backward()
 
     def step(watch: Observer) -> None:
-        loss.in_pieces = partial(_RepeatedPieces, watch)
+        loss.in_pieces = partial(_RepeatedChunks, watch)
         reads = loss.read(inputs)
         shapes = {name: read.hidden.shape[:-1] for name, read in reads.items()}
         loss.of(
@@ -122,7 +122,7 @@ def _training_step(model: fx.GraphModule, inputs: Inputs) -> Step:
     return step
 
 
-class _RepeatedPieces(PiecewiseLoss):
+class _RepeatedChunks(ChunkedLoss):
     """Runs the first chunk of a loss, a single chunk for all others of equal length, and the last, at the peak."""
 
     def __init__(self, watch: Observer, *args: Any) -> None:
@@ -153,6 +153,6 @@ class _RepeatedPieces(PiecewiseLoss):
         return super()._joined([*of_rows, *self.rest])
 
 
-def _total(out: Any) -> Tensor:
+def _sum_of_outputs(out: Any) -> Tensor:
     """Return a number that depends on all outputs of a model."""
-    return out.sum() if isinstance(out, Tensor) else torch.stack([_total(output) for output in out]).sum()
+    return out.sum() if isinstance(out, Tensor) else torch.stack([_sum_of_outputs(output) for output in out]).sum()

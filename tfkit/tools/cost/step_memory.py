@@ -26,21 +26,21 @@ from tfkit.tools.cost.watch_step import frames_of, watch_step
 from tfkit.torch_private.dispatch import unobserved
 
 
-def _named(*names: str) -> set[Callable[..., Any]]:
+def _functions_named(*names: str) -> set[Callable[..., Any]]:
     homes = (torch, Tensor, F)
     return {getattr(home, name) for home in homes for name in names if name in dir(home)}
 
 
-BFLOAT16_FUNCTIONS = _named(
+BFLOAT16_FUNCTIONS = _functions_named(
     "linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "einsum", "prelu"
-) | _named(
+) | _functions_named(
     *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "addr"),
     "scaled_dot_product_attention",
 )
 """Functions that run in bfloat16 under autocast."""
-FLOAT32_FUNCTIONS = _named(
+FLOAT32_FUNCTIONS = _functions_named(
     "softmax", "log_softmax", "layer_norm", "group_norm", "softplus", "cross_entropy", "nll_loss"
-) | _named(
+) | _functions_named(
     *("exp", "expm1", "log", "log1p", "log2", "log10", "pow", "__pow__", "__rpow__", "rsqrt", "reciprocal"),
     *("sum", "prod", "cumsum", "cumprod", "norm", "cosine_similarity", "erfinv", "acos", "asin", "cosh", "sinh", "tan"),
 )
@@ -108,7 +108,7 @@ def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool)
             products=sum(tally.products for tally in run.tallies.values()),
             casts=casts.get(run, 0),
             parameters=parameters[path],
-            forward=calls[path] * _flops(run.tallies.values(), 0),
+            forward=calls[path] * _visible_flops(run.tallies.values(), 0),
         )
         for path, run in seen.layers.calls
     }
@@ -120,11 +120,11 @@ def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool)
         activations=sum(tally.saved for tally in tallies) + sum(seen.extra.values()),
         casts=sum(size for record, size in casts.items() if record not in runs),
         parameters=parameters.total(),
-        flops=_flops(tallies, 0) + _flops(tallies, 1),
+        flops=_visible_flops(tallies, 0) + _visible_flops(tallies, 1),
     )
 
 
-def _flops(tallies: Iterable[Tally], phase: int) -> int:
+def _visible_flops(tallies: Iterable[Tally], phase: int) -> int:
     """Return the FLOPs of the forward, phase 0, or of the backward, phase 1, without hidden pairs."""
     return sum(tally.flops[phase] - round(tally.hidden[phase]) for tally in tallies)
 
@@ -140,8 +140,11 @@ class _Autocast(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in BFLOAT16_FUNCTIONS or func in FLOAT32_FUNCTIONS:
-            convert = self._short if func in BFLOAT16_FUNCTIONS else _long
-            args, kwargs = _mapped(convert, args), {name: _mapped(convert, value) for name, value in kwargs.items()}
+            convert = self._short if func in BFLOAT16_FUNCTIONS else _as_float32
+            args, kwargs = (
+                _map_tensors(convert, args),
+                {name: _map_tensors(convert, value) for name, value in kwargs.items()},
+            )
         return func(*args, **kwargs)
 
     def _short(self, tensor: Tensor) -> Tensor:
@@ -160,11 +163,11 @@ class _Autocast(TorchFunctionMode):
         return self._weights[key]
 
 
-def _long(tensor: Tensor) -> Tensor:
+def _as_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def _mapped(convert: Callable[[Tensor], Tensor], tree: Any) -> Any:
+def _map_tensors(convert: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return convert(tree)
-    return type(tree)(_mapped(convert, item) for item in tree) if type(tree) in (list, tuple) else tree
+    return type(tree)(_map_tensors(convert, item) for item in tree) if type(tree) in (list, tuple) else tree

@@ -16,8 +16,8 @@ from tfkit.building.builder import graph_of
 from tfkit.component import AttentionConfig, Layer, MaskConfig
 from tfkit.nn import Context
 from tfkit.tools.common.ownership import owners_of
-from tfkit.tools.cost.counter import Kernels, Observer, OwnKernels, Position, Tallies, Tally, nbytes
-from tfkit.tools.cost.model_step import Step
+from tfkit.tools.cost.counter import DeviceKernels, Kernels, Observer, Position, Tallies, Tally, storage_bytes
+from tfkit.tools.cost.model_step import StepFunction
 from tfkit.torch_private.dispatch import unobserved
 from tfkit.torch_private.tensors import tensors_in
 
@@ -35,7 +35,7 @@ class Seen:
     extra: dict[str, int] = field(default_factory=dict)
 
 
-def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
+def watch_step(model: fx.GraphModule, step: StepFunction, *, kernels: Kernels, train: bool, merge: bool) -> Seen:
     """Run a step of a model on the meta device and observe it. The hooks stay, so the model must not be used again.
 
     With `train`, the step has a backward pass. With `merge`, equal layers run only once.
@@ -47,10 +47,10 @@ def watch_step(model: fx.GraphModule, step: Step, *, kernels: Kernels, train: bo
         around.enter_context(torch.set_grad_enabled(train))
         around.enter_context(saved_tensors_hooks(watch.keep, watch.restore))
         around.enter_context(watch)
-        around.enter_context(OwnKernels(watch, kernels))
+        around.enter_context(DeviceKernels(watch, kernels))
         watch.read_all(tensors_in(step(watch)))
         layers.finish()
-    return _gathered(watch, layers)
+    return _gathered_observations(watch, layers)
 
 
 def layers_of(model: fx.GraphModule) -> dict[str, Layer]:
@@ -82,21 +82,21 @@ def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) ->
         if path in stacked:
             layers.take_over(path, modules[path], tuple(step.mask for step in stacked[path].steps))
             continue
-        _place(modules[path], watch, partial(of_component, path))
+        _add_position_hooks(modules[path], watch, partial(of_component, path))
         core, step = modules.get(f"{path}.core"), steps.get(path)
         if core is not None and step is not None and isinstance(step.config, AttentionConfig):
             path_of_layer = path.removesuffix(f".{step.name}")
             rule = f"{path_of_layer.partition('.layers.')[0]}.{stacked[path_of_layer].context}.rule"
-            _place(core, watch, partial(of_core, step.mask or NO_MASK, modules.get(rule)))
+            _add_position_hooks(core, watch, partial(of_core, step.mask or NO_MASK, modules.get(rule)))
 
 
-def _place(module: nn.Module, watch: Observer, place_of: Callable[[Any], Position]) -> None:
+def _add_position_hooks(module: nn.Module, watch: Observer, place_of: Callable[[Any], Position]) -> None:
     """Add hooks that set the observer's position, which may depend on a module's arguments, while the module runs."""
     module.register_forward_pre_hook(lambda _, args: watch.enter(place_of(args)))
     module.register_forward_hook(lambda *_: watch.leave())
 
 
-def _gathered(watch: Observer, layers: LayerRuns) -> Seen:
+def _gathered_observations(watch: Observer, layers: LayerRuns) -> Seen:
     seen = Seen(layers)
     for path, tally in watch.root.tallies.items():
         seen.tallies.setdefault(path, []).append(tally)
@@ -120,19 +120,19 @@ def hidden_share(mask: MaskConfig, n_queries: int, n_keys: int, rule: nn.Module 
         with unobserved():
             count = min(n_queries, MAX_QUERIES)
             queries = first + torch.linspace(0, n_queries - 1, count, device="cpu").long()
-            rows = [_row(mask, rule, query, n_keys) for query in queries]
+            rows = [_visible_keys_by_rule(mask, rule, query, n_keys) for query in queries]
         return 1 - sum(rows) / (count * n_keys)
-    seen = sum(_seen(mask, position, n_keys) for position in range(first, n_keys))
+    seen = sum(_visible_keys(mask, position, n_keys) for position in range(first, n_keys))
     return 1 - seen / (n_queries * n_keys)
 
 
-def _row(mask: MaskConfig, rule: nn.Module, query: Tensor, n_keys: int) -> int:
+def _visible_keys_by_rule(mask: MaskConfig, rule: nn.Module, query: Tensor, n_keys: int) -> int:
     start = 0 if mask.left is None else max(0, int(query) - mask.left)
     end = n_keys if mask.right is None else min(n_keys, int(query) + mask.right + 1)
     return int(rule(query, torch.arange(start, max(start, end), device="cpu")).sum())
 
 
-def _seen(mask: MaskConfig, position: int, n_keys: int) -> int:
+def _visible_keys(mask: MaskConfig, position: int, n_keys: int) -> int:
     start = 0 if mask.left is None else max(0, position - mask.left)
     end = n_keys if mask.right is None else min(n_keys, position + mask.right + 1)
     return max(0, end - start)
@@ -240,7 +240,7 @@ class LayerRuns:
 
     def take_over(self, path: str, layer: nn.Module, further: Any) -> None:
         """Intercept the calls of a layer. `further` distinguishes layers of equal structure."""
-        forward, kind = layer.forward, (signature(layer), further)
+        forward, kind = layer.forward, (module_signature(layer), further)
         layer.forward = lambda *args: self._call(path, layer, forward, kind, args)
 
     def finish(self) -> None:
@@ -257,7 +257,7 @@ class LayerRuns:
         # A layer with wires returns more than x.
         wired = any(isinstance(argument, Context) and argument.wires is not None for argument in args)
         merge = self.merge and not wired
-        key = (kind, tuple(_signs(args)), torch.is_grad_enabled()) if merge else path
+        key = (kind, tuple(_call_properties(args)), torch.is_grad_enabled()) if merge else path
         run = self._runs.get(key) if merge else None
         if run is None:
             run, out = self._observe(path, forward, args, tensors)
@@ -268,7 +268,7 @@ class LayerRuns:
         for component, i in run.shared:
             if number(tensors[i]) not in self._shared:
                 self._shared.add(number(tensors[i]))
-                self.extra.append((path + component.removeprefix(run.layer), nbytes(tensors[i])))
+                self.extra.append((path + component.removeprefix(run.layer), storage_bytes(tensors[i])))
         return out
 
     def _observe(
@@ -283,11 +283,11 @@ class LayerRuns:
             result = forward(*args)
         out: Tensor = result[0] if isinstance(result, tuple) else result
         run.like = Like.of(out)
-        run.keeps, run.forward = live.level - level - nbytes(out), live.peak - level
+        run.keeps, run.forward = live.level - level - storage_bytes(out), live.peak - level
         self.moments.append(Moment(level, self._held, run))
         live.peak = live.level
         run.held = [i for i, tensor in enumerate(tensors) if number(tensor) in watch.kept]
-        run.frees = run.keeps - (0 if 0 in run.held else nbytes(tensors[0]))
+        run.frees = run.keeps - (0 if 0 in run.held else storage_bytes(tensors[0]))
         run.shared = list(self._shared_of(run, tensors, kept))
         if out.requires_grad:
             self._held += run.frees
@@ -302,7 +302,7 @@ class LayerRuns:
         for i, (key, tensor) in enumerate(zip(keys, tensors[1:], strict=True), 1):
             path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
             if key not in kept and path is not None and key != first:
-                run.tallies[path].saved -= nbytes(tensor)
+                run.tallies[path].saved -= storage_bytes(tensor)
                 yield path, i
 
     def _repeat(self, path: str, layer: nn.Module, run: LayerRun, tensors: list[Tensor]) -> Tensor:
@@ -383,38 +383,38 @@ class Twin(torch.autograd.Function):
         return *[None] * 5, *[like.make() if need else None for like, need in zip(ctx.like, needed, strict=True)]
 
 
-def _signs(tree: Any) -> Iterator[Any]:
+def _call_properties(tree: Any) -> Iterator[Any]:
     """Yield the properties of a call that determine its cost: shapes, dtypes, and all arguments except tensors."""
     if isinstance(tree, Tensor):
         yield tree.shape, tree.dtype, tree.requires_grad
     elif isinstance(tree, list | tuple):
         yield len(tree)
         for item in tree:
-            yield from _signs(item)
+            yield from _call_properties(item)
     else:
         yield tree
 
 
-def signature(module: nn.Module) -> tuple[Any, ...]:
+def module_signature(module: nn.Module) -> tuple[Any, ...]:
     """Return a value that is equal for equal modules: classes, parameter shapes and plain attributes, by name."""
     return tuple(
-        (path, type(child), tuple(_plain(vars(child).items())), tuple(_shapes(child._parameters)))
+        (path, type(child), tuple(_plain_attributes(vars(child).items())), tuple(_parameter_shapes(child._parameters)))
         for path, child in module.named_modules()
     )
 
 
-def _plain(attributes: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _plain_attributes(attributes: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, value in attributes:
         if not name.startswith("_"):
-            yield name, value if isinstance(value, bool | int | float | str | None) else _identity(value)
+            yield name, value if isinstance(value, bool | int | float | str | None) else _attribute_identity(value)
 
 
-def _identity(value: Any) -> Any:
+def _attribute_identity(value: Any) -> Any:
     if isinstance(value, list | tuple | Mapping):
         return repr(value)
     return id(value)
 
 
-def _shapes(parameters: Mapping[str, nn.Parameter | None]) -> Iterator[Any]:
+def _parameter_shapes(parameters: Mapping[str, nn.Parameter | None]) -> Iterator[Any]:
     for name, parameter in parameters.items():
         yield name, None if parameter is None else (parameter.shape, parameter.dtype, parameter.requires_grad)

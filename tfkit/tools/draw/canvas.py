@@ -46,12 +46,12 @@ INKS = {
 }
 
 
-def role(slot: str) -> str:
+def role_class(slot: str) -> str:
     """Return the class of a box in the colours of a slot."""
     return f"r-{slot if slot in FILLS else DEFAULT_ROLE}"
 
 
-def css(theme: Theme, used: set[str]) -> str:
+def css_rules(theme: Theme, used: set[str]) -> str:
     """Return the rules for the classes in `used`. With `auto`, a picture follows the reader's system preference."""
     shape = (
         f"text{{font-family:{FONTS}}}.bold{{font-weight:700}}"
@@ -60,13 +60,13 @@ def css(theme: Theme, used: set[str]) -> str:
         ".cause{font-weight:700}.consequence{font-style:italic}rect.cause{stroke-width:2.6}"
         "rect.consequence{stroke-width:1.6;stroke-dasharray:4 3}"
     )
-    light, dark = _colours(0, used), _colours(1, used)
+    light, dark = _colour_rules(0, used), _colour_rules(1, used)
     if theme == "auto":
         return f"{shape}{light}@media(prefers-color-scheme:dark){{{dark}}}"
     return shape + (light if theme == "light" else dark)
 
 
-def _colours(which: int, used: set[str]) -> str:
+def _colour_rules(which: int, used: set[str]) -> str:
     ink = {name: pair[which] for name, pair in INKS.items()}
     rules = [
         f"text{{fill:{ink['text']}}}.muted{{fill:{ink['muted']}}}.line,.plus{{stroke:{ink['line']}}}",
@@ -77,8 +77,8 @@ def _colours(which: int, used: set[str]) -> str:
     rules += [f".{way}{{stroke:{ink[way]}}}.tip.{way}{{fill:{ink[way]};stroke:none}}" for way in ("memory", "tie")]
     for name in sorted(FILLS):
         fill, outline = FILLS[name][2 * which : 2 * which + 2]
-        if role(name) in used:
-            rules.append(f".{role(name)}{{fill:{fill};stroke:{outline}}}")
+        if role_class(name) in used:
+            rules.append(f".{role_class(name)}{{fill:{fill};stroke:{outline}}}")
     rules.append(f".part{{fill:{ink['inside']};fill-opacity:.55}}")
     for number, pair in enumerate(CELLS):
         if f"cell{number}" in used:
@@ -142,14 +142,14 @@ def line_width(line: Iterable[TextRun], size: float) -> float:
     return sum(width_of(run.text, size, bold=run.bold) for run in line)
 
 
-def flow(items: Sequence[TextRun], width: float, size: float) -> list[Line]:
+def joined_lines(items: Sequence[TextRun], width: float, size: float) -> list[Line]:
     """Arrange short texts in lines of at most `width`, separated by dots.
 
     A text that is wider than a line is broken between words. A word that is wider than a line is cut.
     """
     lines: list[list[TextRun]] = []
     for item in items:
-        for index, piece in enumerate(wrap(item.text, width, size, bold=item.bold)):
+        for index, piece in enumerate(wrapped_lines(item.text, width, size, bold=item.bold)):
             run, gap = TextRun(piece, item.look), TextRun(" · ")
             if index == 0 and lines and line_width([*lines[-1], gap, run], size) <= width:
                 lines[-1] += [gap, run]
@@ -158,7 +158,7 @@ def flow(items: Sequence[TextRun], width: float, size: float) -> list[Line]:
     return [tuple(line) for line in lines]
 
 
-def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
+def wrapped_lines(text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
     """Break a text into lines of at most `width`."""
     lines = [""]
     for word in text.split():
@@ -166,13 +166,13 @@ def wrap(text: str, width: float, size: float, *, bold: bool = False) -> list[st
         if width_of(longer, size, bold=bold) <= width:
             lines[-1] = longer
         elif lines[-1]:
-            lines.append(cut(word, width, size, bold=bold))
+            lines.append(shortened_text(word, width, size, bold=bold))
         else:
-            lines[-1] = cut(word, width, size, bold=bold)
+            lines[-1] = shortened_text(word, width, size, bold=bold)
     return [line for line in lines if line]
 
 
-def cut(text: str, width: float, size: float, *, bold: bool = False) -> str:
+def shortened_text(text: str, width: float, size: float, *, bold: bool = False) -> str:
     """Shorten a text to `width`. An ellipsis replaces the end."""
     if width_of(text, size, bold=bold) <= width:
         return text

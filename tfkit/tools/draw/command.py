@@ -11,7 +11,7 @@ from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, output_option
 from tfkit.console.output import print_json, print_tables, with_titles
-from tfkit.errors import printable
+from tfkit.errors import printable_text
 
 if TYPE_CHECKING:
     from tfkit.tools.draw.canvas import Theme
@@ -60,12 +60,12 @@ def draw(reader: Reader, specs: tuple[str, ...], output: Path, theme: Theme, jso
     check_file(output)
     graphs = with_titles([reader.load(spec) for spec in specs], specs)
     from tfkit.tools.draw.picture import draw as paint
-    from tfkit.tools.draw.svg import write
+    from tfkit.tools.draw.svg import write_picture
 
     picture = paint(*graphs)
-    write(picture, output, theme)
+    write_picture(picture, output, theme)
     size = [round(picture.width), round(picture.height)]
     if json:
         print_json({"file": str(output), "size": size, "models": [graph.name for graph in graphs]})
     else:
-        print_tables(f"wrote {printable(str(output))}, {size[0]} x {size[1]}")
+        print_tables(f"wrote {printable_text(str(output))}, {size[0]} x {size[1]}")

@@ -17,12 +17,12 @@ from tfkit.tools.draw.canvas import (
     Rect,
     TextRun,
     Words,
-    cut,
-    flow,
+    joined_lines,
     line_width,
-    role,
+    role_class,
+    shortened_text,
     width_of,
-    wrap,
+    wrapped_lines,
 )
 from tfkit.tools.draw.scene import COUNT, MISSING, Added, Box, Chain, Chip, DrawnLayer, Mark, Node, Note, Segment, Tower
 
@@ -42,7 +42,7 @@ def count_of(box: Box) -> str:
     return " + ".join(text for text in ("tied" if box.tied else "", count) if text)
 
 
-def runs(notes: Iterable[Note], differing: Differing) -> list[TextRun]:
+def note_runs(notes: Iterable[Note], differing: Differing) -> list[TextRun]:
     """Format notes as runs of text, with differences marked."""
     return [TextRun(note.text, differing.look(note.key)) for note in notes]
 
@@ -70,7 +70,11 @@ class Content:
         differing = canvas.differing(box.key)
         inside = width - 2 * PAD
         return cls(
-            box, width, flow(runs(box.notes, differing), inside, NOTE), _rows(box.chips, inside, differing), differing
+            box,
+            width,
+            joined_lines(note_runs(box.notes, differing), inside, NOTE),
+            _chip_rows(box.chips, inside, differing),
+            differing,
         )
 
     @property
@@ -93,11 +97,13 @@ def place_box(canvas: Canvas, content: Content, cx: float, bottom: float) -> flo
     box, width = content.box, content.width
     left, top = cx - width / 2, bottom - content.height
     canvas.anchors[box.key] = (left, top, left + width, bottom)
-    outline = f"box {role(box.role)} {content.differing.look()}".strip()
+    outline = f"box {role_class(box.role)} {content.differing.look()}".strip()
     with canvas.group(box.key, box.title, box.tip):
         if box.parts:
             for shift in (6, 3):
-                canvas.front.append(Rect(left + shift, top - shift, width, content.height, 5, f"box {role(box.role)}"))
+                canvas.front.append(
+                    Rect(left + shift, top - shift, width, content.height, 5, f"box {role_class(box.role)}")
+                )
         canvas.front.append(Rect(left, top, width, content.height, 5, outline))
         look = content.differing.look("title", MISSING) or "bold"
         canvas.text(left + PAD, top + 16.5, box.title, TITLE, look)
@@ -123,7 +129,7 @@ def _place_chips(canvas: Canvas, content: Content, left: float, y: float) -> flo
         for chip, lines, width in row:
             look = content.differing.look(chip.key)
             height = CHIP_ROW * len(lines) + 4
-            canvas.front.append(Rect(x, y - 3, width, height, 8, f"chip {role(chip.role)}"))
+            canvas.front.append(Rect(x, y - 3, width, height, 8, f"chip {role_class(chip.role)}"))
             for index, line in enumerate(lines):
                 canvas.text(x + 8, y + 8.5 + CHIP_ROW * index, line, CHIP, look)
             x += width + 5
@@ -133,19 +139,19 @@ def _place_chips(canvas: Canvas, content: Content, left: float, y: float) -> flo
 
 def _place_parts(canvas: Canvas, parts: Sequence[Box], left: float, y: float, width: float) -> None:
     """Draw the inner boxes in a row. Each gets the width that it needs and a part of the remaining space."""
-    needs = [_need(part) for part in parts]
+    needs = [_part_width(part) for part in parts]
     spare = (width - sum(needs) - PART_GAP * (len(parts) - 1)) / len(parts)
     x = left
     for part, need in zip(parts, needs, strict=True):
         wide = need + spare
         canvas.front.append(Rect(x, y - 3, wide, PART, 4, "box part"))
-        inside = cut(part.title, wide - 6, CHIP, bold=True)
+        inside = shortened_text(part.title, wide - 6, CHIP, bold=True)
         canvas.text(x + wide / 2, y + 10.5, inside, CHIP, "bold", "middle")
-        canvas.text(x + wide / 2, y + 24.5, cut(count_of(part), wide - 6, CHIP), CHIP, "muted", "middle")
+        canvas.text(x + wide / 2, y + 24.5, shortened_text(count_of(part), wide - 6, CHIP), CHIP, "muted", "middle")
         x += wide + PART_GAP
 
 
-def _need(part: Box) -> float:
+def _part_width(part: Box) -> float:
     return max(width_of(part.title, CHIP, bold=True), width_of(count_of(part), CHIP)) + 10
 
 
@@ -153,21 +159,21 @@ def _part_rows(parts: Sequence[Box], width: float) -> list[list[Box]]:
     """Distribute inner boxes over rows, as many per row as fit."""
     rows: list[list[Box]] = []
     for part in parts:
-        if rows and sum(_need(box) + PART_GAP for box in rows[-1]) + _need(part) <= width:
+        if rows and sum(_part_width(box) + PART_GAP for box in rows[-1]) + _part_width(part) <= width:
             rows[-1].append(part)
         else:
             rows.append([part])
     return rows
 
 
-def _rows(chips: Sequence[Chip], width: float, differing: Differing) -> list[list[tuple[Chip, list[str], float]]]:
+def _chip_rows(chips: Sequence[Chip], width: float, differing: Differing) -> list[list[tuple[Chip, list[str], float]]]:
     """Distribute chips over rows; each chip comes with its lines and its width."""
     rows: list[list[tuple[Chip, list[str], float]]] = []
     used = width
     for chip in chips:
         look = differing.look(chip.key)
         text = f"{chip.text} · {count_text(chip.parameters)}" if chip.parameters else chip.text
-        lines = wrap(text, width - 16, CHIP, bold=look == "cause")
+        lines = wrapped_lines(text, width - 16, CHIP, bold=look == "cause")
         wide = 16 + max(line_width((TextRun(line, look),), CHIP) for line in lines)
         if used + 5 + wide > width:
             rows.append([])
@@ -268,7 +274,7 @@ class LayerPlacer:
             plus = y - STEP - RADIUS
             canvas.way((cx, y), (cx, plus + RADIUS), arrow=True)
             self._residual(segment, fork if segment.onto == "previous" else normed, plus, edge=RADIUS)
-            canvas.lines.append(Disc(cx, plus, RADIUS, "plus", _key(segment)))
+            canvas.lines.append(Disc(cx, plus, RADIUS, "plus", _segment_key(segment)))
             y = plus - RADIUS
         return y if segment.after is None else place_above(canvas, segment.after, cx, y)
 
@@ -298,7 +304,7 @@ class LayerPlacer:
 
     def _residual(self, segment: Segment, start: float, end: float, edge: float) -> None:
         """Draw the residual path around the branches, from height `start` to `end`, `edge` right of the centre."""
-        cx, key = self.cx, _key(segment)
+        cx, key = self.cx, _segment_key(segment)
         x = cx + self.inner / 2 + RAIL
         if segment.factor is not None:
             width = natural_width(segment.factor)
@@ -313,7 +319,7 @@ class LayerPlacer:
         self.canvas.way(*points, look="line residual", arrow=True, start=start_name, end=key)
 
 
-def _key(segment: Segment) -> str:
+def _segment_key(segment: Segment) -> str:
     return next(box.key for box in segment.boxes() if box.role not in ("norm", "step"))
 
 
@@ -341,7 +347,7 @@ class StackHeader:
 
     def place(self, canvas: Canvas, left: float, bottom: float, width: float) -> float:
         """Draw the header above `bottom`. Return its top."""
-        lines = flow(runs(self.notes, self.differing), width - 24, NOTE)
+        lines = joined_lines(note_runs(self.notes, self.differing), width - 24, NOTE)
         height = 27 + 14.5 * len(lines)
         top = bottom - height
         canvas.front.append(Rect(left, top, width, height, 10, f"band {self.differing.look()}".strip()))
@@ -374,16 +380,16 @@ MARGIN, STRIP = 14.0, 14.0
 def place_node(canvas: Canvas, node: Node, cx: float, bottom: float) -> float:
     """Draw a node above `bottom`. Return its top."""
     if isinstance(node, Chain):
-        return _chain(canvas, node, cx, bottom)
-    top = _layers(canvas, node, cx, bottom)
+        return _draw_chain(canvas, node, cx, bottom)
+    top = _draw_tower(canvas, node, cx, bottom)
     return top if node.closing is None else place_above(canvas, node.closing, cx, top)
 
 
-def _chain(canvas: Canvas, chain: Chain, cx: float, bottom: float) -> float:
+def _draw_chain(canvas: Canvas, chain: Chain, cx: float, bottom: float) -> float:
     y = bottom
     for index, item in enumerate(chain.items):
         if isinstance(item, Added):
-            y = _added(canvas, item.box, cx, y)
+            y = _draw_addition(canvas, item.box, cx, y)
         elif index == 0 and isinstance(item, Box):
             y = place_box(canvas, Content.of(canvas, item, WIDTH), cx, y)
         else:
@@ -391,9 +397,9 @@ def _chain(canvas: Canvas, chain: Chain, cx: float, bottom: float) -> float:
     return y
 
 
-def _added(canvas: Canvas, box: Box, cx: float, bottom: float) -> float:
+def _draw_addition(canvas: Canvas, box: Box, cx: float, bottom: float) -> float:
     """Draw an addition: a circle on the line, and next to it the box whose output is added."""
-    content = Content.of(canvas, beside(box), beside_width(box))
+    content = Content.of(canvas, side_box(box), side_box_width(box))
     middle = bottom - GAP / 2 - content.height / 2
     left = cx + RADIUS + BESIDE
     top = place_box(canvas, content, left + content.width / 2, middle + content.height / 2)
@@ -404,7 +410,7 @@ def _added(canvas: Canvas, box: Box, cx: float, bottom: float) -> float:
     return top - GAP / 2
 
 
-def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
+def _draw_tower(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
     placer = LayerPlacer(canvas, cx, inner_width(tower.layers), side_width(tower.layers))
     total = (Note("total", f"{count_text(tower.parameters)} in all"),)
     if len(tower.layers) == 1:
@@ -429,11 +435,11 @@ def _layers(canvas: Canvas, tower: Tower, cx: float, bottom: float) -> float:
     top = header.place(canvas, left, y - MARGIN, cx + half - left)
     canvas.way((cx, y), (cx, top))
     canvas.back.insert(0, Rect(left, top, cx + half - left, bottom - top, 10, "frame outer"))
-    _strip(canvas, tower, left + 9, bottom - MARGIN, y)
+    _draw_layer_strip(canvas, tower, left + 9, bottom - MARGIN, y)
     return top
 
 
-def _strip(canvas: Canvas, tower: Tower, x: float, bottom: float, top: float) -> None:
+def _draw_layer_strip(canvas: Canvas, tower: Tower, x: float, bottom: float, top: float) -> None:
     """Draw a cell for each layer, the first at the bottom, in the colour of its variant."""
     height = (bottom - top) / len(tower.order)
     gap = 1.0 if height > 3 else 0.0
@@ -442,7 +448,7 @@ def _strip(canvas: Canvas, tower: Tower, x: float, bottom: float, top: float) ->
         canvas.back.append(Rect(x, y, STRIP - 4, height - gap, 1, f"cell cell{kind % 4}"))
 
 
-def extent(node: Node) -> tuple[float, float]:
+def node_extent(node: Node) -> tuple[float, float]:
     """Return the widths of a node to the left and to the right of its line."""
     if isinstance(node, Tower):
         half = inner_width(node.layers) / 2 + side_width(node.layers)
@@ -452,18 +458,18 @@ def extent(node: Node) -> tuple[float, float]:
     if not node.items:
         half = width_of(node.name, TITLE) / 2
         return half, half
-    sides = [beside_width(item.box) + RADIUS + BESIDE for item in node.items if isinstance(item, Added)]
+    sides = [side_box_width(item.box) + RADIUS + BESIDE for item in node.items if isinstance(item, Added)]
     return WIDTH / 2, max([WIDTH / 2, *sides])
 
 
-def beside(box: Box) -> Box:
+def side_box(box: Box) -> Box:
     """Return a narrow version of a box for the side of a line. Its parameters become a note."""
     if not box.parameters:
         return box
     return replace(box, notes=(*box.notes, Note("parameters", count_text(box.parameters))), parameters=0)
 
 
-def beside_width(box: Box) -> float:
+def side_box_width(box: Box) -> float:
     """Return the width of a box at the side of a line."""
-    widths = [width_of(note.text, NOTE, bold=True) for note in beside(box).notes]
-    return 20 + max([width_of(box.title, TITLE, bold=True), *widths]) + (0 if count_of(beside(box)) == "" else 60)
+    widths = [width_of(note.text, NOTE, bold=True) for note in side_box(box).notes]
+    return 20 + max([width_of(box.title, TITLE, bold=True), *widths]) + (0 if count_of(side_box(box)) == "" else 60)

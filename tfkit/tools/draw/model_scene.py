@@ -10,8 +10,8 @@ from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, as_list
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Added, Box, Chain, Chip, Mark, Note, Scene, Wire
-from tfkit.tools.draw.stack_scene import chips_of, norm_box, notes_of, tip_of, tower
-from tfkit.tools.show.resolved_values import number
+from tfkit.tools.draw.stack_scene import chips_of, norm_box, notes_of, stack_tower, tip_of
+from tfkit.tools.show.resolved_values import number_text
 
 SIZES = ("d_model", "vocab_size", "max_len")
 
@@ -19,31 +19,33 @@ SIZES = ("d_model", "vocab_size", "max_len")
 def scene_of(graph: Graph) -> Scene:
     """Build the scene of a graph. The parameters of its boxes add up to the parameters of the model."""
     counts = ParameterCounts(graph)
-    side_inputs = {name: f"{name} {_axes(graph.inputs[name])}" for node in graph.nodes for name in _beside(graph, node)}
-    columns = _columns(graph)
+    side_inputs = {
+        name: f"{name} {_axes_text(graph.inputs[name])}" for node in graph.nodes for name in _side_inputs(graph, node)
+    }
+    columns = _node_columns(graph)
     lowest = {column[0] for column in columns} - side_inputs.keys()
     nodes: dict[str, Any] = {name: Chain(f"input/{name}", text, ()) for name, text in side_inputs.items()}
-    for node, key in zip(graph.nodes, _keys(graph), strict=True):
+    for node, key in zip(graph.nodes, _node_keys(graph), strict=True):
         if node.stack is not None:
-            nodes[node.name] = tower(node, node.stack, key, counts)
+            nodes[node.name] = stack_tower(node, node.stack, key, counts)
         else:
-            nodes[node.name] = _chain(node, key, counts)
+            nodes[node.name] = _node_chain(node, key, counts)
     model = graph.spec.model
     return Scene(
         name=graph.name,
         description=model.description or "",
         source=model.source or "",
-        facts=tuple(_facts(graph)),
+        facts=tuple(_size_notes(graph)),
         total=counts.total,
         nodes=nodes,
         columns=columns,
-        wires=tuple(_wires(graph, columns, nodes)),
-        inputs={name: text for name in lowest if (text := _read(graph, graph.node(name)))} | side_inputs,
-        outputs={name: _leaves(graph.node(name)) for name in graph.outputs},
+        wires=tuple(_scene_wires(graph, columns, nodes)),
+        inputs={name: text for name in lowest if (text := _input_text(graph, graph.node(name)))} | side_inputs,
+        outputs={name: _output_text(graph.node(name)) for name in graph.outputs},
     )
 
 
-def _keys(graph: Graph) -> list[str]:
+def _node_keys(graph: Graph) -> list[str]:
     """Return the key of each node, by which pictures are compared: the kind of its block, and its index in the kind."""
     seen: dict[str, int] = {}
     keys = []
@@ -54,7 +56,7 @@ def _keys(graph: Graph) -> list[str]:
     return keys
 
 
-def _facts(graph: Graph) -> Iterator[Note]:
+def _size_notes(graph: Graph) -> Iterator[Note]:
     for name in SIZES:
         configured = (dict(node.config).get(name) for node in graph.nodes)
         values = sorted({value for value in configured if value is not None})
@@ -63,29 +65,29 @@ def _facts(graph: Graph) -> Iterator[Note]:
             yield Note(name, f"{name.removesuffix('_size')} {text}")
 
 
-def _main(node: Node) -> str | None:
+def _main_source(node: Node) -> str | None:
     """Return the source drawn below a node."""
     source = node.wires.get("input") or node.wires.get("inputs")
     return as_list(source)[0] if source else None
 
 
-def _beside(graph: Graph, node: Node) -> Iterator[str]:
+def _side_inputs(graph: Graph, node: Node) -> Iterator[str]:
     """Yield the model inputs drawn at the side of a node. Tables that read an input are drawn as boxes."""
-    main = _main(node)
+    main = _main_source(node)
     for field, source in node.wires.items():
         if not isinstance(getattr(node.config, field), Mapping):
             yield from (name for name in as_list(source) if name in graph.inputs and name != main)
 
 
-def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
+def _node_columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
     """Arrange nodes in columns.
 
     A node is placed above its first input, or in a new column if another node is already above that input.
     """
     columns: list[list[str]] = []
     for node in graph.nodes:
-        columns += [[name] for name in _beside(graph, node) if all(name not in column for column in columns)]
-        below = next((column for column in columns if column[-1] == _main(node)), None)
+        columns += [[name] for name in _side_inputs(graph, node) if all(name not in column for column in columns)]
+        below = next((column for column in columns if column[-1] == _main_source(node)), None)
         if below is None:
             columns.append([node.name])
         else:
@@ -93,11 +95,11 @@ def _columns(graph: Graph) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, columns))
 
 
-def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[str, Any]) -> Iterator[Wire]:
+def _scene_wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[str, Any]) -> Iterator[Wire]:
     """Yield all wires except those from a node to the node above it."""
     lowest = {column[0] for column in columns}
     for node in graph.nodes:
-        main, side_inputs = _main(node), set(_beside(graph, node))
+        main, side_inputs = _main_source(node), set(_side_inputs(graph, node))
         boxes = list(nodes[node.name].boxes())
         for field, source in node.wires.items():
             wire = wire_of(node, field)
@@ -106,7 +108,7 @@ def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[st
                     continue
                 if wire.value == "table":
                     user = next((box.key for box in boxes if box.tied), boxes[-1].key)
-                    yield Wire(_nearest(graph, columns, name, node.name), node.name, "tie", user)
+                    yield Wire(_lowest_table_user(graph, columns, name, node.name), node.name, "tie", user)
                 elif name == main and field in ("input", "inputs") and index == 0:
                     if node.name in lowest:
                         yield Wire(name, node.name, "up")
@@ -117,7 +119,7 @@ def _wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapping[st
                     yield Wire(name, node.name, "side", boxes[0].key)
 
 
-def _nearest(graph: Graph, columns: tuple[tuple[str, ...], ...], table: str, target: str) -> str:
+def _lowest_table_user(graph: Graph, columns: tuple[tuple[str, ...], ...], table: str, target: str) -> str:
     """Return the lowest node below the target, in the same column, that uses a table; else the owner of the table."""
     ties = [(node, field) for node in graph.nodes for field, source in node.wires.items() if source == table]
     users = {table, *(node.name for node, field in ties if wire_of(node, field).value == "table")}
@@ -125,21 +127,21 @@ def _nearest(graph: Graph, columns: tuple[tuple[str, ...], ...], table: str, tar
     return next((name for name in column[: column.index(target)] if name in users), table)
 
 
-def _read(graph: Graph, node: Node) -> str:
+def _input_text(graph: Graph, node: Node) -> str:
     """Return the input below a node, with its axes."""
-    name = _main(node)
+    name = _main_source(node)
     if name is None or name not in graph.inputs:
         return ""
-    return f"{name} {_axes(graph.inputs[name])}"
+    return f"{name} {_axes_text(graph.inputs[name])}"
 
 
-def _leaves(node: Node) -> str:
+def _output_text(node: Node) -> str:
     read = node.signals.get("input")
     flat = node.output.type == "vector" or (isinstance(read, Signal) and read.type == "vector")
-    return f"{node.output.type} {_axes(node.output).replace(', t', '') if flat else _axes(node.output)}"
+    return f"{node.output.type} {_axes_text(node.output).replace(', t', '') if flat else _axes_text(node.output)}"
 
 
-def _axes(signal: Signal) -> str:
+def _axes_text(signal: Signal) -> str:
     if signal.type == "lengths":
         return "[b]"
     if signal.type == "image":
@@ -149,21 +151,21 @@ def _axes(signal: Signal) -> str:
     return "[b, t]" if signal.width is None else f"[b, t, {signal.width:,}]"
 
 
-def _chain(node: Node, key: str, counts: ParameterCounts) -> Chain:
+def _node_chain(node: Node, key: str, counts: ParameterCounts) -> Chain:
     """Build the boxes of a node that is not a stack.
 
     An embedding is recognized by its table, any other node by its modules.
     """
     table = node.config.table()
-    items = _modules(node, key, counts) if table is None else _embedding(node, table, key, counts)
+    items = _module_boxes(node, key, counts) if table is None else _embedding_items(node, table, key, counts)
     return Chain(key, node.name, tuple(items), counts.take(node.name))
 
 
-def _embedding(node: Node, table: Signal, key: str, counts: ParameterCounts) -> Iterator[Box | Mark | Added]:
+def _embedding_items(node: Node, table: Signal, key: str, counts: ParameterCounts) -> Iterator[Box | Mark | Added]:
     yield Box(
         key=f"{key}/tokens",
         role="embedding",
-        title=_words(node.name),
+        title=_spaced_name(node.name),
         notes=(Note("table", f"{table.rows:,} × {table.width:,}"),),
         parameters=counts.take(f"{node.name}.tokens"),
         tied="tie" in node.wires,
@@ -171,19 +173,19 @@ def _embedding(node: Node, table: Signal, key: str, counts: ParameterCounts) -> 
     )
     for stage in node.config.after_table():
         if isinstance(stage, Scale):
-            yield Mark(f"{key}/scale", f"× √{stage.root_of:,}" if stage.root_of else f"× {number(stage.number)}")
+            yield Mark(f"{key}/scale", f"× √{stage.root_of:,}" if stage.root_of else f"× {number_text(stage.number)}")
         elif not isinstance(stage, Dropout):
             path = f"{node.name}.{stage.name}"
-            yield _stage(stage, f"{key}/{stage.name.replace('.', '/')}", counts.label(path), counts.take(path))
+            yield _stage_box(stage, f"{key}/{stage.name.replace('.', '/')}", counts.label(path), counts.take(path))
 
 
-def _stage(stage: Call | Lookup | Projection, key: str, label: str, parameters: int) -> Box | Added:
+def _stage_box(stage: Call | Lookup | Projection, key: str, label: str, parameters: int) -> Box | Added:
     if isinstance(stage, Projection):
         widths = Note("widths", f"{stage.d_in:,} → {stage.d_out:,}")
         return Box(key, "step", "projection", (widths,), parameters=parameters)
     if isinstance(stage, Lookup):
         notes = (Note("table", f"{stage.rows:,} rows"),)
-        return Added(Box(key, "embedding", _words(stage.name.rpartition(".")[2]), notes, parameters=parameters))
+        return Added(Box(key, "embedding", _spaced_name(stage.name.rpartition(".")[2]), notes, parameters=parameters))
     if isinstance(stage.config, PositionConfig):
         return Added(component_box(stage.config, key, f"{stage.config.kind_name()} positions", parameters))
     return norm_box(stage.config, key, label, parameters)
@@ -195,9 +197,9 @@ def component_box(config: Component, key: str, title: str, parameters: int) -> B
     return Box(key, config.slot, title, notes, chips, parameters=parameters, tip=tip_of(config))
 
 
-def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
+def _module_boxes(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
     """Yield a box for each module with weights directly inside the node, in order. The last one is the main module."""
-    config, inner = node.config, _component(node)
+    config, inner = node.config, _node_component(node)
     gives_logits = node.output.type == "logits"
     role = "head" if gives_logits else "block"
     children = counts.children(node.name)
@@ -211,18 +213,18 @@ def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
         if component is not None and component.slot == "norm":
             yield norm_box(component, f"{key}/{name}", counts.label(path), counts.take(path))
         elif component is not None:
-            yield component_box(component, f"{key}/{name}", _words(name), counts.take(path))
+            yield component_box(component, f"{key}/{name}", _spaced_name(name), counts.take(path))
         else:
             yield Box(
                 f"{key}/{name}",
                 role,
-                _words(name),
-                chips=tuple(_activation(node, name, counts)),
+                _spaced_name(name),
+                chips=tuple(_activation_chips(node, name, counts)),
                 parameters=counts.take(path),
             )
     notes = [] if node.name == inner.kind_name() else [Note("kind", inner.kind_name())]
     parts = [
-        Box(f"{key}/output/{name}", "part", _words(name), parameters=counts.take(f"{node.name}.{name}"))
+        Box(f"{key}/output/{name}", "part", _spaced_name(name), parameters=counts.take(f"{node.name}.{name}"))
         for name in (children if inner.drawn_apart else ())
     ]
     width = node.output.width or 1  # a model with a single logit may return no axis for it
@@ -230,7 +232,7 @@ def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
     yield Box(
         key=f"{key}/output",
         role=role if inner is config else inner.slot,
-        title=_words(node.name),
+        title=_spaced_name(node.name),
         notes=(*notes, *notes_of(inner)),
         chips=() if names else tuple(chips_of(inner)),
         parts=tuple(parts),
@@ -240,17 +242,17 @@ def _modules(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box]:
     )
 
 
-def _component(node: Node) -> Component:
+def _node_component(node: Node) -> Component:
     """Return the component that a node consists of: its block, or the field `norm` of a block `norm` and the like."""
     inner = dict(node.config).get(node.config.kind_name())
     return inner if isinstance(inner, Component) and inner.slot == node.config.kind_name() else node.config
 
 
-def _activation(node: Node, name: str, counts: ParameterCounts) -> Iterator[Chip]:
+def _activation_chips(node: Node, name: str, counts: ParameterCounts) -> Iterator[Chip]:
     component = counts.components.get(f"{node.name}.activation")
     if component is not None and name == "dense":
         yield Chip("activation", "activation", component.kind_name())
 
 
-def _words(name: str) -> str:
+def _spaced_name(name: str) -> str:
     return name.replace("_", " ")

@@ -19,10 +19,10 @@ class ParameterCounts:
     """Counts the parameters of a model: all of them, and those not in any box yet."""
 
     def __init__(self, graph: Graph) -> None:
-        nodes, places = [_shortened(node) for node in graph.nodes], dict[str, dict[str, None]]()
+        nodes, places = [_shortened_node(node) for node in graph.nodes], dict[str, dict[str, None]]()
         for node, short in zip(graph.nodes, nodes, strict=True):
             if short is not node and node.stack is not None and short.stack is not None:
-                places |= _places(node.name, node.stack, short.stack)
+                places |= _layer_paths(node.name, node.stack, short.stack)
         uncounted = graph.spec.model.model_copy(update={"parameters": None})
         model = build(replace(graph, spec=replace(graph.spec, model=uncounted), nodes=tuple(nodes)), device="meta")
         self.components: Mapping[str, Component] = model.meta["components"]
@@ -33,7 +33,7 @@ class ParameterCounts:
             parameters = set(module.parameters(recurse=False)) - counted
             counted |= parameters
             count = sum(parameter.numel() for parameter in parameters)
-            for place in _targets(path, places):
+            for place in _full_model_paths(path, places):
                 self._classes[place] = type(module).__name__
                 if parameters:
                     self._left[place] = count
@@ -58,7 +58,7 @@ class ParameterCounts:
         return list(dict.fromkeys(name.partition(".")[0] for name in inside))
 
 
-def _shortened(node: Node) -> Node:
+def _shortened_node(node: Node) -> Node:
     """Return a stack with only the first layer of each variant, if its fields can describe that; else the node."""
     stack, config, fields = node.stack, cast(Any, node.config), type(node.config).model_fields
     if stack is None or "n_layers" not in fields:
@@ -81,7 +81,7 @@ def _shortened(node: Node) -> Node:
     return replace(node, config=config, stack=short) if described == expected else node
 
 
-def _places(name: str, stack: Layers, short: Layers) -> dict[str, dict[str, None]]:
+def _layer_paths(name: str, stack: Layers, short: Layers) -> dict[str, dict[str, None]]:
     """Return the paths of the layers and their contexts in a stack, by their paths in the shortened stack."""
     places: dict[str, dict[str, None]] = {}
     for number, indices in enumerate(stack.variants.values()):
@@ -92,7 +92,7 @@ def _places(name: str, stack: Layers, short: Layers) -> dict[str, dict[str, None
     return places
 
 
-def _targets(path: str, places: Mapping[str, Mapping[str, None]]) -> Iterator[str]:
+def _full_model_paths(path: str, places: Mapping[str, Mapping[str, None]]) -> Iterator[str]:
     """Yield the paths of a module in the model, of which the shortened model has `path`."""
     parts = path.split(".")
     prefix, rest = ".".join(parts[:3]), parts[3:]

@@ -18,15 +18,15 @@ from tfkit.tools.draw.canvas import (
     Shape,
     TextRun,
     Words,
-    cut,
-    flow,
+    joined_lines,
     line_width,
-    role,
-    wrap,
+    role_class,
+    shortened_text,
+    wrapped_lines,
 )
-from tfkit.tools.draw.layout import NOTE, extent, place_node
+from tfkit.tools.draw.layout import NOTE, node_extent, place_node
 from tfkit.tools.draw.model_scene import scene_of
-from tfkit.tools.draw.scene import Note, Scene, Wire, differences
+from tfkit.tools.draw.scene import Note, Scene, Wire, scene_differences
 from tfkit.tools.draw.svg import Picture
 from tfkit.tools.show.differences import fields_of_causes
 
@@ -41,7 +41,7 @@ ASIDE = 14.0
 
 
 @dataclass
-class Places:
+class SceneCoordinates:
     """Coordinates: the line of each column, the bottom and top of each node, and the occupied tracks of each gutter.
 
     Attributes:
@@ -77,10 +77,10 @@ class Places:
         return (x, top), (x, top - EXIT)
 
 
-def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
+def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, places: SceneCoordinates) -> None:
     """Draw a wire. All nodes must have been drawn before."""
     if wire.way == "tie":
-        _tie(canvas, scene, wire, places)
+        _draw_tie(canvas, scene, wire, places)
         return
     top, leave = places.leave(wire)
     column = scene.columns[places.column[wire.source]]
@@ -88,47 +88,47 @@ def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
         canvas.lines.append(Disc(*leave, 2.5, "dot"))
     if wire.way == "up":
         x, y = places.centres[places.column[wire.target]], places.bottoms[wire.target]
-        points = [*_across(canvas, places, wire, leave, x), (x, y)]
+        points = [*_horizontal_route(canvas, places, wire, leave, x), (x, y)]
     else:
         x = places.track(wire)
-        points = [*_across(canvas, places, wire, leave, x), *_enter(canvas, wire.key, x)]
+        points = [*_horizontal_route(canvas, places, wire, leave, x), *_entry_route(canvas, wire.key, x)]
     look = "line" if wire.way == "up" else f"line {wire.way}"
     canvas.way(top, *points, look=look, arrow=True, start=wire.source, end=wire.key or wire.target)
 
 
-def _across(canvas: Canvas, places: Places, wire: Wire, leave: Point, x: float) -> list[Point]:
+def _horizontal_route(canvas: Canvas, places: SceneCoordinates, wire: Wire, leave: Point, x: float) -> list[Point]:
     """Route a wire horizontally to `x`, at a different height if boxes are in the way."""
-    if _free(canvas, leave[1], leave[0], x):
+    if _is_free(canvas, leave[1], leave[0], x):
         return [leave, (x, leave[1])]
     column = places.column[wire.source]
     aside = places.gutters[column + 1] + 6 if x > leave[0] else places.gutters[column] + 6
     levels = (leave[1] + step * sign for step in range(1, 400) for sign in (-1, 1))
-    level = next((y for y in levels if _free(canvas, y, aside, x)), leave[1])
+    level = next((y for y in levels if _is_free(canvas, y, aside, x)), leave[1])
     return [leave, (aside, leave[1]), (aside, level), (x, level)]
 
 
-def _enter(canvas: Canvas, key: str, x: float) -> list[Point]:
+def _entry_route(canvas: Canvas, key: str, x: float) -> list[Point]:
     """Route a wire into the side of a box, or from above if another box is next to it."""
     left, top, right, bottom = canvas.anchors[key]
     middle, end = (top + bottom) / 2, left if x < left else right
-    between = [box for box in canvas.anchors.values() if box[1] < middle < box[3] and _spans(box, x, end)]
+    between = [box for box in canvas.anchors.values() if box[1] < middle < box[3] and _has_overlap(box, x, end)]
     if not between:
         return [(x, middle), (end, middle)]
     over, inside = min(top, *(box[1] for box in between)) - 6, left + ASIDE if x < left else right - ASIDE
     return [(x, over), (inside, over), (inside, top)]
 
 
-def _free(canvas: Canvas, y: float, start: float, end: float) -> bool:
+def _is_free(canvas: Canvas, y: float, start: float, end: float) -> bool:
     boxes = canvas.anchors.values()
-    return not any(box[1] - CLEAR < y < box[3] + CLEAR and _spans(box, start, end) for box in boxes)
+    return not any(box[1] - CLEAR < y < box[3] + CLEAR and _has_overlap(box, start, end) for box in boxes)
 
 
-def _spans(box: tuple[float, float, float, float], start: float, end: float) -> bool:
+def _has_overlap(box: tuple[float, float, float, float], start: float, end: float) -> bool:
     """Return True if a box overlaps the range between two x coordinates."""
     return box[0] < max(start, end) - 1 and box[2] > min(start, end) + 1
 
 
-def _tie(canvas: Canvas, scene: Scene, wire: Wire, places: Places) -> None:
+def _draw_tie(canvas: Canvas, scene: Scene, wire: Wire, places: SceneCoordinates) -> None:
     table = next(scene.nodes[wire.source].boxes()).key
     x = places.track(wire)
     ends = []
@@ -150,8 +150,8 @@ NAME, WORDS = 19.0, 12.0
 
 def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float]:
     """Draw a model to the right of x = `left` and above y = 0. Return its right edge and its top."""
-    places = Places({name: number for number, column in enumerate(scene.columns) for name in column})
-    right = _spread(scene, places, left)
+    places = SceneCoordinates({name: number for number, column in enumerate(scene.columns) for name in column})
+    right = _spread_columns(scene, places, left)
     if right - left < MIN_WIDTH:
         shift, right = (MIN_WIDTH - right + left) / 2, left + MIN_WIDTH
         places.centres = [centre + shift for centre in places.centres]
@@ -160,23 +160,23 @@ def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float
     for name, node in scene.nodes.items():
         column = places.column[name]
         cx = places.centres[column]
-        y = places.bottoms[name] = _start(canvas, scene, name, places, pens[column])
+        y = places.bottoms[name] = _node_bottom(canvas, scene, name, places, pens[column])
         places.tops[name] = pens[column] = place_node(canvas, node, cx, y)
         if name in scene.outputs:
-            pens[column] = _leave(canvas, cx, pens[column], scene.outputs[name])
+            pens[column] = _draw_outputs(canvas, cx, pens[column], scene.outputs[name])
     for wire in scene.wires:
         draw_wire(canvas, scene, wire, places)
     return right, min(pens)
 
 
-def _spread(scene: Scene, places: Places, left: float) -> float:
+def _spread_columns(scene: Scene, places: SceneCoordinates, left: float) -> float:
     """Set the coordinates of each column. Return the right edge of the last gutter."""
     tracks = Counter(places.gutter(wire) for wire in scene.wires if wire.way != "up")
     x = left
     for number, column in enumerate(scene.columns):
         places.gutters.append(x)
         x += _gutter_width(tracks[number]) or (COLUMN_GAP if number else 0)
-        ends = [extent(scene.nodes[name]) for name in column]
+        ends = [node_extent(scene.nodes[name]) for name in column]
         before, behind = max(end[0] for end in ends), max(end[1] for end in ends)
         places.centres.append(x + before)
         x += before + behind
@@ -188,7 +188,7 @@ def _gutter_width(tracks: int) -> float:
     return 2 * GUTTER + TRACK * (tracks - 1) if tracks else 0.0
 
 
-def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) -> float:
+def _node_bottom(canvas: Canvas, scene: Scene, name: str, places: SceneCoordinates, pen: float) -> float:
     """Return the y of a node's bottom: above the node below it, its input, or a source in another column."""
     column = places.column[name]
     cx, below = places.centres[column], scene.columns[column].index(name) > 0
@@ -203,7 +203,7 @@ def _start(canvas: Canvas, scene: Scene, name: str, places: Places, pen: float) 
     return y
 
 
-def _leave(canvas: Canvas, cx: float, top: float, text: str) -> float:
+def _draw_outputs(canvas: Canvas, cx: float, top: float, text: str) -> float:
     """Draw the outputs of the model at the top of a node. Return the top of their names."""
     canvas.way((cx, top), (cx, top - 20), arrow=True)
     canvas.text(cx, top - 26, text, WORDS, "muted", "middle")
@@ -212,11 +212,11 @@ def _leave(canvas: Canvas, cx: float, top: float, text: str) -> float:
 
 def title_of(scene: Scene, width: float, differing: Differing) -> list[Words]:
     """Return the name, description, sizes and source of a model as lines of text, from y = 0 downwards."""
-    facts = flow([TextRun(note.text, differing.look(note.key)) for note in scene.facts], width, WORDS)
-    described = [(TextRun(line),) for line in wrap(scene.description, width, WORDS)]
-    source = [(TextRun(line),) for line in wrap(scene.source, width, NOTE)]
+    facts = joined_lines([TextRun(note.text, differing.look(note.key)) for note in scene.facts], width, WORDS)
+    described = [(TextRun(line),) for line in wrapped_lines(scene.description, width, WORDS)]
+    source = [(TextRun(line),) for line in wrapped_lines(scene.source, width, NOTE)]
     total = (TextRun(f"{scene.total:,} parameters", differing.look("total") or "bold"),)
-    lines = [Words(0, 0, (TextRun(cut(scene.name, width, NAME, bold=True), "bold"),), NAME)]
+    lines = [Words(0, 0, (TextRun(shortened_text(scene.name, width, NAME, bold=True), "bold"),), NAME)]
     lines += [Words(0, 0, line, WORDS, "muted") for line in described]
     lines += [Words(0, 0, total, WORDS)]
     lines += [Words(0, 0, line, WORDS) for line in facts]
@@ -257,7 +257,7 @@ def draw(*graphs: AnyModel) -> Picture:
 
 def picture_of(scenes: Sequence[Scene], fields: Collection[str] = ()) -> Picture:
     """Draw one or two scenes, as `draw` does for models. `fields` are the fields whose values in the specs differ."""
-    marked: Sequence[Differences] = differences(scenes[0], scenes[1], fields) if len(scenes) == 2 else [{}]
+    marked: Sequence[Differences] = scene_differences(scenes[0], scenes[1], fields) if len(scenes) == 2 else [{}]
     canvases = [Canvas(marks) for marks in marked]
     right, top, titles = -MODEL_GAP, 0.0, []
     for scene, canvas in zip(scenes, canvases, strict=True):
@@ -266,7 +266,7 @@ def picture_of(scenes: Sequence[Scene], fields: Collection[str] = ()) -> Picture
         lines = title_of(scene, right - left, canvas.differing(""))
         titles += [replace(line, x=left) for line in lines]
         top = min(top, highest - BELOW_TITLE - lines[-1].y)
-    legend = list(_legend()) if any(marked) else []
+    legend = list(_legend_shapes()) if any(marked) else []
     height = 2 * MARGIN - top + (LEGEND_HEIGHT if legend else 0)
     page = Rect(-MARGIN, top - MARGIN, right + 2 * MARGIN, height, 8, "page")
     inner = Rect(page.x + 0.5, page.y + 0.5, page.width - 1, page.height - 1, 8, "page")
@@ -277,12 +277,12 @@ def picture_of(scenes: Sequence[Scene], fields: Collection[str] = ()) -> Picture
     return Picture(page.x, page.y, page.width, page.height, shapes, title, _in_words(scenes))
 
 
-def _legend() -> Iterator[Shape]:
+def _legend_shapes() -> Iterator[Shape]:
     """Yield a small box and its meaning for each type of difference, below the models."""
     x = 0.0
     for look, text in LEGEND:
         line = (TextRun(text, look),)
-        yield Rect(x, LEGEND_HEIGHT - 14, 18, 12, 3, f"box {role('step')} {look}")
+        yield Rect(x, LEGEND_HEIGHT - 14, 18, 12, 3, f"box {role_class('step')} {look}")
         yield Words(x + 25, LEGEND_HEIGHT - 4, line, NOTE)
         x += 25 + line_width(line, NOTE) + 24
 

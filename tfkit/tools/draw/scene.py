@@ -221,19 +221,21 @@ class Scene:
         return sum(box.total for box in self.boxes()) + sum(node.rest for node in self.nodes.values())
 
 
-Said = Mapping[str, object]
+KeyedContents = Mapping[str, object]
 
 
-def differences(a: Scene, b: Scene, fields: Collection[str]) -> tuple[Differences, Differences]:
+def scene_differences(a: Scene, b: Scene, fields: Collection[str]) -> tuple[Differences, Differences]:
     """Return, for each of two scenes, the keys of differing notes by the key of their box.
 
     `fields` are the fields whose values in the specs differ.
     """
-    left, right = dict(_contents(a)), dict(_contents(b))
-    return _against(left, right, fields), _against(right, left, fields)
+    left, right = dict(_scene_contents(a)), dict(_scene_contents(b))
+    return _differences_from(left, right, fields), _differences_from(right, left, fields)
 
 
-def _against(contents: Mapping[str, Said], other: Mapping[str, Said], fields: Collection[str]) -> Differences:
+def _differences_from(
+    contents: Mapping[str, KeyedContents], other: Mapping[str, KeyedContents], fields: Collection[str]
+) -> Differences:
     differences = {}
     for key, content in contents.items():
         there = other.get(key)
@@ -245,7 +247,7 @@ def _against(contents: Mapping[str, Said], other: Mapping[str, Said], fields: Co
     return differences
 
 
-def _contents(scene: Scene) -> Iterator[tuple[str, Said]]:
+def _scene_contents(scene: Scene) -> Iterator[tuple[str, KeyedContents]]:
     """Yield the contents of each box, frame and mark, by its key."""
     yield "", {"total": scene.total} | {note.key: note.text for note in scene.facts}
     for box in scene.boxes():
@@ -256,10 +258,10 @@ def _contents(scene: Scene) -> Iterator[tuple[str, Said]]:
             yield node.key, {note.key: note.text for note in node.notes} | {"total": node.parameters}
             for layer in node.layers:
                 yield layer.key, {"n_layers": layer.times, COUNT: layer.parameters}
-        yield from _marks(node)
+        yield from _mark_contents(node)
 
 
-def _marks(node: Chain | Tower) -> Iterator[tuple[str, Said]]:
+def _mark_contents(node: Chain | Tower) -> Iterator[tuple[str, KeyedContents]]:
     if isinstance(node, Chain):
         items = list(node.items)
     else:

@@ -26,13 +26,13 @@ from tfkit.component import (
     WireMarker,
     marker,
 )
-from tfkit.errors import ranges
+from tfkit.errors import number_ranges
 from tfkit.graph.expand import Node
 from tfkit.plugin.registry import first_paragraph
 from tfkit.tools.common.ownership import LABELS
 from tfkit.tools.draw.parameter_counts import ParameterCounts
 from tfkit.tools.draw.scene import Box, Chip, DrawnLayer, Mark, Note, Segment, Tower
-from tfkit.tools.show.resolved_values import number, text_of
+from tfkit.tools.show.resolved_values import number_text, text_of
 
 MAX_VALUE = 40
 """Maximum length of a value in a picture, in characters."""
@@ -43,21 +43,21 @@ Tip = tuple[tuple[str, str], ...]
 
 def notes_of(config: Config) -> Iterator[Note]:
     """Yield the notes in the box of a config: its sizes, and all unusual values."""
-    for name, value in sorted(_telling(config), key=lambda field: not field[0].startswith("n_")):
+    for name, value in sorted(_distinctive_fields(config), key=lambda field: not field[0].startswith("n_")):
         if isinstance(value, MaskConfig):
             yield from window_of(value)
         elif not isinstance(value, Config):
-            yield Note(name, fact(name, value))
+            yield Note(name, field_text(name, value))
     if isinstance(config, AttentionConfig) and "d_head" in type(config).model_fields and config.d_head is None:
         yield Note("d_head", f"d_head {config.head_width}")
 
 
 def chips_of(config: Config) -> Iterator[Chip]:
     """Yield the components and mappings inside a config."""
-    for name, value in _telling(config):
+    for name, value in _distinctive_fields(config):
         if isinstance(value, Config) and not isinstance(value, MaskConfig):
             role = value.slot if isinstance(value, Component) else "step"
-            yield Chip(name, role, _described(name, value))
+            yield Chip(name, role, _config_text(name, value))
 
 
 def window_of(mask: MaskConfig) -> Iterator[Note]:
@@ -68,10 +68,10 @@ def window_of(mask: MaskConfig) -> Iterator[Note]:
         sides = ("all" if side is None else f"{side:,}" for side in (mask.left, mask.right))
         yield Note("mask", f"window {' + '.join(sides)}")
     if mask.rule is not None:
-        yield Note("rule", _described(mask.rule.slot, mask.rule))
+        yield Note("rule", _config_text(mask.rule.slot, mask.rule))
 
 
-def fact(name: str, value: Any) -> str:
+def field_text(name: str, value: Any) -> str:
     """Format a field: `32 heads`, `d_ff 3,072`, `sinks`."""
     words = name if name.startswith("d_") else name.replace("_", " ")
     if isinstance(value, bool):
@@ -79,15 +79,15 @@ def fact(name: str, value: Any) -> str:
     if isinstance(value, int) and name.startswith("n_"):
         words = words.removeprefix("n ").removesuffix("s" if value == 1 else "")
         return f"{value:,} {words}"
-    return f"{words} {number(value)}"
+    return f"{words} {number_text(value)}"
 
 
 def tip_of(config: Config) -> Tip:
     """Return the text under the pointer: the purpose of a config, then all of its values."""
-    return (("", first_paragraph(type(config).__doc__ or "")), *_values(config, ""))
+    return (("", first_paragraph(type(config).__doc__ or "")), *_config_values(config, ""))
 
 
-def _telling(config: Config) -> Iterator[tuple[str, Any]]:
+def _distinctive_fields(config: Config) -> Iterator[tuple[str, Any]]:
     """Yield the fields that distinguish this config from other configs of its kind."""
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
@@ -102,46 +102,46 @@ def _telling(config: Config) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _described(name: str, config: Config) -> str:
+def _config_text(name: str, config: Config) -> str:
     """Format a config: `rope: theta 10,000, linear`. The field's name appears only if the slot's name is ambiguous."""
     words = name.replace("_", " ")
     if isinstance(config, Component):
         words = config.kind_name() if name == config.slot else f"{words} {config.kind_name()}"
     facts = []
-    for key, value in _telling(config):
+    for key, value in _distinctive_fields(config):
         if not isinstance(value, Config):
-            facts.append(fact(key, value))
+            facts.append(field_text(key, value))
         elif isinstance(value, Component):
             facts.append(f"{value.kind_name()} {key.replace('_', ' ')}")
         else:
-            facts.append(_described(key, value))
+            facts.append(_config_text(key, value))
     if isinstance(config, NormConfig):
         return words
     return f"{words}: {', '.join(facts)}" if facts else words
 
 
-def _values(config: Config, prefix: str) -> Iterator[tuple[str, str]]:
+def _config_values(config: Config, prefix: str) -> Iterator[tuple[str, str]]:
     for name, info in type(config).model_fields.items():
         value = getattr(config, name)
         is_named = prefix and isinstance(config, Component) and name == config.word_key
         if is_named or any(marker(info, kind) for kind in (PatchMarker, WireMarker)):
             continue
-        yield from _value(f"{prefix}{name}", value)
+        yield from _field_values(f"{prefix}{name}", value)
 
 
-def _value(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _field_values(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Config):
         if isinstance(value, Component):
             yield name, value.kind_name()
-        yield from _values(value, f"{name}.")
-    elif any(isinstance(item, Config) for item in _items(value)):
+        yield from _config_values(value, f"{name}.")
+    elif any(isinstance(item, Config) for item in _nested_items(value)):
         return
     elif value is not None:
         text = text_of(value)
         yield name, text if len(text) <= 2 * MAX_VALUE else f"{text[: 2 * MAX_VALUE]}..."
 
 
-def _items(value: Any) -> Iterable[Any]:
+def _nested_items(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
 
 
@@ -151,33 +151,40 @@ MAX_VALUES = 3
 """Maximum number of values in a note that distinguishes layers with equal pictures."""
 
 
-def tower(node: Node, stack: Layers, key: str, counts: ParameterCounts) -> Tower:
+def stack_tower(node: Node, stack: Layers, key: str, counts: ParameterCounts) -> Tower:
     """Build the tower of a stack."""
     names = list(stack.variants)
     drawers = [_Layers(node, stack, f"{key}/{name}", indices, counts) for name, indices in stack.variants.items()]
-    layers = tuple(_told_apart([drawer.draw(alone=len(names) == 1) for drawer in drawers], drawers))
+    layers = tuple(_distinguished_layers([drawer.draw(alone=len(names) == 1) for drawer in drawers], drawers))
     closing = None
     if stack.final_norm is not None:
         path = f"{node.name}.final_norm"
         closing = norm_box(stack.final_norm, f"{key}/final_norm", counts.label(path), counts.take(path))
     order = tuple(names.index(layer.name) for layer in stack.layers)
-    notes, rest = tuple(_notes(node, stack)), counts.take(node.name)
+    notes, rest = tuple(_stack_notes(node, stack)), counts.take(node.name)
     drawn = Tower(key, node.name, notes, layers, order, closing, rest, rest, tip_of(node.config))
     inside = sum(box.total for layer in layers for box in layer.boxes())
     return replace(drawn, parameters=inside + rest)
 
 
-def _told_apart(layers: list[DrawnLayer], drawers: list[_Layers]) -> Iterator[DrawnLayer]:
+def _distinguished_layers(layers: list[DrawnLayer], drawers: list[_Layers]) -> Iterator[DrawnLayer]:
     """Yield the layers. A layer that looks like an earlier layer gets a note with the values that differ."""
     for index, (layer, drawer) in enumerate(zip(layers, drawers, strict=True)):
-        twin = next((other for other, drawn in enumerate(layers[:index]) if _looks(drawn) == _looks(layer)), None)
+        twin = next(
+            (
+                other
+                for other, drawn in enumerate(layers[:index])
+                if _layer_appearance(drawn) == _layer_appearance(layer)
+            ),
+            None,
+        )
         values: dict[str, str] = {} if twin is None else drawer.values_unlike(drawers[twin])
         notable = {name: value for name, value in values.items() if value != "false"} or values
         notes = [Note(name, f"{name} {value}") for name, value in list(notable.items())[:MAX_VALUES]]
         yield replace(layer, notes=(*layer.notes, *notes))
 
 
-def _looks(layer: DrawnLayer) -> list[object]:
+def _layer_appearance(layer: DrawnLayer) -> list[object]:
     return [(box.title, box.notes, [chip.text for chip in box.chips]) for box in layer.boxes()]
 
 
@@ -186,7 +193,7 @@ def norm_box(norm: Component, key: str, label: str, parameters: int, times: int 
     return Box(key, "norm", label or norm.kind_name(), parameters=parameters, times=times, tip=tip_of(norm))
 
 
-def _notes(node: Node, stack: Layers) -> Iterator[Note]:
+def _stack_notes(node: Node, stack: Layers) -> Iterator[Note]:
     yield Note("width", f"d_model {node.output.width:,}")
     if stack.repeats > 1:
         sets = len(stack.layers)
@@ -218,7 +225,7 @@ class _Layers:
     def draw(self, *, alone: bool) -> DrawnLayer:
         segments = tuple(self._segments())
         each = sum(box.parameters for segment in segments for box in segment.boxes())
-        where = ranges(self.indices)
+        where = number_ranges(self.indices)
         shown = not alone and len(where) <= MAX_LIST
         notes = (Note("indices", f"layer{'s' * (len(self.indices) > 1)} {where}"),) if shown else ()
         name = self.node.name if alone else self.layer.name
@@ -236,7 +243,7 @@ class _Layers:
         """Return the segments: groups of sublayers whose outputs are added to the stream together."""
         groups: list[list[Step]] = []
         for step in self.layer.steps:
-            if groups and _joins(step, groups[-1], first=len(groups) == 1):
+            if groups and _is_parallel(step, groups[-1], first=len(groups) == 1):
                 groups[-1].append(step)
             else:
                 groups.append([step])
@@ -279,7 +286,7 @@ class _Layers:
             elif isinstance(part, Learned):
                 yield self._learned(part)
             elif isinstance(part, Scale):
-                yield Mark(f"{self.key}/{step.name}_scale", f"× {number(part.number)}")
+                yield Mark(f"{self.key}/{step.name}_scale", f"× {number_text(part.number)}")
 
     def _norm(self, norm: Component, name: str, *, fresh: bool = True) -> Box:
         label = self.counts.label(f"{self.node.name}.layers.{self.indices[0]}.{name}")
@@ -303,7 +310,7 @@ class _Layers:
         box = None if step.onto is None else self._learned(step.onto)
         if step.addition.scale_onto == 1:
             return box
-        title = f"× {number(step.addition.scale_onto)}"
+        title = f"× {number_text(step.addition.scale_onto)}"
         if box is not None:
             return replace(box, title=f"{title} {box.title}")
         return Box(f"{self.key}/{step.name}_scale_onto", "step", title)
@@ -353,7 +360,7 @@ class _Layers:
         return taken[0]
 
 
-def _joins(step: Step, group: list[Step], *, first: bool) -> bool:
+def _is_parallel(step: Step, group: list[Step], *, first: bool) -> bool:
     """Return True if a sublayer is added together with the group, because it does not read the group's sum."""
     last = group[-1]
     reads_same = step.reads_input and (first or last.reads_input)

@@ -16,7 +16,7 @@ from tfkit.arguments import AnyPath, checked
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.common.pages import tag
-from tfkit.tools.draw.canvas import FONTS, INKS, Point, Rect, Shape, ShapeGroup, Theme, Way, Words, css
+from tfkit.tools.draw.canvas import FONTS, INKS, Point, Rect, Shape, ShapeGroup, Theme, Way, Words, css_rules
 
 ROUND = 6.0
 """Radius of the corners of a line."""
@@ -54,23 +54,23 @@ class Picture:
 
 def to_svg(picture: Picture, theme: Theme = "auto", *, tips: bool = False) -> str:
     """Render an SVG document; with `tips`, each box carries its tip in its attributes."""
-    width, height = _number(math.ceil(picture.width)), _number(math.ceil(picture.height))
-    box = f"{_number(picture.x)} {_number(picture.y)} {width} {height}"
+    width, height = _number_text(math.ceil(picture.width)), _number_text(math.ceil(picture.height))
+    box = f"{_number_text(picture.x)} {_number_text(picture.y)} {width} {height}"
     used = {name for shape in picture.flat() for name in getattr(shape, "look", "").split()}
-    about = (tag("title", picture.title), tag("desc", picture.description), tag("style", css(theme, used)))
-    shapes = [element for shape in picture.shapes for element in _elements(shape, tips=tips)]
+    about = (tag("title", picture.title), tag("desc", picture.description), tag("style", css_rules(theme, used)))
+    shapes = [element for shape in picture.shapes for element in _shape_elements(shape, tips=tips)]
     root = tag("svg", *about, *shapes, xmlns=SVG, viewBox=box, width=width, height=height, role="img")
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def inline(picture: Picture) -> ET.Element:
+def inline_svg(picture: Picture) -> ET.Element:
     """Return the picture as an element of a page."""
     return ET.fromstring(to_svg(picture).replace(f' xmlns="{SVG}"', "", 1))
 
 
-def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
+def _shape_elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
     if isinstance(shape, ShapeGroup):
-        inside = [element for part in shape.shapes for element in _elements(part, tips=tips)]
+        inside = [element for part in shape.shapes for element in _shape_elements(part, tips=tips)]
         if tips and shape.tip:
             tip = "\n".join(f"{name}\t{value}" for name, value in shape.tip)
             yield tag("g", *inside, class_="tipped", tabindex=0, data_title=shape.title, data_tip=tip)
@@ -78,26 +78,27 @@ def _elements(shape: Shape, *, tips: bool) -> Iterator[ET.Element]:
             yield from inside
     elif isinstance(shape, Rect):
         size = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height, "rx": shape.radius}
-        yield tag("rect", **{key: _number(value) for key, value in size.items()}, class_=shape.look)
+        yield tag("rect", **{key: _number_text(value) for key, value in size.items()}, class_=shape.look)
     elif isinstance(shape, Words):
-        yield _text(shape)
+        yield _text_element(shape)
     elif isinstance(shape, Way):
-        yield tag("path", d=_path(shape.points), class_=shape.look)
+        yield tag("path", d=_rounded_path(shape.points), class_=shape.look)
         if shape.arrow:
             look = shape.look.replace("line", "tip").replace(" residual", "")
-            yield tag("path", d=_tip(*shape.points[-2:]), class_=look)
+            yield tag("path", d=_arrow_tip(*shape.points[-2:]), class_=look)
     else:
         x, y, r = shape.x, shape.y, shape.radius
-        yield tag("circle", cx=_number(x), cy=_number(y), r=_number(r), class_=shape.look)
+        yield tag("circle", cx=_number_text(x), cy=_number_text(y), r=_number_text(r), class_=shape.look)
         if shape.look == "plus":
             arm = r - 3
-            cross = f"M{_pair((x - arm, y))}h{_number(2 * arm)}M{_pair((x, y - arm))}v{_number(2 * arm)}"
+            left, top, length = _point_text((x - arm, y)), _point_text((x, y - arm)), _number_text(2 * arm)
+            cross = f"M{left}h{length}M{top}v{length}"
             yield tag("path", d=cross, class_="line")
 
 
-def _text(words: Words) -> ET.Element:
+def _text_element(words: Words) -> ET.Element:
     """Render a line of text. If all runs have the same look, it becomes the class of the entire line."""
-    attributes = {"x": _number(words.x), "y": _number(words.y), "font_size": _number(words.size)}
+    attributes = {"x": _number_text(words.x), "y": _number_text(words.y), "font_size": _number_text(words.size)}
     if words.anchor != "start":
         attributes["text_anchor"] = words.anchor
     looks = {run.look for run in words.line}
@@ -108,34 +109,34 @@ def _text(words: Words) -> ET.Element:
     return tag("text", *parts, **attributes)
 
 
-def _path(points: tuple[Point, ...]) -> str:
+def _rounded_path(points: tuple[Point, ...]) -> str:
     """Render a line along points, with rounded corners."""
-    parts = [f"M{_pair(points[0])}"]
+    parts = [f"M{_point_text(points[0])}"]
     for before, corner, behind in zip(points, points[1:], points[2:], strict=False):
         radius = min(ROUND, math.dist(before, corner) / 2, math.dist(corner, behind) / 2)
-        turn, on = _towards(corner, before, radius), _towards(corner, behind, radius)
-        parts.append(f"L{_pair(turn)}Q{_pair(corner)} {_pair(on)}")
-    return "".join([*parts, f"L{_pair(points[-1])}"])
+        turn, on = _point_towards(corner, before, radius), _point_towards(corner, behind, radius)
+        parts.append(f"L{_point_text(turn)}Q{_point_text(corner)} {_point_text(on)}")
+    return "".join([*parts, f"L{_point_text(points[-1])}"])
 
 
-def _tip(before: Point, end: Point) -> str:
+def _arrow_tip(before: Point, end: Point) -> str:
     """Render a triangle at the end of a line."""
-    base = _towards(end, before, TIP)
+    base = _point_towards(end, before, TIP)
     across = ((base[1] - end[1]) * 0.5, (end[0] - base[0]) * 0.5)
     corners = (end, (base[0] + across[0], base[1] + across[1]), (base[0] - across[0], base[1] - across[1]))
-    return f"M{'L'.join(map(_pair, corners))}Z"
+    return f"M{'L'.join(map(_point_text, corners))}Z"
 
 
-def _towards(start: Point, goal: Point, length: float) -> Point:
+def _point_towards(start: Point, goal: Point, length: float) -> Point:
     whole = math.dist(start, goal) or 1.0
     return start[0] + (goal[0] - start[0]) * length / whole, start[1] + (goal[1] - start[1]) * length / whole
 
 
-def _pair(point: Point) -> str:
-    return f"{_number(point[0])} {_number(point[1])}"
+def _point_text(point: Point) -> str:
+    return f"{_number_text(point[0])} {_number_text(point[1])}"
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0") if value else "0"
 
 
@@ -170,7 +171,7 @@ for (const box of document.querySelectorAll(".tipped")) {
 
 def to_html(picture: Picture, theme: Theme = "auto") -> str:
     """Render a page that needs no other file."""
-    light, dark = (_rules(which) for which in (0, 1))
+    light, dark = (_css_rules(which) for which in (0, 1))
     rules = f"{light}@media(prefers-color-scheme:dark){{{dark}}}" if theme == "auto" else (light, dark)[theme == "dark"]
     svg = to_svg(picture, theme, tips=True)
     return f"""<!doctype html>
@@ -195,7 +196,7 @@ svg{{display:block;margin:auto;max-width:100%;height:auto}}
 """
 
 
-def _rules(which: int) -> str:
+def _css_rules(which: int) -> str:
     ink = {name: pair[which] for name, pair in INKS.items()}
     return (
         f"body{{background:{ink['frame']};color:{ink['text']}}}"
@@ -236,7 +237,7 @@ FORMATS: dict[str, Callable[[Picture, Theme], str | bytes]] = {".svg": to_svg, "
 
 
 @checked
-def write(picture: Picture, path: AnyPath, theme: Theme = "auto") -> None:
+def write_picture(picture: Picture, path: AnyPath, theme: Theme = "auto") -> None:
     """Write a picture in the format of the suffix of `path`: .svg, .png or .html.
 
     Raises:

@@ -23,10 +23,10 @@ from tfkit.tools.eject.torch_modules import (
     OF_PARAMETERS,
     Sizes,
     arguments_of,
-    check_as_made,
+    check_reproducible,
+    constructor_call,
     has_torch_class,
-    made_by_torch,
-    plain,
+    plain_attributes,
 )
 
 _RESERVED_NAMES = frozenset({"Config", "F", "NamedTuple", "OrderedDict", "Tensor", "dataclass", "nn", "torch"})
@@ -65,7 +65,7 @@ class Classes:
                 prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), "")
                 places.setdefault(self.of[module], []).append(path.removeprefix(prefix))
         taken = {name for function in whole.functions.values() for name in function.uses}
-        _name_apart(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})
+        _make_names_unique(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})
         for ejected in self.order:
             self._fill(ejected, [module for module, owner in self.of.items() if owner is ejected])
 
@@ -80,12 +80,14 @@ class Classes:
         if isinstance(module, OF_PARAMETERS):
             return type(module).__name__, tuple(dict(module.named_parameters()))
         if has_torch_class(module):
-            check_as_made(module)
+            check_reproducible(module)
             return type(module).__name__, tuple(arguments_of(module))
         if module not in self.of:
             below = tuple((name, self._gather(child)) for name, child in children.items())
             methods = {function.name: function_text(function) for function in self._left(module)}
-            tensors = tuple((n, t.dtype, t.requires_grad, n in module._parameters) for n, t in _tensors(module).items())
+            tensors = tuple(
+                (n, t.dtype, t.requires_grad, n in module._parameters) for n, t in _direct_tensors(module).items()
+            )
             attributes = tuple((name, len(_short_list(getattr(module, name)))) for name in self._attributes(module))
             contents = (tensors, tuple(self._frozen(module)), attributes)
             key = (type(module).__name__, below, tuple(methods.items()), *contents)
@@ -141,7 +143,11 @@ class Classes:
     def _attributes(self, module: nn.Module) -> list[str]:
         """Return the plain attributes that the methods of a module use, in the order of the module."""
         used = self._used(module)
-        return [n for n, value in plain(module).items() if n in used and value is not None and not callable(value)]
+        return [
+            n
+            for n, value in plain_attributes(module).items()
+            if n in used and value is not None and not callable(value)
+        ]
 
     def _frozen(self, module: nn.Module) -> list[str]:
         """Return the frozen parameters of children that no inner class freezes."""
@@ -178,9 +184,9 @@ class Classes:
                 yield Statement(f"self.{name} = [{', '.join('{}' for _ in items)}]", items)
             else:
                 yield Statement(f"self.{name} = {{}}", {name: self._text(value)})
-        for name, tensor in _tensors(module).items():
+        for name, tensor in _direct_tensors(module).items():
             sizes = {f"{name}@{index}": self._text(size) for index, size in enumerate(self.sizes.of(tensor))}
-            empty = _empty(", ".join("{}" for _ in sizes), tensor)
+            empty = _allocation_text(", ".join("{}" for _ in sizes), tensor)
             if name in module._parameters:
                 frozen = "" if tensor.requires_grad else ", requires_grad=False"
                 yield Statement(f"self.{name} = nn.Parameter({empty}{frozen})", sizes)
@@ -207,13 +213,13 @@ class Classes:
             return Statement("{}", {name: self._parameters(child)})
         else:
             arguments = self._arguments(child)
-            expression = made_by_torch(child, dict.fromkeys(arguments, "{}"))
+            expression = constructor_call(child, dict.fromkeys(arguments, "{}"))
         return Statement(expression, {f"{name}.{argument}": text for argument, text in arguments.items()})
 
     def _text(self, value: Any) -> str:
         """Return a value as an expression."""
         if isinstance(value, nn.Module):
-            return made_by_torch(value, self._arguments(value))
+            return constructor_call(value, self._arguments(value))
         return self.config.text(value)
 
     def _arguments(self, module: nn.Module) -> dict[str, str]:
@@ -246,7 +252,7 @@ class Classes:
     def _parameters(self, module: nn.Module) -> str:
         """Return the expression that creates a list or mapping of parameters."""
         expressions = {
-            name: f"nn.Parameter({_empty(', '.join(map(self._text, self.sizes.of(parameter))), parameter)})"
+            name: f"nn.Parameter({_allocation_text(', '.join(map(self._text, self.sizes.of(parameter))), parameter)})"
             for name, parameter in module.named_parameters()
         }
         if isinstance(module, nn.ParameterDict):
@@ -259,12 +265,12 @@ def _short_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) and len(value) < 5 else ()
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def _direct_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers that belong directly to a module."""
     return {n: t for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
 
 
-def _empty(sizes: str, tensor: Tensor) -> str:
+def _allocation_text(sizes: str, tensor: Tensor) -> str:
     """Return the call that allocates memory for a tensor."""
     dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
     return f"torch.empty({sizes or '()'}{dtype})"
@@ -283,12 +289,14 @@ def _argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
     return next((candidate for candidate in candidates if candidate not in taken), f"{candidates[-1]}_{len(taken)}")
 
 
-def _name_apart(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph, taken: Set[str]) -> None:
+def _make_names_unique(
+    classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph, taken: Set[str]
+) -> None:
     """Make the names of classes unique: by node, by layer variant, or by number.
 
     A name that a function or an import uses gets a trailing underscore.
     """
-    _by_place(classes, places, graph)
+    _rename_by_path(classes, places, graph)
     seen = {*taken, *_RESERVED_NAMES, *keyword.kwlist}
     for ejected in classes:
         while ejected.name in seen:
@@ -296,30 +304,30 @@ def _name_apart(classes: Sequence[Class], places: Mapping[Class, list[str]], gra
         seen.add(ejected.name)
 
 
-def _by_place(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph) -> None:
+def _rename_by_path(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph) -> None:
     groups: dict[str, list[Class]] = {}
     for ejected in classes:
         groups.setdefault(ejected.name, []).append(ejected)
     for name, group in groups.items():
         if len(group) == 1:
             continue
-        for word in (lambda path: path.partition(".")[0], lambda path: _variant(path, graph)):
+        for word in (lambda path: path.partition(".")[0], lambda path: _variant_name(path, graph)):
             words = [{word(path) for path in places[ejected]} for ejected in group]
             if all(len(prefixes) == 1 for prefixes in words) and len(set.union(*words)) == len(group):
                 for ejected, (prefix,) in zip(group, words, strict=True):
-                    ejected.name = _title(prefix).removesuffix(name) + name
+                    ejected.name = _camel_case(prefix).removesuffix(name) + name
                 break
         else:
             for number, ejected in enumerate(group[1:], 2):
                 ejected.name = f"{name}{number}"
 
 
-def _variant(path: str, graph: Graph) -> str:
+def _variant_name(path: str, graph: Graph) -> str:
     """Return the name of the variant of the layers around a module."""
     node, *words = path.split(".")
     stack = graph.node(node).stack
     return stack.layers[int(words[1])].name if stack is not None and words[:1] == ["layers"] and words[1:] else ""
 
 
-def _title(words: str) -> str:
+def _camel_case(words: str) -> str:
     return "".join(word[:1].upper() + word[1:] for word in words.split("_"))

@@ -12,37 +12,37 @@ MAX_JOINED_LINE = 88
 """Maximum length if the source has two lines."""
 
 
-def tidied(steps: list[ast.stmt]) -> list[ast.stmt]:
+def tidied_statements(steps: list[ast.stmt]) -> list[ast.stmt]:
     """Return the statements of a function, tidied."""
-    steps = copied(steps)
-    for block in blocks(steps):
+    steps = copied_tree(steps)
+    for block in statement_blocks(steps):
         block[:] = [part for step in block for part in _one_by_one(step)]
     steps = _Living().block(_without_copies(steps))
-    _compact(steps, set(), set())
+    _compact_block(steps, set(), set())
     return steps
 
 
-def blocks(steps: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+def statement_blocks(steps: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
     """Yield the nested lists of statements, innermost first, and finally `steps`."""
     for step in steps:
         for name in ("body", "orelse"):
-            yield from blocks(getattr(step, name, []))
+            yield from statement_blocks(getattr(step, name, []))
     yield steps
 
 
-def reads(node: ast.AST) -> set[str]:
+def variable_names(node: ast.AST) -> set[str]:
     """Return the names in a node."""
     return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
 
 
-def returned(step: ast.stmt) -> ast.expr:
+def returned_expression(step: ast.stmt) -> ast.expr:
     """Return the expression of a `return`."""
     assert isinstance(step, ast.Return)
     assert step.value is not None
     return step.value
 
 
-def targets(node: ast.AST) -> list[ast.expr]:
+def assignment_targets(node: ast.AST) -> list[ast.expr]:
     """Return the targets of an assignment, a loop or a `with`; empty for any other node."""
     if isinstance(node, ast.Assign):
         return node.targets
@@ -51,9 +51,9 @@ def targets(node: ast.AST) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AugAssign | ast.For | ast.comprehension) else []
 
 
-def assigned(step: ast.stmt) -> list[str]:
+def assigned_names(step: ast.stmt) -> list[str]:
     """Return the names that a statement assigns, with repetitions."""
-    return [name for node in ast.walk(step) for target in targets(node) for name in reads(target)]
+    return [name for node in ast.walk(step) for target in assignment_targets(node) for name in variable_names(target)]
 
 
 def is_path(value: ast.expr) -> bool:
@@ -70,7 +70,10 @@ def _one_by_one(step: ast.stmt) -> list[ast.stmt]:
         return [step]
     pairs = list(zip(step.targets[0].elts, step.value.elts, strict=True))
     crossed = any(
-        reads(target) & reads(value) for target, source in pairs for value in step.value.elts if value is not source
+        variable_names(target) & variable_names(value)
+        for target, source in pairs
+        for value in step.value.elts
+        if value is not source
     )
     simple = any(isinstance(value, ast.Name | ast.Constant) for value in step.value.elts)
     return [step] if crossed or not simple else [ast.Assign([target], value, lineno=0) for target, value in pairs]
@@ -78,7 +81,7 @@ def _one_by_one(step: ast.stmt) -> list[ast.stmt]:
 
 def _without_copies(steps: list[ast.stmt]) -> list[ast.stmt]:
     """Replace b by a after `b = a` if neither is assigned again."""
-    names = [name for step in steps for name in assigned(step)]
+    names = [name for step in steps for name in assigned_names(step)]
     for step in steps:
         if not (
             isinstance(step, ast.Assign) and isinstance(step.value, ast.Name) and isinstance(step.targets[0], ast.Name)
@@ -92,7 +95,7 @@ def _without_copies(steps: list[ast.stmt]) -> list[ast.stmt]:
     return steps
 
 
-def _compact(steps: list[ast.stmt], live: set[str], around: set[str]) -> None:
+def _compact_block(steps: list[ast.stmt], live: set[str], around: set[str]) -> None:
     """Merge the statements of a block and of its nested blocks, in place.
 
     Args:
@@ -101,17 +104,17 @@ def _compact(steps: list[ast.stmt], live: set[str], around: set[str]) -> None:
         around: the names that are read after the enclosing loop, or in its next iteration.
     """
     for index, step in enumerate(steps):
-        after = _live(steps[index + 1 :], live, around)
+        after = _live_names(steps[index + 1 :], live, around)
         loop = isinstance(step, ast.For)
-        after |= _live([step], after, around) if loop else set()
+        after |= _live_names([step], after, around) if loop else set()
         for name in ("body", "orelse"):
-            _compact(getattr(step, name, []), after, after if loop else around)
+            _compact_block(getattr(step, name, []), after, after if loop else around)
     live = set() if steps and isinstance(steps[-1], ast.Return | ast.Raise) else live
-    steps[:] = _shortened(steps, live, around)
+    steps[:] = _shortened_statements(steps, live, around)
     _draw_together(steps, live)
 
 
-def _live(steps: Sequence[ast.stmt], live: set[str], around: set[str]) -> set[str]:
+def _live_names(steps: Sequence[ast.stmt], live: set[str], around: set[str]) -> set[str]:
     """Return the names that are live before these statements: these or later statements read their values."""
     living = _Living()
     living.read, living.around = set(live), around
@@ -146,7 +149,7 @@ class _Living:
             return self._for(step)
         if isinstance(step, ast.With):
             body = self.block(step.body)
-            self.read |= {name for item in step.items for name in reads(item)}
+            self.read |= {name for item in step.items for name in variable_names(item)}
             return [ast.With(step.items, body, lineno=0)]
         if isinstance(step, ast.Return | ast.Raise):
             self.read = set()
@@ -154,14 +157,14 @@ class _Living:
             self.read = set(self.around)
         if isinstance(step, ast.AugAssign) and isinstance(step.target, ast.Name) and step.target.id not in self.read:
             return []
-        if isinstance(step, ast.Assign) and not _into(step):
-            names = {name for target in step.targets for name in reads(target)}
+        if isinstance(step, ast.Assign) and not _is_member_assignment(step):
+            names = {name for target in step.targets for name in variable_names(target)}
             same = len(step.targets) == 1 and ast.unparse(step.targets[0]) == ast.unparse(step.value)
-            if same or not (names & self.read or _acts(step.value)):
+            if same or not (names & self.read or _has_mutating_call(step.value)):
                 return []
-            self.read = (self.read - names) | reads(step.value)
+            self.read = (self.read - names) | variable_names(step.value)
             return [step]
-        self.read |= reads(step)
+        self.read |= variable_names(step)
         return [step]
 
     def _if(self, step: ast.If) -> list[ast.stmt]:
@@ -172,7 +175,7 @@ class _Living:
         if not body and not orelse:
             self.read = later
             return []
-        self.read |= read_in_body | reads(step.test)
+        self.read |= read_in_body | variable_names(step.test)
         return [ast.If(step.test, body, orelse) if body else ast.If(ast.UnaryOp(ast.Not(), step.test), orelse, [])]
 
     def _for(self, step: ast.For) -> list[ast.stmt]:
@@ -183,7 +186,7 @@ class _Living:
             if self.read <= live:
                 break
             live |= self.read
-        self.around, self.read = outer, live | reads(step.iter)
+        self.around, self.read = outer, live | variable_names(step.iter)
         return [_without_index(ast.For(step.target, step.iter, body or [ast.Pass()], [], lineno=0), after)]
 
 
@@ -193,23 +196,27 @@ def _without_index(step: ast.For, after: set[str]) -> ast.For:
     if not (isinstance(target, ast.Tuple) and isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
         return step
     index = target.elts[0]
-    read = after.union(*map(reads, step.body))
+    read = after.union(*map(variable_names, step.body))
     if call.func.id == "enumerate" and isinstance(index, ast.Name) and index.id not in read:
         return ast.For(target.elts[1], call.args[0], step.body, [], lineno=0)
     return step
 
 
-def _shortened(steps: list[ast.stmt], live: set[str], around: set[str]) -> list[ast.stmt]:
+def _shortened_statements(steps: list[ast.stmt], live: set[str], around: set[str]) -> list[ast.stmt]:
     """Replace a choice between two values, or a loop that fills a list, by an expression."""
     statements: list[ast.stmt] = []
     for index, written in enumerate(steps):
-        step = (_choice(written) or written) if isinstance(written, ast.If) else written
-        if isinstance(step, ast.For) and statements and (filled := _filled(statements[-1], step)) is not None:
-            read_later = reads(step.target) & _live(steps[index + 1 :], live, around)
+        step = (_conditional_assignment(written) or written) if isinstance(written, ast.If) else written
+        if (
+            isinstance(step, ast.For)
+            and statements
+            and (filled := _comprehension_assignment(statements[-1], step)) is not None
+        ):
+            read_later = variable_names(step.target) & _live_names(steps[index + 1 :], live, around)
             step = step if read_later else filled
             statements = statements if read_later else statements[:-1]
-        if isinstance(step, ast.For) and statements and (counted := _counted(statements[-1], step)) is not None:
-            read_later = reads(counted.target) & _live(steps[index + 1 :], live, around)
+        if isinstance(step, ast.For) and statements and (counted := _enumerate_loop(statements[-1], step)) is not None:
+            read_later = variable_names(counted.target) & _live_names(steps[index + 1 :], live, around)
             step = step if read_later else counted
             statements = statements if read_later else statements[:-1]
         if statements and _same_way_out(statements[-1], step):
@@ -218,7 +225,7 @@ def _shortened(steps: list[ast.stmt], live: set[str], around: set[str]) -> list[
     return statements
 
 
-def _choice(step: ast.If) -> ast.Assign | None:
+def _conditional_assignment(step: ast.If) -> ast.Assign | None:
     if len(step.body) != 1 or len(step.orelse) != 1:
         return None
     body, orelse = step.body[0], step.orelse[0]
@@ -230,7 +237,7 @@ def _choice(step: ast.If) -> ast.Assign | None:
     return assignment if len(ast.unparse(assignment)) <= WIDTH else None
 
 
-def _filled(before: ast.stmt, loop: ast.For) -> ast.Assign | None:
+def _comprehension_assignment(before: ast.stmt, loop: ast.For) -> ast.Assign | None:
     empty = isinstance(before, ast.Assign) and isinstance(before.value, ast.List) and not before.value.elts
     if not empty or len(loop.body) != 1 or not isinstance(step := loop.body[0], ast.Expr):
         return None
@@ -239,12 +246,12 @@ def _filled(before: ast.stmt, loop: ast.For) -> ast.Assign | None:
     name = before.targets[0]
     if not (isinstance(call, ast.Call) and isinstance(name, ast.Name)):
         return None
-    if ast.unparse(call.func) != f"{name.id}.append" or name.id in reads(call.args[0]):
+    if ast.unparse(call.func) != f"{name.id}.append" or name.id in variable_names(call.args[0]):
         return None
     return ast.Assign([name], ast.ListComp(call.args[0], [ast.comprehension(loop.target, loop.iter, [], 0)]), lineno=0)
 
 
-def _counted(before: ast.stmt, loop: ast.For) -> ast.For | None:
+def _enumerate_loop(before: ast.stmt, loop: ast.For) -> ast.For | None:
     """Rewrite a loop that counts with `n += 1`, after `n = 0`, with `enumerate`; return None for any other loop."""
     *body, last = loop.body
     if not (isinstance(before, ast.Assign) and isinstance(last, ast.AugAssign) and isinstance(last.target, ast.Name)):
@@ -252,7 +259,7 @@ def _counted(before: ast.stmt, loop: ast.For) -> ast.For | None:
     name = last.target.id
     if ast.unparse(before) != f"{name} = 0" or ast.unparse(last) != f"{name} += 1" or not body:
         return None
-    if any(name in assigned(step) or isinstance(node, ast.Continue) for step in body for node in ast.walk(step)):
+    if any(name in assigned_names(step) or isinstance(node, ast.Continue) for step in body for node in ast.walk(step)):
         return None
     target = ast.Tuple([ast.Name(name), loop.target])
     return ast.For(target, ast.Call(ast.Name("enumerate"), [loop.iter], []), body, [], lineno=0)
@@ -276,27 +283,27 @@ def _draw_together(steps: list[ast.stmt], live: set[str]) -> None:
             steps[-2:] = [ast.Return(before.value)]
     index = 0
     while index < len(steps) - 1:
-        index = max(0, index - 1) if _merge(steps, index, live) else index + 1
+        index = max(0, index - 1) if _merge_assignment(steps, index, live) else index + 1
 
 
-def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
+def _merge_assignment(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
     """Move an assigned value into the only statement that reads it; return False if that is not possible."""
     step = steps[index]
     if not (isinstance(step, ast.Assign) and len(step.targets) == 1 and isinstance(step.targets[0], ast.Name)):
         return False
     name, value = step.targets[0].id, step.value
     path = is_path(value) and isinstance(value, ast.Attribute | ast.Subscript)
-    readers = [number for number in range(index + 1, len(steps)) if name in reads(steps[number])]
+    readers = [number for number in range(index + 1, len(steps)) if name in variable_names(steps[number])]
     if len(readers) != 1 or (readers[0] != index + 1 and not path) or name in live:
         return False
     passed, reader = steps[index + 1 : readers[0]], steps[readers[0]]
-    changed = any(_changes(statement) or reads(value) & {*assigned(statement)} for statement in passed) or _changes(
-        reader
-    )
+    changed = any(
+        _has_side_effect(statement) or variable_names(value) & {*assigned_names(statement)} for statement in passed
+    ) or _has_side_effect(reader)
     once = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(reader)) == 1
-    if changed or not once or name in assigned(reader) or not isinstance(reader, ast.Assign | ast.Return):
+    if changed or not once or name in assigned_names(reader) or not isinstance(reader, ast.Assign | ast.Return):
         return False
-    new = Replaced({name: value}).visit(copied(reader))
+    new = Replaced({name: value}).visit(copied_tree(reader))
     if len(ast.unparse(new)) > (WIDTH if path else MAX_JOINED_LINE):
         return False
     steps[readers[0]] = new
@@ -304,16 +311,16 @@ def _merge(steps: list[ast.stmt], index: int, live: set[str]) -> bool:
     return True
 
 
-def _changes(step: ast.stmt) -> bool:
+def _has_side_effect(step: ast.stmt) -> bool:
     """Return True if a statement modifies an object instead of only assigning names."""
-    return _acts(step) or any(map(_into, ast.walk(step)))
+    return _has_mutating_call(step) or any(map(_is_member_assignment, ast.walk(step)))
 
 
 def changes_tensors(steps: Sequence[ast.stmt]) -> bool:
     """Return True if tensors are modified in place except by `nn.init`. Autograd rejects this for parameters."""
     changing = [step for step in steps if not isinstance(step, ast.With)]
-    plain = [_WithoutInit().visit(copied(step)) for step in changing]
-    return any(map(_changes, plain))
+    plain = [_WithoutInit().visit(copied_tree(step)) for step in changing]
+    return any(map(_has_side_effect, plain))
 
 
 class _WithoutInit(ast.NodeTransformer):
@@ -324,26 +331,26 @@ class _WithoutInit(ast.NodeTransformer):
         return ast.Constant(None) if ast.unparse(node.func).startswith(("nn.init.", "init.")) else node
 
 
-def _into(node: ast.AST) -> bool:
+def _is_member_assignment(node: ast.AST) -> bool:
     """Return True if a node assigns to an attribute or to an item."""
-    inside = [child for target in targets(node) for child in ast.walk(target)]
+    inside = [child for target in assignment_targets(node) for child in ast.walk(target)]
     return any(isinstance(child, ast.Subscript | ast.Attribute) for child in inside)
 
 
-def _acts(node: ast.AST) -> bool:
+def _has_mutating_call(node: ast.AST) -> bool:
     """Return True for a call that modifies a value in place, such as `copy_` or `append`."""
     calls = [child.func for child in ast.walk(node) if isinstance(child, ast.Call)]
     names = [function.attr for function in calls if isinstance(function, ast.Attribute)]
     return any(name == "append" or (name.endswith("_") and not name.endswith("__")) for name in names)
 
 
-def copied(tree: Any) -> Any:
+def copied_tree(tree: Any) -> Any:
     """Return a copy of a node or of a list of nodes. `copy.deepcopy` takes longer, because it expects cycles."""
     if isinstance(tree, ast.AST):
         new = type(tree).__new__(type(tree))
-        vars(new).update({name: copied(value) for name, value in vars(tree).items()})
+        vars(new).update({name: copied_tree(value) for name, value in vars(tree).items()})
         return new
-    return [copied(value) for value in tree] if isinstance(tree, list) else tree
+    return [copied_tree(value) for value in tree] if isinstance(tree, list) else tree
 
 
 class Replaced(ast.NodeTransformer):
@@ -353,4 +360,4 @@ class Replaced(ast.NodeTransformer):
         self.values = values
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return copied(self.values.get(node.id, node))
+        return copied_tree(self.values.get(node.id, node))

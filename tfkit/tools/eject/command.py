@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tfkit.commands import Reader, command, complete_spec, json_option, output_option, print_json, stages
-from tfkit.errors import printable
+from tfkit.errors import printable_text
 
 
 @command(
@@ -58,4 +58,4 @@ def eject(reader: Reader, spec: str, output: Path | None, json: bool) -> None:
     else:
         how = "equal to the last bit" if proof.ran else "too large to run here"
         summary = f"{lines} lines, {proof.tensors} tensors, {proof.parameters:,} parameters"
-        click.echo(f"wrote {printable(str(output))}: {summary}; {how}")
+        click.echo(f"wrote {printable_text(str(output))}: {summary}; {how}")

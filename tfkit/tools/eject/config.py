@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tfkit.graph.expand import Graph
-from tfkit.tools.eject.cleanup import Replaced, reads
+from tfkit.tools.eject.cleanup import Replaced, variable_names
 
 CONFIG = "config"
 """Name of the config in `__init__`."""
@@ -37,7 +37,7 @@ class Named:
     """For a sum: the number of occurrences of each term."""
 
     def __neg__(self) -> Any:
-        return named(-_plain(self), f"-{_operand(self)}")
+        return named_number(-_plain_number(self), f"-{_operand_text(self)}")
 
 
 class NamedInt(Named, int):
@@ -48,7 +48,7 @@ class NamedFloat(Named, float):
     """A float of the spec."""
 
 
-def named(value: Any, text: str) -> Any:
+def named_number(value: Any, text: str) -> Any:
     """Return a number with a name, and any other value unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
@@ -82,55 +82,57 @@ def name_of(value: Any) -> str | None:
     return None
 
 
-def _combined(function: Callable[[Any, Any], Any], a: Any, b: Any, sign: str) -> Any:
+def _combined_number(function: Callable[[Any, Any], Any], a: Any, b: Any, sign: str) -> Any:
     if not isinstance(a, int | float) or not isinstance(b, int | float):
         return NotImplemented
-    value = function(_plain(a), _plain(b))
+    value = function(_plain_number(a), _plain_number(b))
     if sign == "+" and isinstance(value, int):
-        return _sum(value, a, b)
+        return _named_sum(value, a, b)
     if sign == "*" and 0 in (a, b):
         return value
     if isinstance(value, int) and sign in ("*", "//") and b == 1:
         return a
     if isinstance(value, int) and sign == "*" and a == 1:
         return b
-    return named(value, f"{_operand(a)} {sign} {_operand(b)}")
+    return named_number(value, f"{_operand_text(a)} {sign} {_operand_text(b)}")
 
 
-def _sum(value: int, a: Any, b: Any) -> Any:
+def _named_sum(value: int, a: Any, b: Any) -> Any:
     """Return a sum with equal terms collected: `3 * n_heads * d_head`."""
     terms: Counter[str] = Counter()
     for part in (a, b):
         terms.update(getattr(part, "terms", None) or {text_of(part): 1})
     terms.pop("0", None)
-    total = named(value, " + ".join(text if n == 1 else f"{n} * {_factor(text)}" for text, n in terms.items()))
+    total = named_number(
+        value, " + ".join(text if n == 1 else f"{n} * {_factor_text(text)}" for text, n in terms.items())
+    )
     total.terms = terms
     return total
 
 
-def _factor(text: str) -> str:
+def _factor_text(text: str) -> str:
     """Return an expression as a factor, in parentheses unless it is a product."""
     return text if isinstance(getattr(ast.parse(text, mode="eval").body, "op", None), ast.Mult | None) else f"({text})"
 
 
-def _operand(value: Any) -> str:
+def _operand_text(value: Any) -> str:
     text = text_of(value)
     return text if text.isidentifier() or text.lstrip("-").replace(".", "").isalnum() else f"({text})"
 
 
-def _plain(value: Any) -> Any:
+def _plain_number(value: Any) -> Any:
     return int(value) if isinstance(value, NamedInt) else float(value) if isinstance(value, NamedFloat) else value
 
 
-def _define(name: str, sign: str) -> None:
+def _define_operation(name: str, sign: str) -> None:
     function = getattr(operator, name)
     for kind in (NamedInt, NamedFloat):
-        setattr(kind, f"__{name}__", lambda self, other: _combined(function, self, other, sign))
-        setattr(kind, f"__r{name}__", lambda self, other: _combined(function, other, self, sign))
+        setattr(kind, f"__{name}__", lambda self, other: _combined_number(function, self, other, sign))
+        setattr(kind, f"__r{name}__", lambda self, other: _combined_number(function, other, self, sign))
 
 
 for _name, _sign in _SIGNS.items():
-    _define(_name, _sign)
+    _define_operation(_name, _sign)
 
 
 def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Config]:
@@ -139,7 +141,7 @@ def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Con
     Names in `reserved` are not used.
     """
     nodes = [replace(node, config=copy.deepcopy(node.config)) for node in graph.nodes]
-    places = [(owner, key, (node.name, *path)) for node in nodes for owner, key, path in _fields(node.config)]
+    places = [(owner, key, (node.name, *path)) for node in nodes for owner, key, path in _config_fields(node.config)]
     values: dict[str, int | float] = {}
     names: dict[tuple[str, str, float], str] = {}
     for owner, key, path in places:
@@ -150,20 +152,21 @@ def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Con
         if identity not in names:
             names[identity] = _free_name(path, {*values, *reserved})
             values[names[identity]] = value
-        owner.__dict__[key] = named(value, names[identity])
+        owner.__dict__[key] = named_number(value, names[identity])
     derived: dict[str, str] = {}
     for owner, key, path in places:
         how = getattr(owner, "derived", {}).get(key)
         if how is None or owner.__dict__[key] is not None or key in values:
             continue
-        fields = {name: getattr(owner, name) for name in reads(ast.parse(how))}
+        fields = {name: getattr(owner, name) for name in variable_names(ast.parse(how))}
         texts = {name: ast.parse(text_of(value), mode="eval").body for name, value in fields.items()}
         expression = ast.unparse(Replaced(texts).visit(ast.parse(how, mode="eval")))
         if expression not in derived.values() and all(isinstance(value, Named) for value in fields.values()):
             derived[_free_name(path, {*values, *derived, *reserved})] = expression
-    widths = {int(value): named(value, name) for name, value in values.items() if name.endswith("d_model")}
+    widths = {int(value): named_number(value, name) for name, value in values.items() if name.endswith("d_model")}
     wired = [
-        replace(node, signals={k: _renamed(signal, widths) for k, signal in node.signals.items()}) for node in nodes
+        replace(node, signals={k: _with_named_widths(signal, widths) for k, signal in node.signals.items()})
+        for node in nodes
     ]
     return replace(graph, nodes=tuple(wired)), Config(values, derived)
 
@@ -179,7 +182,7 @@ def _free_name(path: tuple[str, ...], taken: Set[str]) -> str:
     return name
 
 
-def _fields(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[BaseModel, str, tuple[str, ...]]]:
+def _config_fields(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[BaseModel, str, tuple[str, ...]]]:
     """Yield every field of a config and of nested configs: its config, key and path."""
     for key in type(config).model_fields:
         value = config.__dict__[key]
@@ -187,13 +190,13 @@ def _fields(config: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[Bas
         inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, tuple) else ()
         for name, nested in [((key,), value), *(((key, str(i)), nested) for i, nested in inner)]:
             if isinstance(nested, BaseModel):
-                yield from _fields(nested, (*path, *name))
+                yield from _config_fields(nested, (*path, *name))
 
 
-def _renamed(signal: Any, widths: Mapping[int, Any]) -> Any:
+def _with_named_widths(signal: Any, widths: Mapping[int, Any]) -> Any:
     """Return signals with named widths."""
     if isinstance(signal, list):
-        return [_renamed(item, widths) for item in signal]
+        return [_with_named_widths(item, widths) for item in signal]
     return replace(signal, width=widths[signal.width]) if signal.width in widths else signal
 
 
@@ -215,11 +218,11 @@ class Config:
         """Return a value as an expression, with numbers of the spec as fields of the config."""
         text = text_of(value)
         tree = _Shortened(self._names).visit(ast.parse(text, mode="eval"))
-        if not (reads(tree) & self._values.keys()):
+        if not (variable_names(tree) & self._values.keys()):
             return text
         if eval(ast.unparse(tree), {"torch": torch, "nn": nn}, self._values) != value:
             return repr(value)
-        return _owned(tree, CONFIG, self._values)
+        return _qualified_expression(tree, CONFIG, self._values)
 
     def value(self, text: str) -> Any:
         """Return the value of an expression over the config."""
@@ -242,10 +245,10 @@ class Config:
         read = [node for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Attribute)]
         used = {node.attr for node in read if isinstance(node.value, ast.Name) and node.value.id == CONFIG}
         derived = {name: ast.parse(how, mode="eval") for name, how in self.derived.items() if name in used}
-        used |= {name for how in derived.values() for name in reads(how)}
+        used |= {name for how in derived.values() for name in variable_names(how)}
         lines: list[str] = []
         for name, how in derived.items():
-            text = _owned(how, "self", self.numbers)
+            text = _qualified_expression(how, "self", self.numbers)
             lines += ["", "    @property", f"    def {name}(self) -> int:", f"        return {text}"]
         return {name: value for name, value in self.numbers.items() if name in used}, lines
 
@@ -261,6 +264,6 @@ class _Shortened(ast.NodeTransformer):
         return self.generic_visit(node) if name is None else ast.Name(name)
 
 
-def _owned(tree: ast.Expression, owner: str, names: Mapping[str, Any]) -> str:
+def _qualified_expression(tree: ast.Expression, owner: str, names: Mapping[str, Any]) -> str:
     """Return an expression, with these names as attributes of an owner."""
     return ast.unparse(Replaced({name: ast.Attribute(ast.Name(owner), name) for name in names}).visit(tree))

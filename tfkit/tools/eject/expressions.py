@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import tfkit.nn
-from tfkit.tools.eject.cleanup import reads
+from tfkit.tools.eject.cleanup import variable_names
 from tfkit.tools.eject.config import Named
-from tfkit.tools.eject.patterns import mark
+from tfkit.tools.eject.patterns import set_pattern
 from tfkit.tools.eject.source import Code, is_library
 from tfkit.tools.eject.torch_modules import STANDS_FOR
 from tfkit.tools.eject.values import (
@@ -26,20 +26,20 @@ from tfkit.tools.eject.values import (
     NONE,
     SOME_VALUE,
     AbstractValue,
+    ConcreteValue,
     Items,
-    Known,
     Maybe,
     Method,
     Modules,
-    Record,
     Records,
+    RecordValue,
     fields_of,
     is_constant,
     join,
     join_all,
     may_be_none,
-    present,
-    truth,
+    truth_value,
+    without_none,
 )
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -74,7 +74,7 @@ class Expressions:
         evaluate: Callable[[Any], Written] = getattr(self, f"_{type(node).__name__.lower()}", self._any)
         value, written = evaluate(node)
         if hasattr(node, "pattern"):
-            mark(written, node.pattern)
+            set_pattern(written, node.pattern)
         if is_constant(value) and not isinstance(node, ast.Constant):
             return value, ast.Constant(value.value)
         return value, written
@@ -100,7 +100,7 @@ class Expressions:
         raise NotImplementedError("a `lambda`")
 
     def _constant(self, node: ast.Constant) -> Written:
-        return Known(node.value, literal=True), node
+        return ConcreteValue(node.value, literal=True), node
 
     def _name(self, node: ast.Name) -> Written:
         if node.id == self.self_name:
@@ -118,7 +118,7 @@ class Expressions:
         value = STANDS_FOR.get(value, value) if isinstance(value, type) else value
         if hasattr(value, "cache_clear"):  # a cached function of functools: the file calls it only once
             value = inspect.unwrap(value)
-        return Known(value), self.use(name, value)
+        return ConcreteValue(value), self.use(name, value)
 
     def replaced(self, value: Any) -> Any:
         """Return the replacement of a global object; by default the object."""
@@ -139,47 +139,47 @@ class Expressions:
 
     def _attribute(self, node: ast.Attribute) -> Written:
         base, written = self.eval(node.value)
-        base, attribute = present(base), ast.Attribute(written, node.attr)
+        base, attribute = without_none(base), ast.Attribute(written, node.attr)
         if isinstance(base, Modules):
             if not (isinstance(node.value, ast.Name) and node.value.id == self.self_name):
                 for module in base.modules:
                     self.read.setdefault(module, set()).add(node.attr)
             return join_all(_attribute_of(module, node.attr) for module in base.modules), attribute
-        if isinstance(base, Record) and base.type is not None and node.attr in fields_of(base.type):
+        if isinstance(base, RecordValue) and base.type is not None and node.attr in fields_of(base.type):
             value = base.items[fields_of(base.type).index(node.attr)]
             return value, written if self.records.alone(base.type) == node.attr else attribute
-        if not isinstance(base, Known):
+        if not isinstance(base, ConcreteValue):
             return SOME_VALUE, attribute
         value = self.replaced(getattr(base.value, node.attr))
         # The file defines the function, so it is called by its name alone: `update_cache`.
         is_defined = isinstance(base.value, ModuleType) and not is_library(value)
-        return self._global(node.attr, value) if is_defined else (Known(value), attribute)
+        return self._global(node.attr, value) if is_defined else (ConcreteValue(value), attribute)
 
     def _joinedstr(self, node: ast.JoinedStr) -> Written:
         value, written = self._any(node)
-        return value, written if reads(written) else ast.Constant(eval(ast.unparse(written)))
+        return value, written if variable_names(written) else ast.Constant(eval(ast.unparse(written)))
 
     def _subscript(self, node: ast.Subscript) -> Written:
         base, written = self.eval(node.value)
-        base = present(base)
+        base = without_none(base)
         index, index_written = self.eval(node.slice)
         value: AbstractValue = SOME_VALUE
-        if isinstance(base, Record) and isinstance(index, Known) and isinstance(index.value, int):
+        if isinstance(base, RecordValue) and isinstance(index, ConcreteValue) and isinstance(index.value, int):
             value = base.items[index.value]
         elif isinstance(base, Items):
             value = base.item or SOME_VALUE
         elif isinstance(base, Modules):
             value = Items(items_of(base)) if isinstance(node.slice, ast.Slice) else items_of(base)
-        elif isinstance(base, Known):
-            items = [Known(item) for item in base.value] if isinstance(base.value, list | tuple) else []
+        elif isinstance(base, ConcreteValue):
+            items = [ConcreteValue(item) for item in base.value] if isinstance(base.value, list | tuple) else []
             equal = len(items) > 0 and isinstance(items[0].value, int) and items.count(items[0]) == len(items)
-            value = Known(items[0].value, literal=True) if equal else ANY_VALUE
+            value = ConcreteValue(items[0].value, literal=True) if equal else ANY_VALUE
         return value, ast.Subscript(written, index_written)
 
     def _tuple(self, node: ast.Tuple) -> Written:
         items = [self.eval(element) for element in node.elts]
         starred = any(isinstance(element, ast.Starred) for element in node.elts)
-        value = SOME_VALUE if starred else Record(None, tuple(value for value, _ in items))
+        value = SOME_VALUE if starred else RecordValue(None, tuple(value for value, _ in items))
         return value, ast.Tuple([written for _, written in items])
 
     def _list(self, node: ast.List) -> Written:
@@ -206,8 +206,8 @@ class Expressions:
         if isinstance(target, ast.Name):
             self.env[target.id] = value
         elif isinstance(target, ast.Tuple):
-            value = present(value)
-            parts = value.items if isinstance(value, Record) and len(value.items) == len(target.elts) else None
+            value = without_none(value)
+            parts = value.items if isinstance(value, RecordValue) and len(value.items) == len(target.elts) else None
             item = item_of(value) if isinstance(value, Items) else SOME_VALUE
             for index, element in enumerate(target.elts):
                 self.bind(element, parts[index] if parts else item)
@@ -217,28 +217,36 @@ class Expressions:
         operands = [self.eval(operand) for operand in node.comparators]
         right, *more = [value for value, _ in operands]
         value: AbstractValue = SOME_VALUE
-        if isinstance(node.ops[0], ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
-            if isinstance(left, Known):
-                value = _truth((left.value is None) == isinstance(node.ops[0], ast.Is))
+        if isinstance(node.ops[0], ast.Is | ast.IsNot) and isinstance(right, ConcreteValue) and right.value is None:
+            if isinstance(left, ConcreteValue):
+                value = _boolean_literal((left.value is None) == isinstance(node.ops[0], ast.Is))
             elif not may_be_none(left):
-                value = _truth(isinstance(node.ops[0], ast.IsNot))
-        elif isinstance(left, Known) and isinstance(right, Known) and all(map(_is_number, (left.value, right.value))):
-            value = _truth(_result(ast.Compare(_LEFT_NAME, node.ops[:1], [_RIGHT_NAME]), left, right))
+                value = _boolean_literal(isinstance(node.ops[0], ast.IsNot))
+        elif (
+            isinstance(left, ConcreteValue)
+            and isinstance(right, ConcreteValue)
+            and all(map(_is_number, (left.value, right.value)))
+        ):
+            value = _boolean_literal(
+                _operation_result(ast.Compare(_LEFT_NAME, node.ops[:1], [_RIGHT_NAME]), left, right)
+            )
         return SOME_VALUE if more else value, ast.Compare(left_written, node.ops, [written for _, written in operands])
 
     def _unaryop(self, node: ast.UnaryOp) -> Written:
         value, written = self.eval(node.operand)
-        outcome = truth(value) if isinstance(node.op, ast.Not) else None
-        return (SOME_VALUE if outcome is None else _truth(not outcome)), ast.UnaryOp(node.op, written)
+        outcome = truth_value(value) if isinstance(node.op, ast.Not) else None
+        return (SOME_VALUE if outcome is None else _boolean_literal(not outcome)), ast.UnaryOp(node.op, written)
 
     def _binop(self, node: ast.BinOp) -> Written:
         left, left_written = self.eval(node.left)
         right, right_written = self.eval(node.right)
-        if isinstance(node.op, ast.Add | ast.Sub) and right == Known(0, literal=True):
+        if isinstance(node.op, ast.Add | ast.Sub) and right == ConcreteValue(0, literal=True):
             return left, left_written
         value: AbstractValue = SOME_VALUE
         if is_constant(left) and is_constant(right):
-            value = Known(_result(ast.BinOp(_LEFT_NAME, node.op, _RIGHT_NAME), left, right), literal=True)
+            value = ConcreteValue(
+                _operation_result(ast.BinOp(_LEFT_NAME, node.op, _RIGHT_NAME), left, right), literal=True
+            )
         return value, ast.BinOp(left_written, node.op, right_written)
 
     def _boolop(self, node: ast.BoolOp) -> Written:
@@ -248,8 +256,8 @@ class Expressions:
         saved = self.env
         for operand in node.values:
             value, written = self.eval(operand)
-            outcome = truth(value)
-            if outcome is decides and isinstance(value, Known) and isinstance(value.value, bool):
+            outcome = truth_value(value)
+            if outcome is decides and isinstance(value, ConcreteValue) and isinstance(value.value, bool):
                 left = [(value, ast.Constant(value.value))]  # the parts before it have no effect but their value
                 break
             if outcome is not (not decides):
@@ -260,11 +268,11 @@ class Expressions:
         self.env = saved
         if len(left) > 1:
             return SOME_VALUE, ast.BoolOp(node.op, [written for _, written in left])
-        return left[0] if left else (_truth(not decides), ast.Constant(not decides))
+        return left[0] if left else (_boolean_literal(not decides), ast.Constant(not decides))
 
     def _ifexp(self, node: ast.IfExp) -> Written:
         test, test_written = self.eval(node.test)
-        if (outcome := truth(test)) is not None:
+        if (outcome := truth_value(test)) is not None:
             return self.eval(node.body if outcome else node.orelse)
         saved = self.env
         self.narrow(node.test, True)
@@ -273,8 +281,12 @@ class Expressions:
         self.narrow(node.test, False)
         orelse, orelse_written = self.eval(node.orelse)
         self.env = saved
-        if isinstance(body, Known) and isinstance(orelse, Known) and body.value == orelse.value is not None:
-            return Known(orelse.value, literal=body.literal or orelse.literal), orelse_written
+        if (
+            isinstance(body, ConcreteValue)
+            and isinstance(orelse, ConcreteValue)
+            and body.value == orelse.value is not None
+        ):
+            return ConcreteValue(orelse.value, literal=body.literal or orelse.literal), orelse_written
         return join(body, orelse), ast.IfExp(test_written, body_written, orelse_written)
 
     def narrow(self, test: ast.expr, holds: bool) -> None:
@@ -289,7 +301,9 @@ class Expressions:
             value = self.env.get(name.id)
             is_open = type(value) is AbstractValue or isinstance(value, Maybe)
             if none and isinstance(test.ops[0], ast.Is | ast.IsNot) and value is not None and is_open:
-                self.env = self.env | {name.id: NONE if isinstance(test.ops[0], ast.Is) == holds else present(value)}
+                self.env = self.env | {
+                    name.id: NONE if isinstance(test.ops[0], ast.Is) == holds else without_none(value)
+                }
 
 
 def _attribute_of(module: nn.Module, name: str) -> AbstractValue:
@@ -304,7 +318,7 @@ def _attribute_of(module: nn.Module, name: str) -> AbstractValue:
         return SOME_VALUE
     # 0 and 1 get no names: they are switches, like True and False.
     switch = isinstance(value, int) and not isinstance(value, Named) and value in (0, 1)
-    return Known(value, literal=value is None or isinstance(value, bool) or switch)
+    return ConcreteValue(value, literal=value is None or isinstance(value, bool) or switch)
 
 
 def items_of(container: Modules) -> AbstractValue:
@@ -315,16 +329,16 @@ def items_of(container: Modules) -> AbstractValue:
 
 def item_of(value: AbstractValue) -> AbstractValue:
     """Return the value of the variable in a loop over `value`."""
-    value = present(value)
+    value = without_none(value)
     if isinstance(value, Modules):
         return items_of(value)
     if isinstance(value, Items):
         return value.item or SOME_VALUE
-    return join_all(value.items) if isinstance(value, Record) and value.items else SOME_VALUE
+    return join_all(value.items) if isinstance(value, RecordValue) and value.items else SOME_VALUE
 
 
-def _truth(value: bool) -> Known:
-    return Known(value, literal=True)
+def _boolean_literal(value: bool) -> ConcreteValue:
+    return ConcreteValue(value, literal=True)
 
 
 def _is_number(value: Any) -> bool:
@@ -334,6 +348,6 @@ def _is_number(value: Any) -> bool:
 _LEFT_NAME, _RIGHT_NAME = ast.Name("left"), ast.Name("right")
 
 
-def _result(operation: ast.expr, left: Known, right: Known) -> Any:
+def _operation_result(operation: ast.expr, left: ConcreteValue, right: ConcreteValue) -> Any:
     """Return the result of an operation on `left` and `right`."""
     return eval(ast.unparse(operation), {"left": left.value, "right": right.value})

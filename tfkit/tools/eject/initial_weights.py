@@ -18,13 +18,13 @@ from tfkit.building.initialize import Rule
 from tfkit.component import InitConfig
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.eject.classes import Classes
-from tfkit.tools.eject.cleanup import Replaced, changes_tensors, copied, reads
+from tfkit.tools.eject.cleanup import Replaced, changes_tensors, copied_tree, variable_names
 from tfkit.tools.eject.config import CONFIG
-from tfkit.tools.eject.source import refuse
+from tfkit.tools.eject.source import ejection_error
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import INDENT, Class, Statement, docs_text, steps_text
 from tfkit.tools.eject.torch_modules import torch_class
-from tfkit.tools.eject.values import NONE, SOME_VALUE, AbstractValue, Known
+from tfkit.tools.eject.values import NONE, SOME_VALUE, AbstractValue, ConcreteValue
 
 METHOD = "_init_weights"
 _BY_ROW = frozenset({"normal_", "uniform_", "trunc_normal_", "zeros_", "ones_", "constant_", "kaiming_uniform_"})
@@ -76,7 +76,7 @@ class InitialWeights:
 
     def _add(self, text: str, root: Class) -> None:
         """Add the method with this code for each `module` to the class of the model."""
-        names = reads(ast.parse(text))
+        names = variable_names(ast.parse(text))
         head = "for name, module in self.named_modules():" if "name" in names else "for module in self.modules():"
         config = CONFIG if CONFIG in names else ""
         parameters = ", ".join(["self", *([f"{config}: Config"] if config else [])])
@@ -93,7 +93,9 @@ class InitialWeights:
         biased = [getattr(module, "bias", None) is not None for module in modules]
         if not any(biased):
             return self._chosen(bodies)
-        text = steps_text(_renamed(self._bias, {"bias": "module.bias", "fan_in": "module.weight.size(-1)"}))
+        text = steps_text(
+            _substituted_statements(self._bias, {"bias": "module.bias", "fan_in": "module.weight.size(-1)"})
+        )
         text = text if all(biased) else f"if module.bias is not None:\n{textwrap.indent(text, INDENT)}"
         return f"{self._chosen(bodies)}\n{text}"
 
@@ -101,8 +103,8 @@ class InitialWeights:
         """Return the statements that fill the matrix `weight` by a rule."""
         if rule.method != "linear":
             return self._specialised(rule.method, weight=SOME_VALUE)
-        values: dict[str, AbstractValue] = {"residual": Known(rule.residual, literal=True)}
-        values["n_layers"] = NONE if rule.n_layers is None else Known(rule.n_layers)
+        values: dict[str, AbstractValue] = {"residual": ConcreteValue(rule.residual, literal=True)}
+        values["n_layers"] = NONE if rule.n_layers is None else ConcreteValue(rule.n_layers)
         return self._specialised("linear", weight=SOME_VALUE, **values)
 
     def _specialised(self, method: str, **values: AbstractValue) -> list[ast.stmt]:
@@ -113,11 +115,11 @@ class InitialWeights:
         function = Function(self.whole, (None, source))
         function.arguments = {**values, "generator": NONE}
         try:
-            tree = _WithValues(self.init).visit(copied(function.code.tree))
+            tree = _WithValues(self.init).visit(copied_tree(function.code.tree))
             function.code = replace(function.code, tree=tree)
             function.run()
         except Exception as cause:
-            raise refuse(source, str(cause)) from cause
+            raise ejection_error(source, str(cause)) from cause
         self.uses |= function.uses
         return function.body
 
@@ -132,7 +134,9 @@ class InitialWeights:
         if parts and not by_row:
             sizes = classes.config.text(list(parts.values()))
             heads, owner = [*heads, f"for weight in {owner}.split({sizes}):"], "weight"
-        text = steps_text(_renamed(steps, {"n_layers": classes.config.count(rule.n_layers or 0), "weight": owner}))
+        text = steps_text(
+            _substituted_statements(steps, {"n_layers": classes.config.count(rule.n_layers or 0), "weight": owner})
+        )
         for head in reversed(heads):
             text = f"{head}\n{textwrap.indent(text, INDENT)}"
         return text
@@ -145,7 +149,7 @@ class InitialWeights:
         lines: list[str] = []
         for index, (body, paths) in enumerate(special, 1):
             rest = [path for _, later in ordered[index:] for path in later]
-            lines += [f"{'elif' if lines else 'if'} {_test(paths, rest)}:", textwrap.indent(body, INDENT)]
+            lines += [f"{'elif' if lines else 'if'} {_name_condition(paths, rest)}:", textwrap.indent(body, INDENT)]
         return "\n".join([*lines, "else:", textwrap.indent(default, INDENT)])
 
     def _frequency(self, body: tuple[str, list[str]]) -> tuple[bool, bool, int]:
@@ -179,10 +183,10 @@ class _WithValues(ast.NodeTransformer):
         return None if node.arg == "generator" else node
 
 
-def _renamed(steps: list[ast.stmt], names: Mapping[str, str]) -> list[ast.stmt]:
+def _substituted_statements(steps: list[ast.stmt], names: Mapping[str, str]) -> list[ast.stmt]:
     """Replace names in statements by expressions."""
     values = {name: ast.parse(text, mode="eval").body for name, text in names.items()}
-    return [Replaced(values).visit(copied(step)) for step in steps]
+    return [Replaced(values).visit(copied_tree(step)) for step in steps]
 
 
 def _is_by_row(steps: list[ast.stmt]) -> bool:
@@ -201,21 +205,21 @@ def _fills_rows(call: ast.Call) -> bool:
     return call.func.attr in _BY_ROW and bool(call.args) and ast.unparse(call.args[0]) == "weight" and not by_column
 
 
-def _test(paths: list[str], rest: list[str]) -> str:
+def _name_condition(paths: list[str], rest: list[str]) -> str:
     """Return a test of `name` that is true for these paths and false for the rest."""
     if len(paths) == 1:
         return f"name == {paths[0]!r}"
-    if (ends := _ends(paths, rest)) is not None:
+    if (ends := _name_suffixes(paths, rest)) is not None:
         return f"name.endswith({ends})"
     nodes = {path.partition(".")[0] for path in paths}
     if len(nodes) == 1:
         start = f"{nodes.pop()}."
-        if (ends := _ends(paths, [path for path in rest if path.startswith(start)])) is not None:
+        if (ends := _name_suffixes(paths, [path for path in rest if path.startswith(start)])) is not None:
             return f"name.startswith({start!r}) and name.endswith({ends})"
     return f"name in {tuple(paths)!r}"
 
 
-def _ends(paths: list[str], rest: list[str]) -> str | None:
+def _name_suffixes(paths: list[str], rest: list[str]) -> str | None:
     """Return the shortest suffixes that only these paths have, as code; None if a suffix would contain a number."""
     ends: dict[str, None] = {}
     for path in paths:

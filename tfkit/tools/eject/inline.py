@@ -8,7 +8,15 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from tfkit.tools.eject.cleanup import Replaced, assigned, blocks, copied, is_path, reads, returned
+from tfkit.tools.eject.cleanup import (
+    Replaced,
+    assigned_names,
+    copied_tree,
+    is_path,
+    returned_expression,
+    statement_blocks,
+    variable_names,
+)
 from tfkit.tools.eject.source import Key
 from tfkit.tools.eject.specialise import Function
 
@@ -25,11 +33,15 @@ def draw_in(functions: dict[Key, Function], read: Mapping[nn.Module, set[str]]) 
     """
     for key, guest in list(functions.items()):
         used = guest.module is not None and guest.name in read.get(guest.module, ())
-        if guest.name == "forward" or used or not _straight(guest.body) or len(guest.body) > MAX_STATEMENTS:
+        if guest.name == "forward" or used or not _has_single_return(guest.body) or len(guest.body) > MAX_STATEMENTS:
             continue
         near = [function for function in functions.values() if guest.module in (None, function.module)]
         hosts = [
-            function for function in near for step in function.body for node in ast.walk(step) if _names(node, guest)
+            function
+            for function in near
+            for step in function.body
+            for node in ast.walk(step)
+            if _is_reference(node, guest)
         ]
         if len(hosts) == 1 and _drawn_into(hosts[0], guest):
             del functions[key]
@@ -48,29 +60,29 @@ def draw_in_expressions(functions: dict[Key, Function], read: Mapping[nn.Module,
             continue
         inside = [function for function in functions.values() if guest.module in (None, function.module)]
         nodes = [node for function in inside for step in function.body for node in ast.walk(step)]
-        calls = [node for node in nodes if isinstance(node, ast.Call) and _names(node.func, guest)]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and _is_reference(node.func, guest)]
         text = ast.unparse(value)
-        if len(calls) != sum(_names(node, guest) for node in nodes) or (len(calls) > 1 and len(text) > LENGTH):
+        if len(calls) != sum(_is_reference(node, guest) for node in nodes) or (len(calls) > 1 and len(text) > LENGTH):
             continue
-        if not all(_fits(guest, call) for call in calls):
+        if not all(_may_inline_call(guest, call) for call in calls):
             continue
         for function in inside:
-            if any(_names(node, guest) for step in function.body for node in ast.walk(step)):
+            if any(_is_reference(node, guest) for step in function.body for node in ast.walk(step)):
                 function.uses |= guest.uses
                 function.set_body([_Inlined(guest).visit(step) for step in function.body])
         del functions[key]
 
 
-def _fits(guest: Function, call: ast.Call) -> bool:
+def _may_inline_call(guest: Function, call: ast.Call) -> bool:
     """Return True if every parameter gets a value that is read only once or is a name."""
-    arguments = _arguments(guest, call)
+    arguments = _call_arguments(guest, call)
     reads_of = [node.id for node in ast.walk(guest.expression or call) if isinstance(node, ast.Name)]
     return set(arguments) == set(guest.parameters) and all(
         reads_of.count(name) <= 1 or is_path(value) for name, value in arguments.items()
     )
 
 
-def _arguments(guest: Function, call: ast.Call) -> dict[str, ast.expr]:
+def _call_arguments(guest: Function, call: ast.Call) -> dict[str, ast.expr]:
     """Return the arguments of a call by parameter."""
     arguments = dict(zip(guest.parameters, call.args, strict=False))
     return arguments | {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
@@ -84,18 +96,18 @@ class _Inlined(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if not _names(node.func, self.guest) or self.guest.expression is None:
+        if not _is_reference(node.func, self.guest) or self.guest.expression is None:
             return node
-        return Replaced(_arguments(self.guest, node)).visit(copied(self.guest.expression))
+        return Replaced(_call_arguments(self.guest, node)).visit(copied_tree(self.guest.expression))
 
 
-def _straight(steps: list[ast.stmt]) -> bool:
+def _has_single_return(steps: list[ast.stmt]) -> bool:
     """Return True if a body returns only at its end."""
     returns = [node for step in steps for node in ast.walk(step) if isinstance(node, ast.Return)]
     return len(returns) == 1 and returns[0] is steps[-1] and returns[0].value is not None
 
 
-def _names(node: ast.AST, function: Function) -> bool:
+def _is_reference(node: ast.AST, function: Function) -> bool:
     """Return True for a reference to a function: its name, or `self.` and the name of a method."""
     if function.module is None:
         return isinstance(node, ast.Name) and node.id == function.name
@@ -105,18 +117,18 @@ def _names(node: ast.AST, function: Function) -> bool:
 
 def _drawn_into(host: Function, guest: Function) -> bool:
     """Inline a function into a statement that assigns or returns its result; return False if there is none."""
-    for block in blocks(host.body):
+    for block in statement_blocks(host.body):
         for index, step in enumerate(block):
             if not isinstance(step, ast.Assign | ast.Return) or not isinstance(call := step.value, ast.Call):
                 continue
-            if _names(call.func, guest):
-                replaced = {*assigned(step)} - reads(call)  # the function may assign these names first
-                outer = {name for statement in host.body for name in reads(statement)} - replaced
-                steps = _steps(guest, call, outer)
+            if _is_reference(call.func, guest):
+                replaced = {*assigned_names(step)} - variable_names(call)  # the function may assign these names first
+                outer = {name for statement in host.body for name in variable_names(statement)} - replaced
+                steps = _inlined_statements(guest, call, outer)
                 if steps is None:
                     return False
                 *before, last = steps
-                step.value = returned(last)
+                step.value = returned_expression(last)
                 block[index:index] = before
                 host.uses |= guest.uses
                 host.set_body(host.body)
@@ -124,26 +136,26 @@ def _drawn_into(host: Function, guest: Function) -> bool:
     return False
 
 
-def _steps(guest: Function, call: ast.Call, outer: set[str]) -> list[ast.stmt] | None:
+def _inlined_statements(guest: Function, call: ast.Call, outer: set[str]) -> list[ast.stmt] | None:
     """Return the statements of a function for the arguments of a call; None if a name would have two meanings."""
-    arguments = _arguments(guest, call)
+    arguments = _call_arguments(guest, call)
     renamed: dict[str, ast.expr] = {
         name: value for name, value in arguments.items() if isinstance(value, ast.Name) and value.id != name
     }
-    local = {name for step in guest.body for name in reads(step)} - {*guest.uses, *vars(builtins), "self"}
-    if any(name in outer and not _same(arguments.get(name), name) for name in local):
+    local = {name for step in guest.body for name in variable_names(step)} - {*guest.uses, *vars(builtins), "self"}
+    if any(name in outer and not _is_same_name(arguments.get(name), name) for name in local):
         return None
     if set(arguments) != set(guest.parameters) or any(
-        name in renamed for step in guest.body for name in assigned(step)
+        name in renamed for step in guest.body for name in assigned_names(step)
     ):
         return None
     first = [
         ast.Assign([ast.Name(name)], value, lineno=0)
         for name, value in arguments.items()
-        if not _same(value, name) and name not in renamed
+        if not _is_same_name(value, name) and name not in renamed
     ]
-    return [*first, *(Replaced(renamed).visit(copied(step)) for step in guest.body)]
+    return [*first, *(Replaced(renamed).visit(copied_tree(step)) for step in guest.body)]
 
 
-def _same(value: ast.expr | None, name: str) -> bool:
+def _is_same_name(value: ast.expr | None, name: str) -> bool:
     return isinstance(value, ast.Name) and value.id == name

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from tfkit.nn import Rearrange
 from tfkit.nn.rearrange import operations, written
-from tfkit.tools.eject.cleanup import Replaced, copied, returned
+from tfkit.tools.eject.cleanup import Replaced, copied_tree, returned_expression
 from tfkit.tools.eject.config import text_of
-from tfkit.tools.eject.source import refuse
+from tfkit.tools.eject.source import ejection_error
 
 _COMMENT = "_comment"
 
@@ -67,7 +67,7 @@ def prepare_patterns(model: nn.Module) -> None:
             if child is not None:
                 module._modules[name] = layer = replaced.setdefault(child, _of_torch(child))
                 for axis in layer.known if isinstance(layer, Rearrange) else ():
-                    setattr(module, _lent(module, name, layer, axis), getattr(layer, axis))
+                    setattr(module, _axis_attribute(module, name, layer, axis), getattr(layer, axis))
 
 
 def _of_torch(module: Any) -> nn.Module:
@@ -83,14 +83,14 @@ def _of_torch(module: Any) -> nn.Module:
     try:
         layer = written(module.pattern, tuple(sizes), (), operation)
     except EinopsError as cause:
-        raise refuse(module, str(cause)) from cause
+        raise ejection_error(module, str(cause)) from cause
     result = layer.__new__(layer)
     nn.Module.__init__(result)
     vars(result).update(sizes, pattern=module.pattern, sizes=sizes, known=tuple(sizes))
     return result
 
 
-def _lent(module: nn.Module, name: str, child: nn.Module, axis: str) -> str:
+def _axis_attribute(module: nn.Module, name: str, child: nn.Module, axis: str) -> str:
     """Return the letter of the axis as name of the attribute, unless the module uses that name otherwise."""
     value = getattr(child, axis)
     current = getattr(module, axis, value)
@@ -102,22 +102,22 @@ def with_patterns(tree: ast.FunctionDef, module: nn.Module) -> ast.FunctionDef:
     """Replace the calls of rearrangements in a method by their operations."""
     if not isinstance(module, EinMix) and not any(isinstance(child, Rearrange) for child in module.children()):
         return tree
-    tree = copied(tree)
+    tree = copied_tree(tree)
     if isinstance(module, EinMix):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.einsum":
                 node.args[0] = ast.Constant(module.einsum_pattern)
-                mark(node, f"{module.pattern}, weight {module.weight_shape}")
+                set_pattern(node, f"{module.pattern}, weight {module.weight_shape}")
     return _DrawnIn(module, tree.args.args[0].arg).visit(tree)
 
 
-def mark(node: ast.expr, pattern: str) -> ast.expr:
+def set_pattern(node: ast.expr, pattern: str) -> ast.expr:
     """Set the pattern of an expression."""
     node.pattern = " ".join(pattern.split())  # type: ignore[attr-defined]
     return node
 
 
-def comments(step: ast.stmt) -> list[ast.stmt]:
+def pattern_comments(step: ast.stmt) -> list[ast.stmt]:
     """Return the patterns in a statement, inner expressions first, as statements that `as_comments` replaces."""
     nodes = [] if hasattr(step, "body") else [*ast.walk(step)]
     texts = dict.fromkeys(node.pattern for node in reversed(nodes) if hasattr(node, "pattern"))
@@ -141,7 +141,7 @@ def call_of(operation: str, tensor: ast.expr, pattern: str, sizes: Mapping[str, 
     text = "".join(operations(pattern, {axis: f"size_{axis}" for axis in sizes}, operation))
     call = ast.parse(f"x{text}", mode="eval").body
     if text:
-        mark(call, pattern if operation in ("rearrange", "repeat") else f"{operation}: {pattern}")
+        set_pattern(call, pattern if operation in ("rearrange", "repeat") else f"{operation}: {pattern}")
     names = {"x": tensor, **{f"size_{axis}": size for axis, size in sizes.items()}}
     return Replaced(names).visit(call)
 
@@ -154,7 +154,7 @@ class _DrawnIn(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
         steps = self._steps(node)
-        return node if steps is None or len(steps) > 1 else returned(steps[-1])
+        return node if steps is None or len(steps) > 1 else returned_expression(steps[-1])
 
     def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
         return self._statements(node)
@@ -168,9 +168,9 @@ class _DrawnIn(ast.NodeTransformer):
         if not steps:
             return [node]
         if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Tuple):
-            steps = _named(steps, target.elts)
+            steps = _with_target_names(steps, target.elts)
         *before, last = steps
-        node.value = returned(last)
+        node.value = returned_expression(last)
         return [*before, node]
 
     def _steps(self, node: ast.expr) -> list[ast.stmt] | None:
@@ -185,15 +185,15 @@ class _DrawnIn(ast.NodeTransformer):
         assert isinstance(forward, ast.FunctionDef)
         first = forward.body[0].value  # type: ignore[attr-defined]
         if isinstance(first, ast.Call):
-            mark(first, str(type(child).__doc__))
+            set_pattern(first, str(type(child).__doc__))
         for part in ast.walk(forward):
             if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
-                part.value.id, part.attr = self.self_name, _lent(self.module, name, child, part.attr)
+                part.value.id, part.attr = self.self_name, _axis_attribute(self.module, name, child, part.attr)
         x = node.args[0] if node.args else node.keywords[0].value
         return [Replaced({"x": x}).visit(step) for step in forward.body]
 
 
-def _named(steps: list[ast.stmt], targets: Sequence[ast.expr]) -> list[ast.stmt]:
+def _with_target_names(steps: list[ast.stmt], targets: Sequence[ast.expr]) -> list[ast.stmt]:
     """Replace the names of the parts in statements by the names of the targets."""
     first = steps[0]
     if not (isinstance(first, ast.Assign) and isinstance(parts := first.targets[0], ast.Tuple)):

@@ -17,9 +17,9 @@ from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
 from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.common.memory_needs import free_memory, size_of
-from tfkit.tools.common.model_inputs import as_tensors, whole_cases
+from tfkit.tools.common.model_inputs import as_tensors, full_sequence_cases
 from tfkit.tools.eject import runner
-from tfkit.tools.eject.runner import CODE, INPUTS, Given
+from tfkit.tools.eject.runner import CODE, INPUTS, ExpectedResults
 
 MAX_PARAMETERS = 2**30
 """Largest number of parameters for which both are run. A larger model would take minutes."""
@@ -41,7 +41,7 @@ class Alone(Isolated):
     def __init__(self) -> None:
         super().__init__(runner.__file__)
 
-    def error_in(self, text: str, facts: Given, folder: Path) -> str | None:
+    def error_in(self, text: str, facts: ExpectedResults, folder: Path) -> str | None:
         """Describe an error in a file; None if there is none. `folder` is an empty folder for temporary files."""
         (folder / CODE).write_text(text, encoding="utf-8")
         torch.save(facts, folder / INPUTS)
@@ -65,7 +65,7 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
     names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     if packages := sorted({name.partition(".")[0] for name in names} - {"torch", *sys.stdlib_module_names}):
-        raise _error(f"it must import only torch; it imports {listing(packages)}")
+        raise _difference_error(f"it must import only torch; it imports {listing(packages)}")
     with Alone() if alone is None else nullcontext(alone) as process, TemporaryDirectory() as folder:
         model = build(graph, device="meta")
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -73,37 +73,37 @@ def check(graph: Graph, text: str, alone: Alone | None = None) -> Proof:
         runs = count <= MAX_PARAMETERS and (free is None or 2 * size_of(model) < free)
         facts = _facts_of(graph, runs)
         if error := process.error_in(text, facts, Path(folder)):
-            raise _error(error)
+            raise _difference_error(error)
     return Proof(len(facts["shapes"]), count, runs)
 
 
-def _facts_of(graph: Graph, runs: bool) -> Given:
+def _facts_of(graph: Graph, runs: bool) -> ExpectedResults:
     """Return the expected tensors and results of the file."""
     model = build(replace(graph, weights=None), device="cpu" if runs else "meta").eval()
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     cases = []
-    for case in whole_cases(model) if runs else ():
+    for case in full_sequence_cases(model) if runs else ():
         with torch.no_grad():
             cases.append((case.words, dict(case.inputs), list(as_tensors(model(**case.inputs)))))
     shapes = [(name, list(tensor.shape)) for name, tensor in state.items()]
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    return Given(
+    return ExpectedResults(
         shapes=shapes, frozen=frozen, state=state if runs else None, cases=cases, threads=torch.get_num_threads()
     )
 
 
 @contextmanager
-def tried() -> Iterator[None]:
+def convert_errors() -> Iterator[None]:
     """Convert any exception of an ejected file to a SpecError."""
     try:
         yield
     except SpecError:
         raise
     except Exception as cause:
-        raise _error(f"{type(cause).__name__}: {cause}") from cause
+        raise _difference_error(f"{type(cause).__name__}: {cause}") from cause
 
 
-def _error(why: str) -> SpecError:
+def _difference_error(why: str) -> SpecError:
     message = f"the ejected file differs from the model: {why}"
     return SpecError(
         Diagnostic(

@@ -22,7 +22,7 @@ FILE = "<ejected>"
 CODE, INPUTS = "model.py", "given.pt"
 
 
-class Given(TypedDict):
+class ExpectedResults(TypedDict):
     """Tensors and results of a model, with which a file is compared.
 
     Attributes:
@@ -41,7 +41,7 @@ class Given(TypedDict):
 
 
 @contextmanager
-def loaded(text: str) -> Iterator[ModuleType]:
+def loaded_module(text: str) -> Iterator[ModuleType]:
     """Load the file as a module in `sys.modules`, which dataclasses require."""
     module = ModuleType(FILE)
     sys.modules[FILE] = module
@@ -52,7 +52,7 @@ def loaded(text: str) -> Iterator[ModuleType]:
         del sys.modules[FILE]
 
 
-def made(module: ModuleType) -> "nn.Module":
+def build_model(module: ModuleType) -> "nn.Module":
     """Build the model of an ejected file: its last class, with the defaults of its `Config`."""
     *_, root = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == FILE]
     takes_config = "config" in inspect.signature(root).parameters
@@ -69,15 +69,15 @@ def evaluate_annotations(module: ModuleType) -> None:
                 inspect.get_annotations(member)
 
 
-def compared(text: str, facts: Given) -> str | None:
+def comparison_error(text: str, facts: ExpectedResults) -> str | None:
     """Describe an error in a file; None if its tensors and results equal the model's bit by bit."""
     import torch
 
     torch.set_num_threads(facts["threads"])
-    with loaded(text) as module:
+    with loaded_module(text) as module:
         evaluate_annotations(module)
         with torch.device("meta"):
-            model = made(module).eval()
+            model = build_model(module).eval()
         ours = dict(facts["shapes"])
         theirs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
         if list(theirs.items()) != list(ours.items()):
@@ -90,7 +90,7 @@ def compared(text: str, facts: Given) -> str | None:
             )
         if facts["state"] is not None:
             if any(name not in ours for name, _ in model.named_buffers()):  # files do not have their values
-                model = made(module).eval()
+                model = build_model(module).eval()
             model.load_state_dict(facts["state"], assign=True)
         for words, inputs, outputs in facts["cases"]:
             with torch.no_grad():
@@ -100,14 +100,14 @@ def compared(text: str, facts: Given) -> str | None:
     return None
 
 
-def answer(folder: Path) -> str | None:
+def folder_error(folder: Path) -> str | None:
     """Describe an error in the file of a folder, or an exception that it raises; None if there is none."""
     import torch
 
     try:
         runpy.run_path(str(folder / CODE), run_name="__main__")  # as `python model.py` does
         facts = torch.load(folder / INPUTS, mmap=True, weights_only=True)
-        return compared((folder / CODE).read_text(encoding="utf-8"), facts)
+        return comparison_error((folder / CODE).read_text(encoding="utf-8"), facts)
     except Exception as cause:
         return f"{type(cause).__name__}: {cause}"
 
@@ -122,7 +122,7 @@ def main() -> None:
     import torch  # noqa: F401 - while the file is still being written
 
     for line in sys.stdin:
-        print(json.dumps(answer(Path(json.loads(line)))), file=replies, flush=True)
+        print(json.dumps(folder_error(Path(json.loads(line)))), file=replies, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tfkit.graph.decode_split import memory_field
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_lengths
 from tfkit.tools.common.model_inputs import random_inputs
-from tfkit.tools.eject.runner import FILE, loaded, made
+from tfkit.tools.eject.runner import FILE, build_model, loaded_module
 
 WIDTH = 120
 BATCH, LENGTHS = 10007, (10009, 10037, 10039, 10061)
@@ -30,9 +30,9 @@ def with_shapes(text: str, graph: Graph) -> str:
 
     The length of the first input is t; the lengths of additional inputs are s, u and v.
     """
-    with loaded(text) as module, torch.device("meta"):
-        model = made(module)
-    inputs = _inputs(graph)
+    with loaded_module(text) as module, torch.device("meta"):
+        model = build_model(module)
+    inputs = _meta_inputs(graph)
     watch = _Watch(text)
     previous = sys.gettrace()
     sys.settrace(watch.call)
@@ -46,7 +46,7 @@ def with_shapes(text: str, graph: Graph) -> str:
     return watch.commented()
 
 
-def _inputs(graph: Graph) -> dict[str, Tensor]:
+def _meta_inputs(graph: Graph) -> dict[str, Tensor]:
     """Build inputs on the meta device. Lengths differ unless two inputs must have the same length."""
     few, fixed = random_inputs(graph, batch=2, length=2), fixed_lengths(graph)
     later = len(few) > 1 and any(memory_field(node) for node in graph.nodes)
@@ -63,7 +63,7 @@ class _Watch:
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
-        self.targets = _targets(text)
+        self.targets = _targets_by_line(text)
         self.found: dict[int, set[str]] = {}
         self.running: dict[FrameType, int] = {}
         self.calls = 0
@@ -92,7 +92,7 @@ class _Watch:
         tensors = [values.get(name) for name in self.targets[line]]
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             return
-        shapes = [_shape(tensor) for tensor in tensors if isinstance(tensor, Tensor)]
+        shapes = [_shape_text(tensor) for tensor in tensors if isinstance(tensor, Tensor)]
         text = shapes[0] if len(set(shapes)) == 1 else ", ".join(shapes)
         self.found.setdefault(line, set()).add(text)
 
@@ -106,7 +106,7 @@ class _Watch:
         return "\n".join(lines) + "\n"
 
 
-def _targets(text: str) -> dict[int, list[str]]:
+def _targets_by_line(text: str) -> dict[int, list[str]]:
     """Return the names that statements of one line in functions assign, by line number."""
     names = {}
     for function in [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]:
@@ -118,7 +118,7 @@ def _targets(text: str) -> dict[int, list[str]]:
     return names
 
 
-def _shape(tensor: Tensor) -> str:
+def _shape_text(tensor: Tensor) -> str:
     """Return a shape as text, such as `[b, t, 768]`."""
     letters = {BATCH: "b", **dict(zip(LENGTHS, LETTERS, strict=True))}
     letters |= {BATCH * length: f"b * {letters[length]}" for length in LENGTHS}

@@ -78,7 +78,7 @@ def written_out(name: str) -> Iterator[None]:
         raise SpecError(Diagnostic(f"{name} cannot be ejected: {cause}", help=help_text)) from cause
 
 
-def refuse(owner: nn.Module | FunctionType, why: str) -> SpecError:
+def ejection_error(owner: nn.Module | FunctionType, why: str) -> SpecError:
     """Return the error for code that cannot be written out."""
     source = owner if isinstance(owner, FunctionType) else type(owner)
     name = f"`{source.__name__}` ({Path(inspect.getsourcefile(source) or '').name})"

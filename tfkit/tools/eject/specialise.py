@@ -23,27 +23,27 @@ import tfkit.nn
 from tfkit.building.initialize import RESETS
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.tools.eject import patterns
-from tfkit.tools.eject.cleanup import Replaced, copied, is_path, reads, tidied
+from tfkit.tools.eject.cleanup import Replaced, copied_tree, is_path, tidied_statements, variable_names
 from tfkit.tools.eject.expressions import Expressions, Written, item_of, items_of
-from tfkit.tools.eject.source import Key, code_of, is_library, method_of, refuse
+from tfkit.tools.eject.source import Key, code_of, ejection_error, is_library, method_of
 from tfkit.tools.eject.torch_modules import CONTAINERS, has_torch_class
 from tfkit.tools.eject.values import (
     ANY_VALUE,
     NONE,
     SOME_VALUE,
     AbstractValue,
+    ConcreteValue,
     Items,
-    Known,
     Method,
     Modules,
-    Record,
     Records,
+    RecordValue,
     fields_of,
     is_constant,
     join,
     join_all,
-    present,
-    truth,
+    truth_value,
+    without_none,
 )
 
 ROUNDS = 12
@@ -130,7 +130,9 @@ class Specialiser:
             default = parameter.default
             values = [function.arguments[name] for function in functions if name in function.arguments]
             values.append(
-                arguments.get(name, SOME_VALUE if isinstance(default, torch.Tensor) else Known(default, literal=True))
+                arguments.get(
+                    name, SOME_VALUE if isinstance(default, torch.Tensor) else ConcreteValue(default, literal=True)
+                )
             )
             for function in functions:
                 function.arguments[name] = join_all(values)
@@ -153,7 +155,7 @@ class Specialiser:
             raise
         except Exception as cause:
             module, called = key
-            raise refuse(called if module is None else module, f"{function.name}: {cause}") from cause
+            raise ejection_error(called if module is None else module, f"{function.name}: {cause}") from cause
         self._running.discard(key)
         self._done[key] = list(function.arguments.values())
 
@@ -216,22 +218,24 @@ class Function(Expressions):
         body = self.block(self.code.tree.body)
         self.set_body([*self._first_values(body), *body])
         self.result = join_all(self.results) if self.results else NONE
-        self.needed |= {name for step in self.body for name in reads(step)}
+        self.needed |= {name for step in self.body for name in variable_names(step)}
 
     def _first_values(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Return assignments of removed parameters that the body also assigns."""
         constants = {name: value.value for name, value in self.arguments.items() if is_constant(value)}
         names: dict[str, None] = {}
         for step in body:
-            names |= dict.fromkeys(reads(step.value if isinstance(step, ast.Assign) else step) & constants.keys())
+            names |= dict.fromkeys(
+                variable_names(step.value if isinstance(step, ast.Assign) else step) & constants.keys()
+            )
             if isinstance(step, ast.Assign):
-                assigned = {name for target in step.targets for name in reads(target)}
+                assigned = {name for target in step.targets for name in variable_names(target)}
                 constants = {name: value for name, value in constants.items() if name in names or name not in assigned}
         return [ast.Assign([ast.Name(name)], ast.Constant(constants[name]), lineno=0) for name in names]
 
     def set_body(self, steps: list[ast.stmt]) -> None:
         """Tidy statements, and set them as the body."""
-        self.body = tidied(steps)
+        self.body = tidied_statements(steps)
         nodes = [node for step in self.body for node in ast.walk(step)]
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         self.uses = {name: value for name, value in self.uses.items() if name in names}
@@ -246,7 +250,7 @@ class Function(Expressions):
         statements: list[ast.stmt] = []
         for step in steps:
             statements += self.step(step)
-            if _leaves(statements):
+            if _is_terminating(statements):
                 break
         return statements
 
@@ -297,8 +301,8 @@ class Function(Expressions):
 
     def _left(self, target: ast.expr, value: AbstractValue) -> ast.expr:
         """Return the target for unpacking a `NamedTuple`, without the names of removed fields."""
-        record = present(value)
-        if not (isinstance(target, ast.Tuple) and isinstance(record, Record) and record.type is not None):
+        record = without_none(value)
+        if not (isinstance(target, ast.Tuple) and isinstance(record, RecordValue) and record.type is not None):
             return target
         left = self.records.left(record.type)
         names = [name for field, name in zip(fields_of(record.type), target.elts, strict=True) if field in left]
@@ -314,7 +318,7 @@ class Function(Expressions):
 
     def _if(self, step: ast.If) -> list[ast.stmt]:
         value, test = self.eval(step.test)
-        if (outcome := truth(value)) is not None:
+        if (outcome := truth_value(value)) is not None:
             if outcome:
                 self.narrow(step.test, True)
             return self.block(step.body if outcome else step.orelse)
@@ -324,10 +328,10 @@ class Function(Expressions):
         after_body, self.env = self.env, before
         self.narrow(test, False)
         orelse = self.block(step.orelse)
-        if _leaves(orelse):
+        if _is_terminating(orelse):
             self.env = after_body
-        elif not _leaves(body):
-            self.env = _joined(after_body, self.env)
+        elif not _is_terminating(body):
+            self.env = _joined_variables(after_body, self.env)
         return [ast.If(test, body, orelse)]
 
     def _for(self, step: ast.For) -> list[ast.stmt]:
@@ -335,8 +339,8 @@ class Function(Expressions):
             raise NotImplementedError("a `for` with an `else`")
         value, written = self.eval(step.iter)
         exits = any(isinstance(node, ast.Break | ast.Continue) for node in ast.walk(step))
-        if isinstance(value, Known) and isinstance(value.value, range) and len(value.value) == 1 and not exits:
-            self.bind(step.target, Known(value.value[0], literal=True))
+        if isinstance(value, ConcreteValue) and isinstance(value.value, range) and len(value.value) == 1 and not exits:
+            self.bind(step.target, ConcreteValue(value.value[0], literal=True))
             return self.block(step.body)
         outer, self.exits = self.exits, []
         while True:
@@ -344,8 +348,8 @@ class Function(Expressions):
             self.bind(step.target, item_of(value))
             body = self.block(step.body)
             after = before
-            for env in [*([] if _leaves(body) else [self.env]), *self.exits]:
-                after = _joined(after, env)
+            for env in [*([] if _is_terminating(body) else [self.env]), *self.exits]:
+                after = _joined_variables(after, env)
             self.env = after
             if after == before:
                 break
@@ -364,7 +368,7 @@ class Function(Expressions):
             return self._modules(function.modules, node, written)
         if isinstance(function, Method):
             return self._method(function, node, written)
-        if isinstance(function, Known):
+        if isinstance(function, ConcreteValue):
             return self._known(function.value, node, written)
         return SOME_VALUE, self._opaque(node, written)[1]
 
@@ -394,7 +398,10 @@ class Function(Expressions):
         values = dict(zip(function.code.parameters, args, strict=False)) | dict(keywords)
         function.needed |= set(values)
         # The same call must fit all of these modules, so constants cannot be removed.
-        arguments = {name: Known(value.value) if isinstance(value, Known) else value for name, value in values.items()}
+        arguments = {
+            name: ConcreteValue(value.value) if isinstance(value, ConcreteValue) else value
+            for name, value in values.items()
+        }
         return self.whole.call([(module, "forward")], arguments)
 
     def _opaque(self, node: ast.Call, written: ast.expr) -> tuple[list[AbstractValue], ast.Call]:
@@ -416,14 +423,14 @@ class Function(Expressions):
         value: AbstractValue = SOME_VALUE
         if method.name in ("values", "items"):
             child = items_of(Modules(method.modules))
-            value = Items(child if method.name == "values" else Record(None, (SOME_VALUE, child)))
+            value = Items(child if method.name == "values" else RecordValue(None, (SOME_VALUE, child)))
         return value, self._opaque(node, written)[1]
 
     def _known(self, function: Any, node: ast.Call, written: ast.expr) -> Written:  # noqa: C901  one case per function
         if function is tfkit.nn.as_attention_mask and self.module is not None:  # files have no pairwise masks
             function, written = tfkit.nn.as_padding_mask, self.use("as_padding_mask", tfkit.nn.as_padding_mask)
         if function in (tfkit.nn.is_scripting, tfkit.nn.can_look, tfkit.nn.is_pairwise):
-            return Known(False, literal=True), ast.Constant(False)
+            return ConcreteValue(False, literal=True), ast.Constant(False)
         if function is tfkit.nn.check_max_len:  # the config of the file lacks the limit
             return self.eval(node.args[0])
         if isinstance(function, FunctionType) and function in _EINOPS:
@@ -434,15 +441,15 @@ class Function(Expressions):
             return self._record(function, node, written)
         values, call = self._opaque(node, written)
         # The classes of the file derive only from nn.Module, so the test could have a different result there.
-        if function is isinstance and isinstance(values[0], Modules) and isinstance(values[1], Known):
+        if function is isinstance and isinstance(values[0], Modules) and isinstance(values[1], ConcreteValue):
             outcomes = {isinstance(module, values[1].value) for module in values[0].modules}
-            return (Known(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME_VALUE), call
+            return (ConcreteValue(outcomes.pop(), literal=True) if len(outcomes) == 1 else SOME_VALUE), call
         if function is len and isinstance(values[0], Modules):
             sizes = {len(module) for module in values[0].modules if isinstance(module, CONTAINERS)}
-            return (Known(sizes.pop(), literal=True) if len(sizes) == 1 else SOME_VALUE), call
-        if function is len and isinstance(values[0], Known) and isinstance(values[0].value, list):
-            return Known(len(values[0].value), literal=True), call
-        if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == Known(0.0):
+            return (ConcreteValue(sizes.pop(), literal=True) if len(sizes) == 1 else SOME_VALUE), call
+        if function is len and isinstance(values[0], ConcreteValue) and isinstance(values[0].value, list):
+            return ConcreteValue(len(values[0].value), literal=True), call
+        if getattr(function, "__name__", "") == "dropout" and len(values) > 1 and values[1] == ConcreteValue(0.0):
             return values[0], call.args[0]
         return _library_result(function, values), _without_defaults(function, call)
 
@@ -457,15 +464,15 @@ class Function(Expressions):
             equation = ast.Constant(patterns.equation_of(pattern))
             name = ast.Attribute(self.use("torch", torch), "einsum")
             call = ast.Call(name, [equation, *map(self.written, arguments.values())], [])
-            return SOME_VALUE, patterns.mark(call, pattern)
+            return SOME_VALUE, patterns.set_pattern(call, pattern)
         if function in (einops.pack, einops.unpack):
             plain, count = (patterns.pack, 2) if function is einops.pack else (patterns.unpack, 1)
             sizes = [ast.Constant(len(side.split())) for side in pattern.split("*")]
             call = ast.Call(node.func, [*arguments.values(), *sizes[:count]], [])
             value, written = self._specialised([(None, plain)], call, self.use(plain.__name__, plain))
-            return value, patterns.mark(written, pattern)
+            return value, patterns.set_pattern(written, pattern)
         value, tensor = self.eval(arguments.pop("tensor"))
-        if isinstance(present(value), Items):
+        if isinstance(without_none(value), Items):
             tensor = ast.Call(ast.Attribute(self.use("torch", torch), "stack"), [tensor], [])
         reduction = arguments.pop("reduction", ast.Constant(function.__name__))
         sizes_by_axis = {axis: self.written(size) for axis, size in arguments.items()}
@@ -489,22 +496,24 @@ class Function(Expressions):
         if value == NONE and not any(function.body for function in functions):
             return value, ast.Constant(None)
         if first.module is not None and first.name == "forward":
-            body = _inlined(functions, {name: argument for name, (_, argument) in arguments.items()})
+            body = _inlined_expression(functions, {name: argument for name, (_, argument) in arguments.items()})
             if body is not None:
                 self.uses |= first.uses
                 return value, body
-        return value, _reduced(written, arguments, first.parameters, len(node.args))
+        return value, _reduced_call(written, arguments, first.parameters, len(node.args))
 
     def _record(self, kind: type, node: ast.Call, written: ast.expr) -> Written:
         defaults: Mapping[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
         names = fields_of(kind)
-        missing = {name: (Known(defaults.get(name), literal=True), ast.Constant(defaults.get(name))) for name in names}
+        missing = {
+            name: (ConcreteValue(defaults.get(name), literal=True), ast.Constant(defaults.get(name))) for name in names
+        }
         arguments: dict[str, Written] = self._bound(names, node)
         arguments |= {name: default for name, default in missing.items() if name not in arguments}
         value = self.records.add(kind, [arguments[name][0] for name in names])
         if (only := self.records.alone(kind)) is not None:
             return value, arguments[only][1]
-        return value, _reduced(written, arguments, self.records.left(kind), len(node.args))
+        return value, _reduced_call(written, arguments, self.records.left(kind), len(node.args))
 
 
 def _library_result(function: Any, values: list[AbstractValue]) -> AbstractValue:
@@ -512,28 +521,32 @@ def _library_result(function: Any, values: list[AbstractValue]) -> AbstractValue
     if isinstance(function, FunctionType) and not (function.__module__ or "").startswith("torch"):
         return ANY_VALUE
     if function is zip:
-        return Items(Record(None, tuple(map(item_of, values))))
+        return Items(RecordValue(None, tuple(map(item_of, values))))
     if len(values) != 1:
         return SOME_VALUE
     (value,) = values
     if function is enumerate:
-        return Items(Record(None, (SOME_VALUE, item_of(value))))
+        return Items(RecordValue(None, (SOME_VALUE, item_of(value))))
     if function in (list, tuple, reversed):
         return Items(item_of(value))
-    return Known(function(value.value)) if function in (range, len) and isinstance(value, Known) else SOME_VALUE
+    return (
+        ConcreteValue(function(value.value))
+        if function in (range, len) and isinstance(value, ConcreteValue)
+        else SOME_VALUE
+    )
 
 
 def _record_type(value: AbstractValue) -> type | None:
     """Return the type of a `NamedTuple`; None for any other value."""
-    record = present(value)
-    return record.type if isinstance(record, Record) else None
+    record = without_none(value)
+    return record.type if isinstance(record, RecordValue) else None
 
 
 _EINOPS = (einops.rearrange, einops.repeat, einops.reduce, einops.einsum, einops.pack, einops.unpack)
 
 
 def _constant_text(value: AbstractValue) -> str:
-    if isinstance(value, Known) and isinstance(value.value, str):
+    if isinstance(value, ConcreteValue) and isinstance(value.value, str):
         return value.value
     raise NotImplementedError("a pattern or a reduction of einops that is not a constant text")
 
@@ -544,29 +557,29 @@ def _check_no_star(node: ast.Call) -> None:
         raise NotImplementedError("a `*` or a `**` in the call of a module or of a function")
 
 
-def _leaves(steps: list[ast.stmt]) -> bool:
+def _is_terminating(steps: list[ast.stmt]) -> bool:
     """Return True if code after these statements is unreachable."""
     last = steps[-1] if steps else None
     if isinstance(last, ast.If):
-        return _leaves(last.body) and _leaves(last.orelse)
+        return _is_terminating(last.body) and _is_terminating(last.orelse)
     return isinstance(last, ast.Return | ast.Raise | ast.Break | ast.Continue)
 
 
-def _joined(a: Env, b: Env) -> Env:
+def _joined_variables(a: Env, b: Env) -> Env:
     """Join the variables at the end of two branches. A list may contain the items that either branch appends."""
     return {
-        name: join(a[name], b[name]) if name in a and name in b else _unsure(a.get(name, b.get(name)))
+        name: join(a[name], b[name]) if name in a and name in b else _uncertain_value(a.get(name, b.get(name)))
         for name in {**a, **b}
     }
 
 
-def _unsure(value: AbstractValue | None) -> AbstractValue:
+def _uncertain_value(value: AbstractValue | None) -> AbstractValue:
     if value is not None and is_constant(value):
-        return Known(value.value)
+        return ConcreteValue(value.value)
     return value or Items(None)
 
 
-def _inlined(functions: Sequence[Function], arguments: Mapping[str, ast.expr]) -> ast.expr | None:
+def _inlined_expression(functions: Sequence[Function], arguments: Mapping[str, ast.expr]) -> ast.expr | None:
     """Return the call of modules as an expression of the arguments; None if there is no such expression."""
     first = functions[0]
     value = first.expression
@@ -578,7 +591,7 @@ def _inlined(functions: Sequence[Function], arguments: Mapping[str, ast.expr]) -
     for name in first.parameters:
         if name not in arguments or (names.count(name) > 1 and not is_path(arguments[name])):
             return None
-    return Replaced(arguments).visit(copied(value))
+    return Replaced(arguments).visit(copied_tree(value))
 
 
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
@@ -599,7 +612,9 @@ def _without_defaults(function: Any, call: ast.Call) -> ast.Call:
     return call
 
 
-def _reduced(written: ast.expr, arguments: Mapping[str, Written], left: Sequence[str], positional: int) -> ast.Call:
+def _reduced_call(
+    written: ast.expr, arguments: Mapping[str, Written], left: Sequence[str], positional: int
+) -> ast.Call:
     """Return the call with the arguments of the remaining parameters; the first `positional` have no names."""
     texts = [(index, name, text) for index, (name, (_, text)) in enumerate(arguments.items()) if name in left]
     args = [text for index, _, text in texts if index < positional]

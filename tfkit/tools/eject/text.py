@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from tfkit.plugin.registry import first_paragraph
-from tfkit.tools.eject.cleanup import Replaced, blocks, copied, reads
+from tfkit.tools.eject.cleanup import Replaced, copied_tree, statement_blocks, variable_names
 from tfkit.tools.eject.config import CONFIG, Config, name_of
-from tfkit.tools.eject.patterns import comments
+from tfkit.tools.eject.patterns import pattern_comments
 from tfkit.tools.eject.source import tree_of
 from tfkit.tools.eject.specialise import Function
-from tfkit.tools.eject.values import Record, Records
+from tfkit.tools.eject.values import Records, RecordValue
 
 INDENT = "    "
 DOCS = 104
@@ -32,7 +32,7 @@ def function_text(function: Function) -> str:
     """Return the text of a function or method, with the remaining arguments."""
     names = _names_of_records(function)
     parameters = ["self"] * (function.module is not None)
-    parameters += [_parameter(function, name, names.get(name, name)) for name in function.parameters]
+    parameters += [_parameter_text(function, name, names.get(name, name)) for name in function.parameters]
     result = _type_text(function.code.tree.returns, function.code.names, function.records)
     head = f"def {function.name}({', '.join(parameters)}){f' -> {result}' if result else ''}:"
     docs = ast.get_docstring(function.code.tree)
@@ -44,10 +44,10 @@ def function_text(function: Function) -> str:
 
 def _names_of_records(function: Function) -> dict[str, str]:
     """Return new names for parameters that are records with a single remaining field: the name of that field."""
-    taken = reads(function.code.tree)
+    taken = variable_names(function.code.tree)
     names = {}
     for name, value in function.arguments.items():
-        field = function.records.alone(value.type) if isinstance(value, Record) and value.type else None
+        field = function.records.alone(value.type) if isinstance(value, RecordValue) and value.type else None
         if field is not None and field not in taken:
             names[name] = name.replace("context", field) if "context" in name else field
     return names
@@ -67,7 +67,7 @@ def in_docs(words: str) -> str:
     return shown.replace("\\", "\\\\").replace('"""', "'''")
 
 
-def _parameter(function: Function, name: str, written: str) -> str:
+def _parameter_text(function: Function, name: str, written: str) -> str:
     argument = next(parameter for parameter in function.code.tree.args.args if parameter.arg == name)
     annotation = _type_text(argument.annotation, function.code.names, function.records)
     default = function.code.parameters[name].default
@@ -78,7 +78,7 @@ def _parameter(function: Function, name: str, written: str) -> str:
 def _type_text(node: ast.expr | None, names: Mapping[str, Any], records: Records) -> str:
     """Return a type as text; empty if it has no name in the file."""
     try:
-        return "" if node is None else ast.unparse(_Types(names, records).visit(copied(node)))
+        return "" if node is None else ast.unparse(_Types(names, records).visit(copied_tree(node)))
     except KeyError:
         return ""
 
@@ -119,19 +119,19 @@ class _Types(ast.NodeTransformer):
 
 def steps_text(steps: list[ast.stmt]) -> str:
     """Return statements as text, without unnecessary parentheses around tuples, and with patterns as comments."""
-    steps = copied(steps)
-    for block in blocks(steps):
-        block[:] = [line for step in block for line in (*comments(step), step)]
+    steps = copied_tree(steps)
+    for block in statement_blocks(steps):
+        block[:] = [line for step in block for line in (*pattern_comments(step), step)]
     for step in steps:
         for node in ast.walk(step):
             if isinstance(node, ast.Return | ast.Assign) and node.value is not None:
-                node.value = _bare(node.value)
+                node.value = _without_parentheses(node.value)
             if isinstance(node, ast.Assign):
-                node.targets = list(map(_bare, node.targets))
+                node.targets = list(map(_without_parentheses, node.targets))
     return ast.unparse(ast.Module(steps, []))
 
 
-def _bare(node: ast.expr) -> ast.expr:
+def _without_parentheses(node: ast.expr) -> ast.expr:
     if not (isinstance(node, ast.Tuple) and node.elts):
         return node
     return ast.Name(", ".join(map(ast.unparse, node.elts)) + "," * (len(node.elts) == 1))
@@ -140,7 +140,7 @@ def _bare(node: ast.expr) -> ast.expr:
 def record_text(kind: type, records: Records) -> str:
     """Return the text of a `NamedTuple` with the remaining fields."""
     lines = [f"class {kind.__name__}(NamedTuple):"]
-    if docs := ast.get_docstring(_tree(kind)):
+    if docs := ast.get_docstring(_class_definition(kind)):
         lines += [textwrap.indent(docs_text(docs), INDENT), ""]
     fields = [
         f"{INDENT}{n}: {annotation}" for n, annotation in _field_types(kind, records).items() if n in records.left(kind)
@@ -151,11 +151,11 @@ def record_text(kind: type, records: Records) -> str:
 def _field_types(kind: type, records: Records) -> dict[str, str]:
     """Return the types of a record's fields, by their names in the file."""
     outside = ChainMap(vars(sys.modules[kind.__module__]), vars(builtins))
-    annotations = [step for step in _tree(kind).body if isinstance(step, ast.AnnAssign)]
+    annotations = [step for step in _class_definition(kind).body if isinstance(step, ast.AnnAssign)]
     return {ast.unparse(step.target): _type_text(step.annotation, outside, records) or "object" for step in annotations}
 
 
-def _tree(kind: type) -> ast.ClassDef:
+def _class_definition(kind: type) -> ast.ClassDef:
     tree = tree_of(kind)
     assert isinstance(tree, ast.ClassDef)
     return tree
@@ -201,7 +201,7 @@ class Class:
     @property
     def takes_config(self) -> bool:
         """True if its `__init__` reads the config."""
-        return any(CONFIG in reads(ast.parse(line)) for line in self.lines())
+        return any(CONFIG in variable_names(ast.parse(line)) for line in self.lines())
 
     def lines(self) -> list[str]:
         """Return the statements of its `__init__` that create attributes, tensors and children."""

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 import tfkit.nn
 from tfkit.nn import Rearrange
 from tfkit.tools.eject.config import text_of
-from tfkit.tools.eject.source import refuse
+from tfkit.tools.eject.source import ejection_error
 from tfkit.torch_private.tensors import storage_key
 
 STANDS_FOR: dict[type[nn.Module], type[nn.Module]] = {tfkit.nn.Linear: nn.Linear, tfkit.nn.Table: nn.Embedding}
@@ -23,7 +23,7 @@ STANDS_FOR: dict[type[nn.Module], type[nn.Module]] = {tfkit.nn.Linear: nn.Linear
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
-_MADE_WITH = "_tfkit_made_with"
+_CONSTRUCTOR_ARGUMENTS = "_tfkit_made_with"
 """Attribute in which torch's modules store their arguments while a model is ejected."""
 _LEFT_OUT = ("self", "device", "_weight", "_freeze")
 _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
@@ -54,7 +54,7 @@ class Sizes(TorchFunctionMode):
 
 
 @contextmanager
-def remembering() -> Iterator[Sizes]:
+def record_arguments() -> Iterator[Sizes]:
     """Record the arguments of tensors and torch modules, and of their copies, inside the context."""
     kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
     bases = {
@@ -62,7 +62,7 @@ def remembering() -> Iterator[Sizes]:
     }
     originals = {base: vars(base)["__init__"] for base in bases - {nn.Module, *CONTAINERS, *OF_PARAMETERS}}
     for base, original in originals.items():
-        base.__init__ = _remembering(original)  # type: ignore[method-assign]
+        base.__init__ = _recording_init(original)  # type: ignore[method-assign]
     try:
         with Sizes() as sizes:
             yield sizes
@@ -71,10 +71,10 @@ def remembering() -> Iterator[Sizes]:
             base.__init__ = original  # type: ignore[method-assign]
 
 
-def _remembering(original: Callable[..., None]) -> Callable[..., None]:
+def _recording_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        self.__dict__.setdefault(_MADE_WITH, (args, dict(kwargs)))
+        self.__dict__.setdefault(_CONSTRUCTOR_ARGUMENTS, (args, dict(kwargs)))
         original(self, *args, **kwargs)
 
     return init
@@ -95,18 +95,20 @@ def merge_equal(model: nn.Module) -> None:
         passing = module._non_persistent_buffers_set
         tensors = [(n, None if t is None else (t.shape, t.dtype, t.requires_grad, n in passing)) for n, t in named]
         axes = [text_of(getattr(module, axis)) for axis in module.known] if isinstance(module, Rearrange) else []
-        numbers = (repr(sorted(plain(module).items())), repr(axes))
+        numbers = (repr(sorted(plain_attributes(module).items())), repr(axes))
         return first.setdefault((type(module), children, *numbers, repr(tensors)), module)
 
     merged(model)
 
 
-def plain(module: nn.Module) -> dict[str, Any]:
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that are neither parameters nor modules."""
     if isinstance(module, torch.fx.GraphModule):
         return {}
     return {
-        name: value for name, value in module.__dict__.items() if name not in _MODULE_ATTRIBUTES and name != _MADE_WITH
+        name: value
+        for name, value in module.__dict__.items()
+        if name not in _MODULE_ATTRIBUTES and name != _CONSTRUCTOR_ARGUMENTS
     }
 
 
@@ -129,7 +131,7 @@ def arguments_of(module: nn.Module) -> dict[str, Any]:
 
     Arguments without a name are `arg_0`, `arg_1`, ...
     """
-    args, kwargs = module.__dict__.get(_MADE_WITH, ((), {}))
+    args, kwargs = module.__dict__.get(_CONSTRUCTOR_ARGUMENTS, ((), {}))
     signature = inspect.signature(torch_class(module))
     arguments: dict[str, Any] = {}
     for name, value in signature.bind(*args, **kwargs).arguments.items():
@@ -144,7 +146,7 @@ def arguments_of(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in _LEFT_OUT}
 
 
-def made_by_torch(module: nn.Module, texts: Mapping[str, str]) -> str:
+def constructor_call(module: nn.Module, texts: Mapping[str, str]) -> str:
     """Return the call that creates a torch module. Arguments without a default are positional."""
     kind = torch_class(module)
     parameters = inspect.signature(kind).parameters
@@ -156,26 +158,28 @@ def made_by_torch(module: nn.Module, texts: Mapping[str, str]) -> str:
     return f"nn.{kind.__name__}({', '.join(parts)})"
 
 
-def check_as_made(module: nn.Module) -> None:
+def check_reproducible(module: nn.Module) -> None:
     """Raise SpecError unless a torch module equals the module that its public class creates from its arguments."""
     kind = type(module)
     if kind in STANDS_FOR or kind in OF_PARAMETERS:
         return
     if getattr(nn, kind.__name__, None) is not kind:
-        raise refuse(module, "torch.nn has no public class of this name")
+        raise ejection_error(module, "torch.nn has no public class of this name")
     if not all(map(_is_torch, module.modules())):
-        raise refuse(module, "it calls modules that do not belong to torch")
-    args, kwargs = module.__dict__.get(_MADE_WITH, ((), {}))
+        raise ejection_error(module, "it calls modules that do not belong to torch")
+    args, kwargs = module.__dict__.get(_CONSTRUCTOR_ARGUMENTS, ((), {}))
     with torch.device("meta"):
         again = kind(*args, **kwargs)
-    if _state(again) != _state(module):
-        raise refuse(module, "it was changed after its creation: pass arguments to its constructor, or write a class")
+    if _module_state(again) != _module_state(module):
+        raise ejection_error(
+            module, "it was changed after its creation: pass arguments to its constructor, or write a class"
+        )
 
 
-def _state(module: nn.Module) -> object:
+def _module_state(module: nn.Module) -> object:
     """Return the state of a module, which any change of the module affects."""
     inner = [
-        (path, type(child), {n: repr(v) for n, v in plain(child).items() if not n.startswith("_")})
+        (path, type(child), {n: repr(v) for n, v in plain_attributes(child).items() if not n.startswith("_")})
         for path, child in module.named_modules(remove_duplicate=False)
     ]
     return inner, [(name, tensor.shape) for name, tensor in module.state_dict().items()]

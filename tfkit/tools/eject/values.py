@@ -21,14 +21,14 @@ class Some(AbstractValue):
 
 
 @dataclass(frozen=True, eq=False)
-class Known(AbstractValue):
+class ConcreteValue(AbstractValue):
     """A known value. Literals are written where they are used; other values keep their names."""
 
     value: Any
     literal: bool = False
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Known) or self.literal != other.literal:
+        if not isinstance(other, ConcreteValue) or self.literal != other.literal:
             return False
         same = type(self.value) is type(other.value)
         return self.value is other.value or (same and _is_data(self.value) and bool(self.value == other.value))
@@ -53,7 +53,7 @@ class Method(AbstractValue):
 
 
 @dataclass(frozen=True)
-class Record(AbstractValue):
+class RecordValue(AbstractValue):
     """A tuple, or a `NamedTuple` of type `type`."""
 
     type: type | None
@@ -74,7 +74,7 @@ class Maybe(AbstractValue):
     value: AbstractValue
 
 
-NONE = Known(None, literal=True)
+NONE = ConcreteValue(None, literal=True)
 ANY_VALUE = AbstractValue()
 SOME_VALUE = Some()
 
@@ -83,19 +83,25 @@ def join(a: AbstractValue, b: AbstractValue) -> AbstractValue:
     """Return the facts that hold for both of two values."""
     if a == b:
         return a
-    if isinstance(a, Known) and isinstance(b, Known) and Known(a.value) == Known(b.value):
-        return Known(a.value)
+    if (
+        isinstance(a, ConcreteValue)
+        and isinstance(b, ConcreteValue)
+        and ConcreteValue(a.value) == ConcreteValue(b.value)
+    ):
+        return ConcreteValue(a.value)
     if isinstance(a, Modules) and isinstance(b, Modules):
         return Modules((*a.modules, *(module for module in b.modules if module not in a.modules)))
-    if isinstance(a, Record) and isinstance(b, Record) and a.type is b.type and len(a.items) == len(b.items):
-        return Record(a.type, tuple(map(join, a.items, b.items)))
+    if isinstance(a, RecordValue) and isinstance(b, RecordValue) and a.type is b.type and len(a.items) == len(b.items):
+        return RecordValue(a.type, tuple(map(join, a.items, b.items)))
     if isinstance(a, Items) and isinstance(b, Items):
         return Items(join(a.item, b.item) if a.item and b.item else a.item or b.item)
     if may_be_none(a) or may_be_none(b):
-        contents = [present(value) for value in (a, b) if not (isinstance(value, Known) and value.value is None)]
+        contents = [
+            without_none(value) for value in (a, b) if not (isinstance(value, ConcreteValue) and value.value is None)
+        ]
         content = join_all(contents) if contents else ANY_VALUE
-        return Maybe(content) if isinstance(content, Record | Items) else ANY_VALUE
-    parts = [item for value in (a, b) if isinstance(value, Record) for item in value.items]
+        return Maybe(content) if isinstance(content, RecordValue | Items) else ANY_VALUE
+    parts = [item for value in (a, b) if isinstance(value, RecordValue) for item in value.items]
     return Items(ANY_VALUE) if any(map(may_be_none, parts)) else SOME_VALUE
 
 
@@ -107,23 +113,25 @@ def join_all(values: Iterable[AbstractValue]) -> AbstractValue:
 def may_be_none(value: AbstractValue) -> bool:
     """Return True unless a value is known not to be None."""
     return (
-        type(value) is AbstractValue or isinstance(value, Maybe) or (isinstance(value, Known) and value.value is None)
+        type(value) is AbstractValue
+        or isinstance(value, Maybe)
+        or (isinstance(value, ConcreteValue) and value.value is None)
     )
 
 
-def present(value: AbstractValue) -> AbstractValue:
+def without_none(value: AbstractValue) -> AbstractValue:
     """Return the facts about a value in code where it is not None."""
     return value.value if isinstance(value, Maybe) else SOME_VALUE if type(value) is AbstractValue else value
 
 
-def is_constant(value: AbstractValue) -> TypeGuard[Known]:
+def is_constant(value: AbstractValue) -> TypeGuard[ConcreteValue]:
     """Return True if a value is a literal."""
-    return isinstance(value, Known) and value.literal
+    return isinstance(value, ConcreteValue) and value.literal
 
 
-def truth(value: AbstractValue) -> bool | None:
+def truth_value(value: AbstractValue) -> bool | None:
     """Return the truth of a value; None if it is unknown."""
-    if isinstance(value, Known):
+    if isinstance(value, ConcreteValue):
         try:
             return bool(value.value)
         except Exception:  # for instance a tensor of several elements
@@ -146,10 +154,10 @@ def fields_of(kind: type) -> tuple[str, ...]:
 class Records(dict[type, list[AbstractValue]]):
     """The `NamedTuple`s of a model, each with the values of its fields over all instances."""
 
-    def add(self, kind: type, items: list[AbstractValue]) -> Record:
+    def add(self, kind: type, items: list[AbstractValue]) -> RecordValue:
         """Record an instance, and return its value."""
         self[kind] = [join(a, b) for a, b in zip(self.get(kind, items), items, strict=True)]
-        return Record(kind, tuple(items))
+        return RecordValue(kind, tuple(items))
 
     def left(self, kind: type) -> list[str]:
         """Return the remaining fields of a `NamedTuple`: fields that are not the same constant in all instances."""

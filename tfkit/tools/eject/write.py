@@ -15,25 +15,25 @@ from torch import nn
 from torch.nn import functional as F
 
 from tfkit.arguments import checked
-from tfkit.building.builder import assemble, graph_of
+from tfkit.building.builder import assemble_model, graph_of
 from tfkit.building.edits import AnyModel, MeasuredModel, check_unedited
-from tfkit.building.initialize import rules
-from tfkit.building.model import unwrapped
+from tfkit.building.initialize import init_rules
+from tfkit.building.model import unwrapped_model
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, as_graph
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.classes import Classes
-from tfkit.tools.eject.cleanup import reads
+from tfkit.tools.eject.cleanup import variable_names
 from tfkit.tools.eject.config import name_of, text_of, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import as_comments, prepare_patterns
-from tfkit.tools.eject.proof import tried
+from tfkit.tools.eject.proof import convert_errors
 from tfkit.tools.eject.shapes import with_shapes
 from tfkit.tools.eject.source import written_out
 from tfkit.tools.eject.specialise import Specialiser
 from tfkit.tools.eject.text import Class, function_text, in_docs, record_text
-from tfkit.tools.eject.torch_modules import merge_equal, remembering
+from tfkit.tools.eject.torch_modules import merge_equal, record_arguments
 
 _IMPORTED = (ModuleType, FunctionType, BuiltinFunctionType, type)
 """Types of global objects that a file imports or defines. Objects of other types are constants."""
@@ -57,15 +57,15 @@ def eject(graph: AnyModel, *, allow_change: bool = False) -> str:
             or the modules of a built model differ from its spec, unless `allow_change`.
     """
     if isinstance(graph, nn.Module):
-        check_unedited(model := unwrapped(graph), allow_change=allow_change, writer="eject")
+        check_unedited(model := unwrapped_model(graph), allow_change=allow_change, writer="eject")
         graph = graph_of(model)
     graph = graph.graph if isinstance(graph, MeasuredModel) else as_graph(graph)
     named, config = with_names(graph)
-    with torch.device("meta"), remembering() as sizes:
-        model = assemble(named)
-    plan = rules(model, graph)
+    with torch.device("meta"), record_arguments() as sizes:
+        model = assemble_model(named)
+    plan = init_rules(model, graph)
     prepare_patterns(model)
-    check_apart(model)
+    check_no_shared_tensors(model)
     merge_equal(model)
     whole = Specialiser(model)
     whole.run()
@@ -74,11 +74,11 @@ def eject(graph: AnyModel, *, allow_change: bool = False) -> str:
     weights = InitialWeights(graph.spec.model.init, plan, {path: model.get_submodule(path) for path in plan}, whole)
     classes = Classes(graph, whole, sizes, config)
     weights.add_to(classes)
-    with tried():
-        return with_shapes(formatted(_text(graph, whole, classes, weights.uses)), graph)
+    with convert_errors():
+        return with_shapes(formatted_code(_file_text(graph, whole, classes, weights.uses)), graph)
 
 
-def check_apart(model: nn.Module) -> None:
+def check_no_shared_tensors(model: nn.Module) -> None:
     """Raise SpecError if a tensor has two names, because the classes of a file cannot share tensors."""
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -87,7 +87,7 @@ def check_apart(model: nn.Module) -> None:
             raise SpecError(Diagnostic(message, help="use a single module, and call it twice"))
 
 
-def formatted(text: str) -> str:
+def formatted_code(text: str) -> str:
     """Format a text with ruff."""
     if importlib.util.find_spec("ruff") is None:
         raise SpecError(Diagnostic("ejecting needs `ruff`, which is not installed", help='pip install "tfkit[eject]"'))
@@ -105,17 +105,17 @@ def formatted(text: str) -> str:
     return text
 
 
-def _text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str, Any]) -> str:
+def _file_text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str, Any]) -> str:
     """Return the full file. `uses` holds the global names that the initialization uses."""
     config = classes.config
-    imports, parts = definitions(whole, uses)
+    imports, parts = imports_and_definitions(whole, uses)
     parts += [ejected.source(config) for ejected in classes.order]
-    parts.append(_main(graph, classes.of[whole.model]))
-    head = f'"""{docs(graph)}\n"""\n\n{imports}'
+    parts.append(_main_block(graph, classes.of[whole.model]))
+    head = f'"""{file_docstring(graph)}\n"""\n\n{imports}'
     return "\n\n\n".join([head, *filter(None, [config.source("\n".join(parts))]), *parts]) + "\n"
 
 
-def definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[str]]:
+def imports_and_definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return the imports of a model's functions, and its records, constants and functions outside of classes.
 
     `uses` holds additional global names.
@@ -130,7 +130,7 @@ def definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[
                 parts.append(f"{name} = {text_of(value)}")
     parts += [function_text(called) for called in functions if called.module is None and called.returns is None]
     ours = {*whole.records, *(called for _, called in whole.functions)}
-    return "\n".join(sorted(_imports(outside, ours))), parts
+    return "\n".join(sorted(_import_lines(outside, ours))), parts
 
 
 def _in_order(records: Mapping[str, str]) -> list[str]:
@@ -138,12 +138,12 @@ def _in_order(records: Mapping[str, str]) -> list[str]:
     ordered: dict[str, str] = {}
     while len(ordered) < len(records):
         for name, text in records.items():
-            if reads(ast.parse(text)) & (records.keys() - {name}) <= ordered.keys():
+            if variable_names(ast.parse(text)) & (records.keys() - {name}) <= ordered.keys():
                 ordered.setdefault(name, text)
     return list(ordered.values())
 
 
-def docs(graph: Graph) -> str:
+def file_docstring(graph: Graph) -> str:
     """Return the docstring of a file: the model, its source, and the letters of axes."""
     spec = graph.spec.model
     lines = [f"{spec.name}: {spec.description}" if spec.description else spec.name, ""]
@@ -152,7 +152,7 @@ def docs(graph: Graph) -> str:
     return in_docs("\n".join(lines))
 
 
-def _imports(outside: Mapping[str, Any], ours: Set[Any]) -> Iterator[str]:
+def _import_lines(outside: Mapping[str, Any], ours: Set[Any]) -> Iterator[str]:
     """Yield the imports of names from outside, and imports that a file may need: ruff removes unused imports."""
     yield "import torch"
     yield "from torch import Tensor, nn"
@@ -172,7 +172,7 @@ def _imports(outside: Mapping[str, Any], ours: Set[Any]) -> Iterator[str]:
             yield f"from {home} import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
 
 
-def _main(graph: Graph, root: Class) -> str:
+def _main_block(graph: Graph, root: Class) -> str:
     arguments = []
     for name, value in random_inputs(graph, batch=1).items():
         kind = "" if value.is_floating_point() else ", dtype=torch.long"

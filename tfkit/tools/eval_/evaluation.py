@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from tfkit.arguments import AnyPath, Sets, checked
-from tfkit.building.instrument import instrumented
+from tfkit.building.instrument import instrument_model
 from tfkit.commands import build_with_weights
-from tfkit.errors import Diagnostic, SpecError, similar
+from tfkit.errors import Diagnostic, SpecError, similar_name_help
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, check_length, check_metrics, load_run
 from tfkit.run.contract import MetricConfig
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.evaluate import evaluate as numbers_of
+from tfkit.run.training.evaluate import evaluate_splits as numbers_of
 from tfkit.spec.folder import has_weights, model_folder
 from tfkit.spec.merge import as_changes
 from tfkit.tools.common.loading_weights import check_weights
@@ -77,23 +77,23 @@ def evaluate_run(
     chosen = splits or tuple(name for name in available if name != "train") or ("train",)
     for name in chosen:
         check_length(run, name)
-    configs = _metrics(plugins, run, metrics)
+    configs = _metric_configs(plugins, run, metrics)
     check_metrics(run, configs)
     if not allow_change:
         check_weights(weights)
     model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
-    instrumented(model)
+    instrument_model(model)
     whole = {name: SplitConfig(batches="all") for name in chosen}
     return numbers_of(model, run, whole, configs)
 
 
-def _metrics(plugins: Plugins, run: Run, names: tuple[str, ...]) -> tuple[MetricConfig, ...]:
+def _metric_configs(plugins: Plugins, run: Run, names: tuple[str, ...]) -> tuple[MetricConfig, ...]:
     """Return the metrics of these kinds; by default the metrics of the run, else the loss."""
     if not names and run.config.eval is not None:
         return run.config.eval.metrics
     kinds = plugins.registry.kinds("metric")
     for name in names:
         if name not in kinds:
-            help, notes = similar("a metric", name, kinds), (f"metrics: {', '.join(kinds)}",)
+            help, notes = similar_name_help("a metric", name, kinds), (f"metrics: {', '.join(kinds)}",)
             raise SpecError(Diagnostic(f"there is no metric `{name}`", notes=notes, help=help))
     return tuple(kinds[name].config() for name in names or ("loss",))  # type: ignore[misc]

@@ -11,7 +11,7 @@ from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec, reader_of
 from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, print_tables, stages, table
-from tfkit.errors import SpecError, printable
+from tfkit.errors import SpecError, printable_text
 from tfkit.tools.common.units import bytes_text
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def export(
     if json:
         print_json(exported)
     else:
-        _show(exported)
+        _print_exported(exported)
 
 
 def _show_formats(available: Formats, *, json: bool) -> None:
@@ -118,10 +118,12 @@ def _show_formats(available: Formats, *, json: bool) -> None:
         print_tables(table(columns, rows))
 
 
-def _show(exported: Exported) -> None:
+def _print_exported(exported: Exported) -> None:
     rows = [(check.case, f"{check.difference:.1e}") for check in exported.checks]
-    head = f"wrote {printable(exported.files[0])}: {exported.name} as {exported.format}, {bytes_text(exported.bytes)}"
-    further = [f"wrote {printable(file)}" for file in exported.files[1:]]
+    head = (
+        f"wrote {printable_text(exported.files[0])}: {exported.name} as {exported.format}, {bytes_text(exported.bytes)}"
+    )
+    further = [f"wrote {printable_text(file)}" for file in exported.files[1:]]
     print_tables(
         head, *further, "", table(["read again and run: batch x length", "difference"], rows, right=["difference"])
     )

@@ -15,15 +15,15 @@ from typing import Any
 from torch import fx
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.building.builder import build, evaluating, graph_of
-from tfkit.building.model import BuiltModel, whole
+from tfkit.building.builder import build, evaluation_mode, graph_of
+from tfkit.building.model import BuiltModel, complete_model
 from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.tools.common.atomic_files import check_file, extras_of, fresh_file
 from tfkit.tools.common.memory_needs import size_of
-from tfkit.tools.common.model_inputs import example
+from tfkit.tools.common.model_inputs import export_inputs
 from tfkit.tools.common.units import bytes_text
 from tfkit.tools.export.formats import Format, formats_of
 from tfkit.tools.export.verification import Check, check
@@ -82,7 +82,7 @@ def export(
             written.
         ValueError: the model was not built by tfkit, or its parameters are sharded.
     """
-    model, path = whole(model), Path(path)
+    model, path = complete_model(model), Path(path)
     chosen = formats_of(plugins or load_plugins()).choose(path, format)
     check_file(path, device=False)
     if broken := not_finite(model.state_dict()):
@@ -92,13 +92,13 @@ def export(
             )
         )
     path = Path(os.path.realpath(path)) if path.is_symlink() else path  # the target of a link is replaced, not the link
-    with evaluating(model), _readable(path, ""), fresh_file(path) as new:
+    with evaluation_mode(model), _convert_errors(path, ""), fresh_file(path) as new:
         stage(f"writing {path}")
-        with _readable(path, chosen.name):
+        with _convert_errors(path, chosen.name):
             _check_room(model, new.parent)
-            chosen.write(model, example(model), new)
+            chosen.write(model, export_inputs(model), new)
         stage("comparing it with the model")
-        with _readable(path, chosen.name, "read again"):
+        with _convert_errors(path, chosen.name, "read again"):
             checks = check(model, chosen.open(new, model), chosen)
         parts = sorted(file.relative_to(new.parent) for file in extras_of(new).rglob("*"))
     files = [path, *(path.parent / part for part in parts)]
@@ -130,7 +130,7 @@ def _check_room(model: fx.GraphModule, folder: Path) -> None:
 
 
 @contextmanager
-def _readable(path: Path, format: str, what: str = "written") -> Iterator[None]:
+def _convert_errors(path: Path, format: str, what: str = "written") -> Iterator[None]:
     """Convert any error of a format to a SpecError."""
     try:
         yield

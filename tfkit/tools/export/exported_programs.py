@@ -22,14 +22,14 @@ from torch.export import Dim, ExportedProgram
 
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Cached, MixerConfig, State
-from tfkit.decoding.modules import empty_caches, made_once, reading_module, stepping_module
+from tfkit.decoding.modules import empty_caches, initial_value_names, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
 from tfkit.graph.expand import Graph, as_list
 from tfkit.graph.input_shapes import fixed_lengths, max_len
 from tfkit.nn import Past, as_padding_mask
-from tfkit.tools.common.model_inputs import example
-from tfkit.tools.export.failing_component import failing, quiet, refused
+from tfkit.tools.common.model_inputs import export_inputs
+from tfkit.tools.export.failing_component import exporter_error, failing_module_path, suppress_messages
 from tfkit.tools.export.formats import CachedReader, Inputs, Opened
 
 MODEL, READ, PREFILL, DECODE = "model", "read", "prefill", "decode"
@@ -74,7 +74,7 @@ class Caches:
 
     def room(self, cache: Cache) -> int:
         """Return the capacity of the caches in tokens."""
-        return _room(cache, self.full, self.limit)
+        return _cache_capacity(cache, self.full, self.limit)
 
     def free(self, cache: Cache) -> dict[str, list[list[dict[int, Any]]]]:
         """Return the dynamic sizes of each cache; the slots of a sliding window and the rows of a state are fixed."""
@@ -97,7 +97,7 @@ def caches_of(graph: Graph) -> Caches | None:
     return None if parts is None else Caches(graph, parts)
 
 
-def programs(
+def model_programs(
     model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool = True
 ) -> dict[str, ExportedProgram]:
     """Return the programs of a model in eval mode, by name; only `model` if it needs full sequences.
@@ -106,35 +106,35 @@ def programs(
     are updated in place; otherwise they are a second result. Raise SpecError with the component at fault if
     torch.export rejects the model.
     """
-    if reasons := _loops(graph_of(model)):
+    if reasons := _loop_errors(graph_of(model)):
         raise SpecError(*reasons)
     try:
-        return _programs(model, inputs, in_place=in_place)
+        return _export_programs(model, inputs, in_place=in_place)
     except Exception as error:
-        path = failing(model, lambda: _programs(model, inputs, in_place=in_place))
-        raise refused(model, path, error, "torch.export") from error
+        path = failing_module_path(model, lambda: _export_programs(model, inputs, in_place=in_place))
+        raise exporter_error(model, path, error, "torch.export") from error
 
 
-def refusals(model: fx.GraphModule) -> list[Diagnostic]:
+def export_errors(model: fx.GraphModule) -> list[Diagnostic]:
     """Return the reasons why a model has no programs. The model may be on the meta device."""
-    if reasons := _loops(graph_of(model)):
+    if reasons := _loop_errors(graph_of(model)):
         return reasons
-    inputs = example(model)
+    inputs = export_inputs(model)
     try:
-        exported(model, inputs, fixed=fixed_lengths(graph_of(model)))
+        export_module(model, inputs, fixed=fixed_lengths(graph_of(model)))
     except Exception as error:
-        path = failing(model, lambda: exported(model, inputs))
-        return list(refused(model, path, error, "torch.export").diagnostics)
+        path = failing_module_path(model, lambda: export_module(model, inputs))
+        return list(exporter_error(model, path, error, "torch.export").diagnostics)
     return []
 
 
-def looping(graph: Graph) -> dict[str, str]:
+def looping_kinds(graph: Graph) -> dict[str, str]:
     """Return the kinds of the mixers whose loops fix the length of a program, with the path of a config of each."""
     mixers = graph.configs(MixerConfig)
     return {mixer.kind_name(): path for path, mixer in mixers if not mixer.free_length}
 
 
-def _loops(graph: Graph) -> list[Diagnostic]:
+def _loop_errors(graph: Graph) -> list[Diagnostic]:
     """Return an error for each looping kind. The error of torch would name a constraint instead of a component."""
     return [
         Diagnostic(
@@ -143,28 +143,30 @@ def _loops(graph: Graph) -> list[Diagnostic]:
             path,
             help="export TorchScript, which keeps loops: --format torchscript",
         )
-        for kind, path in looping(graph).items()
+        for kind, path in looping_kinds(graph).items()
     ]
 
 
-def _programs(model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool) -> dict[str, ExportedProgram]:
+def _export_programs(
+    model: fx.GraphModule, inputs: Mapping[str, Tensor], *, in_place: bool
+) -> dict[str, ExportedProgram]:
     graph = graph_of(model)
-    exported_programs = {MODEL: exported(model, dict(inputs), fixed=fixed_lengths(graph))}
+    exported_programs = {MODEL: export_module(model, dict(inputs), fixed=fixed_lengths(graph))}
     if (caches := caches_of(graph)) is None:
         return exported_programs
     values, parts = dict(inputs), caches.parts
     if parts.initial_nodes:
         reading = reading_module(model, graph, parts)
         arguments = {name: inputs[name] for name in inputs_of(reading)}
-        exported_programs[READ] = exported(reading, arguments, fixed=fixed_lengths(graph))
+        exported_programs[READ] = export_module(reading, arguments, fixed=fixed_lengths(graph))
         with torch.no_grad():
-            values |= zip(made_once(parts), reading(**arguments), strict=True)
+            values |= zip(initial_value_names(parts), reading(**arguments), strict=True)
     for name in (PREFILL, DECODE):
-        exported_programs[name] = _piece(model, caches, values, decode=name == DECODE, in_place=in_place)
+        exported_programs[name] = _step_program(model, caches, values, decode=name == DECODE, in_place=in_place)
     return exported_programs
 
 
-def _piece(
+def _step_program(
     model: fx.GraphModule, caches: Caches, values: Mapping[str, Tensor], *, decode: bool, in_place: bool
 ) -> ExportedProgram:
     """Return the program of the first step of a sequence, or of each further token."""
@@ -180,11 +182,11 @@ def _piece(
     like = next(model.parameters(), torch.empty(0))
     arguments["cache"] = caches.make(tokens.size(0), tokens.size(1), memory, like)
     arguments["past"] = torch.ones(tokens.size(0), dtype=torch.int64, device=tokens.device)
-    _rewrite(step, caches, gone=first if decode else (), decode=decode, in_place=in_place)
-    return exported(step, arguments, caches)
+    _rewrite_step(step, caches, gone=first if decode else (), decode=decode, in_place=in_place)
+    return export_module(step, arguments, caches)
 
 
-def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decode: bool, in_place: bool) -> None:
+def _rewrite_step(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decode: bool, in_place: bool) -> None:
     """Change a stepping module so that all arguments are tensors: the caches determine their capacity in tokens."""
     graph = step.graph
     arguments = {str(node.target): node for node in graph.find_nodes(op="placeholder")}
@@ -194,13 +196,13 @@ def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decod
     with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
         if not in_place:
             memory = caches.of_memory if decode else []
-            cache.replace_all_uses_with(copies := graph.call_function(_copied, (cache, memory)))
+            cache.replace_all_uses_with(copies := graph.call_function(_copied_caches, (cache, memory)))
             copies.args = (cache, memory)
-        past.replace_all_uses_with(graph.call_function(_past, (cache, lengths, caches.full, caches.limit)))
+        past.replace_all_uses_with(graph.call_function(_preceding_tokens, (cache, lengths, caches.full, caches.limit)))
     if not in_place:
         (output,) = graph.find_nodes(op="output")
         with graph.inserting_before(output):
-            output.args = ((output.args[0], graph.call_function(_without, (copies, memory))),)
+            output.args = ((output.args[0], graph.call_function(_without_caches, (copies, memory))),)
     fixed = {arguments["keep"]: 0} | {arguments[name]: None for name in gone}
     for node in graph.nodes:
         node.args, node.kwargs = fx.node.map_arg(
@@ -211,7 +213,7 @@ def _rewrite(step: fx.GraphModule, caches: Caches, *, gone: Iterable[str], decod
     step.recompile()
 
 
-def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) -> int:
+def _cache_capacity(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) -> int:
     """Return the capacity of the caches in tokens, from the size of a cache that holds all tokens."""
     if full is None:
         return limit or UNLIMITED
@@ -219,13 +221,15 @@ def _room(cache: Cache, full: tuple[str, int, int] | None, limit: int | None) ->
     return cache[name][layer][i].size(2) - 1
 
 
-def _past(cache: Cache, lengths: Tensor | None, full: tuple[str, int, int] | None, limit: int | None) -> Past:
+def _preceding_tokens(
+    cache: Cache, lengths: Tensor | None, full: tuple[str, int, int] | None, limit: int | None
+) -> Past:
     """Return the preceding tokens: none, or all columns except one; all shapes are then constant."""
-    room = _room(cache, full, limit)
+    room = _cache_capacity(cache, full, limit)
     return Past(0 if lengths is None else room - 1, room, lengths)
 
 
-def _copied(cache: Cache, read: Collection[str]) -> Cache:
+def _copied_caches(cache: Cache, read: Collection[str]) -> Cache:
     """Copy the caches that the program updates."""
     return {
         name: layers if name in read else [[tensor.clone() for tensor in tensors] for tensors in layers]
@@ -233,7 +237,7 @@ def _copied(cache: Cache, read: Collection[str]) -> Cache:
     }
 
 
-def _without(cache: Cache, names: Collection[str]) -> Cache:
+def _without_caches(cache: Cache, names: Collection[str]) -> Cache:
     return {name: layers for name, layers in cache.items() if name not in names}
 
 
@@ -241,7 +245,7 @@ def _is_vector(x: Tensor) -> bool:
     return x.dim() == 2 and x.is_floating_point()
 
 
-def exported(
+def export_module(
     module: fx.GraphModule, arguments: dict[str, Any], caches: Caches | None = None, *, fixed: Collection[str] = ()
 ) -> ExportedProgram:
     """Export a module with its arguments; the batch and all lengths above 1 are dynamic.
@@ -257,7 +261,7 @@ def exported(
     if caches is not None:
         shapes["cache"] = caches.free(kwargs["cache"])
     shapes = {name: shapes[name] for name in kwargs}
-    with quiet(), torch.no_grad():
+    with suppress_messages(), torch.no_grad():
         program = torch.export.export(module, (), kwargs, dynamic_shapes=shapes, strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it contains paths of the machine that exports
@@ -273,7 +277,9 @@ class Watched(fx.Interpreter):
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__(module := program.module())
         self.outputs: dict[str, Tensor] = {}
-        self._returned = returned({node: _calls(node) for node in module.graph.nodes}, lambda node: node.users)
+        self._returned = returning_modules(
+            {node: _module_calls(node) for node in module.graph.nodes}, lambda node: node.users
+        )
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one operation."""
@@ -283,12 +289,14 @@ class Watched(fx.Interpreter):
         return value
 
 
-def _calls(node: fx.Node) -> dict[str, str]:
+def _module_calls(node: fx.Node) -> dict[str, str]:
     """Return the module calls that an operation belongs to, by unique names, with the modules' paths."""
     return {call: path for call, (path, _) in node.meta.get("nn_module_stack", {}).items()}
 
 
-def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iterable[Any]]) -> dict[Any, list[str]]:
+def returning_modules(
+    calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iterable[Any]]
+) -> dict[Any, list[str]]:
     """Map each operation to the modules that return its value: a user of the value is not part of the module call.
 
     The name of a second call of a module contains `@`.
@@ -306,7 +314,7 @@ def returned(calls: Mapping[Any, Mapping[str, str]], users: Callable[[Any], Iter
 # ---- incremental reading by the programs of a file: the same calls for all formats with programs ----
 
 
-class PieceReader:
+class IncrementalReader:
     """Reads up to `length` tokens of each sequence in steps: the first by one program, then token by token."""
 
     def __init__(self, graph: Graph, caches: Caches, programs: Programs, *, length: int, like: Tensor) -> None:
@@ -325,12 +333,16 @@ class PieceReader:
         """Begin new sequences, and read the inputs that are read once."""
         parts, values = self._caches.parts, dict(inputs)
         if parts.initial_nodes:
-            arguments = complete(self._graph, inputs, self._programs.takes(READ))
-            values |= arguments | dict(zip(made_once(parts), self._programs.run(READ, arguments), strict=True))
+            arguments = program_arguments(self._graph, inputs, self._programs.takes(READ))
+            values |= arguments | dict(
+                zip(initial_value_names(parts), self._programs.run(READ, arguments), strict=True)
+            )
         self._first = {name: values[name] for name in self._caches.first}
         memory = next((value.size(1) for value in self._first.values()), 1)
         again = (*parts.step_inputs, *(f"{name}_mask" for name in parts.step_inputs))
-        always = complete(self._graph, values, [name for name in self._programs.takes(DECODE) if name not in again])
+        always = program_arguments(
+            self._graph, values, [name for name in self._programs.takes(DECODE) if name not in again]
+        )
         self._always = {**always, "cache": self._caches.make(batch, self._length, memory, self._like)}
         self._batch, self._lengths, self._used = batch, None, 0
 
@@ -354,7 +366,7 @@ class PieceReader:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _prefill(self, arguments: dict[str, Tensor]) -> list[Tensor]:
-        taken = complete(self._graph, arguments | self._always | self._first, self._programs.takes(PREFILL))
+        taken = program_arguments(self._graph, arguments | self._always | self._first, self._programs.takes(PREFILL))
         return self._programs.run(PREFILL, taken)
 
     def _decode(self, arguments: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
@@ -365,18 +377,18 @@ class PieceReader:
             column_inputs = {name: value[:, i : i + 1].contiguous() for name, value in arguments.items()}
             column_inputs |= self._always | {"past": self._lengths + mask[:, :i].sum(dim=1)}
             columns.append(
-                self._programs.run(DECODE, complete(self._graph, column_inputs, self._programs.takes(DECODE)))
+                self._programs.run(DECODE, program_arguments(self._graph, column_inputs, self._programs.takes(DECODE)))
             )
         return [torch.cat(column, dim=1) for column in zip(*columns, strict=True)]
 
 
-def complete(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dict[str, Tensor]:
+def program_arguments(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dict[str, Tensor]:
     """Return all arguments of a program: missing masks hide nothing, missing optional tokens are 0."""
     arguments = dict(inputs)
     names = list(names)
     for name in names:
         if name in graph.inputs and name not in arguments:
-            arguments[name] = torch.zeros_like(arguments[_beside(graph, name)])
+            arguments[name] = torch.zeros_like(arguments[_described_input(graph, name)])
     for name in names:
         if name.endswith("_mask") and name not in arguments and name.removesuffix("_mask") in arguments:
             hidden = arguments[name.removesuffix("_mask")]
@@ -384,7 +396,7 @@ def complete(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dict[str, Te
     return {name: arguments[name] for name in names if name in arguments}
 
 
-def _beside(graph: Graph, name: str) -> str:
+def _described_input(graph: Graph, name: str) -> str:
     """Return the input that an optional input describes."""
     for node in graph.nodes:
         if any(name in as_list(source) for source in node.wires.values()):
@@ -407,9 +419,9 @@ class Programs(Opened):
         """Run a program and return its results. The tensors in `cache` are updated in place."""
 
     def forward(self, inputs: Inputs) -> list[Tensor]:
-        return self.run(MODEL, complete(self.graph, inputs, self.takes(MODEL)))
+        return self.run(MODEL, program_arguments(self.graph, inputs, self.takes(MODEL)))
 
     def cached(self, length: int) -> CachedReader | None:
         caches = caches_of(self.graph)
         like = next(iter(self.weights().values()), torch.empty(0))
-        return None if caches is None else PieceReader(self.graph, caches, self, length=length, like=like)
+        return None if caches is None else IncrementalReader(self.graph, caches, self, length=length, like=like)

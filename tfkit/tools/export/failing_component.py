@@ -17,23 +17,23 @@ from tfkit.building.builder import graph_of
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.spec.messages import fault_of
 from tfkit.tools.common.ownership import owners_of
-from tfkit.torch_private.programs import decomposed
+from tfkit.torch_private.programs import decomposed_program
 
 ANSI = re.compile(r"\x1b\[\d*m")
 
 
-def refused(model: fx.GraphModule, path: str | None, error: Exception, exporter: str) -> SpecError:
+def exporter_error(model: fx.GraphModule, path: str | None, error: Exception, exporter: str) -> SpecError:
     """Return the error for a module on which an exporter fails; `path` is None if the module is unknown."""
     part = owners_of(model).get(path or "")
     if part is None:
-        message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {reason(error)}"
+        message = f"`{graph_of(model).name}` cannot be exported by {exporter}: {error_summary(error)}"
         return SpecError(Diagnostic(message, help="try a different --format"))
     config = model.meta["components"][part.owner]
-    message = f"{config.slot} `{config.kind_name()}` cannot be exported by {exporter}: {reason(error)}"
+    message = f"{config.slot} `{config.kind_name()}` cannot be exported by {exporter}: {error_summary(error)}"
     return SpecError(Diagnostic(message, None, f"graph.{part.owner}", help=fault_of(type(config))))
 
 
-def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:
+def failing_module_path(model: nn.Module, run: Callable[[], Any]) -> str | None:
     """Return the path of the innermost module running when `run` fails; None if there is none."""
     running: list[str] = []
 
@@ -55,14 +55,14 @@ def failing(model: nn.Module, run: Callable[[], Any]) -> str | None:
     return None
 
 
-def using(program: ExportedProgram, error: Exception) -> str | None:
+def operation_module_path(program: ExportedProgram, error: Exception) -> str | None:
     """Return the path of the first module with the operation that an error names, or an operation derived from it."""
     named = re.search(r"op='([\w.]+)'|torch\.ops\.([\w.]+)", str(error))
     if named is None:
         return None
     operation = ".".join((named[1] or named[2]).split(".")[:2])
-    with quiet():
-        core = decomposed(program)
+    with suppress_messages():
+        core = decomposed_program(program)
     for node in (*program.graph.nodes, *core.graph.nodes):
         stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
         if stack and str(node.target).startswith(f"{operation}."):
@@ -70,7 +70,7 @@ def using(program: ExportedProgram, error: Exception) -> str | None:
     return None
 
 
-def reason(error: Exception) -> str:
+def error_summary(error: Exception) -> str:
     """Summarize an exporter's error in one line: the innermost error that it quotes."""
     text = ANSI.sub("", str(error))
     _, _, summary = text.partition("## Exception summary")
@@ -81,7 +81,7 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_messages() -> Iterator[None]:
     """Suppress an exporter's progress messages, and the program that it prints before an error."""
     level = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):

@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.building.edits import check_unedited, edits
+from tfkit.building.edits import check_unedited, model_edits
 from tfkit.checkpoint.fitting import safetensors_metadata
 from tfkit.checkpoint.weight_map import sort_metadata
 from tfkit.decoding.cached import CachedModel
-from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
-from tfkit.plugin.discover import DISABLE, own_version
+from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar_name_help
+from tfkit.plugin.discover import DISABLE, tfkit_version
 from tfkit.plugin.manager import Plugins
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.model_inputs import as_tensors
 
@@ -118,13 +118,13 @@ class Format(ABC):
         """Read a file of `write`. The model provides its structure and names, not its weights."""
 
 
-def metadata(model: fx.GraphModule) -> dict[str, str]:
+def model_metadata(model: fx.GraphModule) -> dict[str, str]:
     """Return the metadata, texts by name, for every format that can store it. An edited model has no spec."""
-    graph, changes = graph_of(model), [text for text, _ in edits(model)]
+    graph, changes = graph_of(model), [text for text, _ in model_edits(model)]
     return {
         "name": graph.name,
-        **({"changed": "\n".join(changes)} if changes else {"spec": render(graph.spec.model)}),
-        "tfkit": own_version(),
+        **({"changed": "\n".join(changes)} if changes else {"spec": render_spec(graph.spec.model)}),
+        "tfkit": tfkit_version(),
         "torch": str(torch.__version__),
         "inputs": " ".join(inputs_of(model)),
         "outputs": " ".join(graph.outputs),
@@ -153,7 +153,7 @@ class Formats:
         return {suffix: format for format in self.named.values() for suffix in format.suffixes}
 
     def _unknown(self, name: str) -> Diagnostic:
-        help = similar("a format", name, self.named)
+        help = similar_name_help("a format", name, self.named)
         return Diagnostic(f"unknown format {quoted(name)}", notes=self._known(listing(self.named)), help=help)
 
     def _unknown_suffix(self, path: Path) -> Diagnostic:
@@ -167,7 +167,7 @@ class Formats:
 
 def formats_of(plugins: Plugins) -> Formats:
     """Collect the formats of plugins; raise SpecError if two share a name or suffix."""
-    answers = plugins.hooks.call("tfkit_export_formats", _classes)
+    answers = plugins.hooks.call("tfkit_export_formats", _format_classes)
     named: dict[str, type[Format]] = {}
     owners: dict[str, str] = {}
     suffixes: dict[str, str] = {}
@@ -175,10 +175,10 @@ def formats_of(plugins: Plugins) -> Formats:
     for plugin, formats in reversed(answers.values):  # the built-in formats first
         for format in formats:
             if format.name in named:
-                clashes.append(_clash(f"two formats have the name `{format.name}`", owners[format.name], plugin))
+                clashes.append(_clash_error(f"two formats have the name `{format.name}`", owners[format.name], plugin))
                 continue
             clashes += [
-                _clash(f"two formats have the suffix `{suffix}`", suffixes[suffix], plugin)
+                _clash_error(f"two formats have the suffix `{suffix}`", suffixes[suffix], plugin)
                 for suffix in format.suffixes
                 if suffix in suffixes
             ]
@@ -189,14 +189,14 @@ def formats_of(plugins: Plugins) -> Formats:
     return Formats(named, owners, answers.faults)
 
 
-def _classes(returned: object) -> list[type[Format]]:
+def _format_classes(returned: object) -> list[type[Format]]:
     """Check the result of the hook."""
     if not isinstance(returned, Iterable) or isinstance(returned, str):
         raise TypeError(f"must return a list of subclasses of tfkit.Format; got {type(returned).__name__}")
-    return [_class(item) for item in returned]
+    return [_format_class(item) for item in returned]
 
 
-def _class(item: object) -> type[Format]:
+def _format_class(item: object) -> type[Format]:
     if not (isinstance(item, type) and issubclass(item, Format)):
         hint = ": return the class instead of an object" if isinstance(item, Format) else ""
         raise TypeError(f"must return subclasses of tfkit.Format; got `{item!r}`{hint}")
@@ -211,7 +211,7 @@ def _class(item: object) -> type[Format]:
     return item
 
 
-def _clash(message: str, *both: str) -> Diagnostic:
+def _clash_error(message: str, *both: str) -> Diagnostic:
     return Diagnostic(message, notes=both, help=f"switch one plugin off by its name: {DISABLE}=<name>")
 
 
@@ -225,7 +225,7 @@ class Safetensors(Format):
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         check_unedited(model)
         tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        save_file(tensors, path, metadata={**safetensors_metadata(graph_of(model)), **metadata(model)})
+        save_file(tensors, path, metadata={**safetensors_metadata(graph_of(model)), **model_metadata(model)})
         sort_metadata(path)
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:

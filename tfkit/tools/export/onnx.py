@@ -21,13 +21,22 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from tfkit.building.builder import graph_of
-from tfkit.decoding.modules import made_once
+from tfkit.decoding.modules import initial_value_names
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.tools.common.atomic_files import extras_of
-from tfkit.tools.export.exported_programs import MODEL, READ, Cache, Programs, complete, programs, refusals, returned
-from tfkit.tools.export.failing_component import quiet, refused, using
-from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened, metadata
+from tfkit.tools.export.exported_programs import (
+    MODEL,
+    READ,
+    Cache,
+    Programs,
+    export_errors,
+    model_programs,
+    program_arguments,
+    returning_modules,
+)
+from tfkit.tools.export.failing_component import exporter_error, operation_module_path, suppress_messages
+from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened, model_metadata
 from tfkit.torch_private.tensors import map_nested
 
 OPSET = 20
@@ -52,32 +61,38 @@ class Onnx(Format):
         _check_installed()
         if any(tensor.dtype == torch.bfloat16 for tensor in model.parameters()):
             return [Diagnostic("ONNX Runtime does not compute in bfloat16 on the CPU", help="use --dtype float32")]
-        return refusals(model)
+        return export_errors(model)
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
         _check_installed()
         import onnx_ir as ir
 
-        exported = programs(model, inputs, in_place=False)
+        exported = model_programs(model, inputs, in_place=False)
         size = sum(tensor.nbytes for tensor in exported[MODEL].state_dict.values())
         parts = extras_of(path) if len(exported) > 1 or size > MAX_GRAPH_BYTES else None
         if parts is not None:
             parts.mkdir()
         written: dict[Any, Any] = {}
         for name, program in exported.items():
-            outputs = graph_of(model).outputs if name != READ else made_once(split_for_decoding(graph_of(model)))
+            outputs = (
+                graph_of(model).outputs if name != READ else initial_value_names(split_for_decoding(graph_of(model)))
+            )
             try:
-                graph = translated(program, outputs)
+                graph = translated_program(program, outputs)
             except Exception as error:
-                raise refused(model, using(program, error), error, "torch's exporter to ONNX") from error
-            graph.metadata_props.update(metadata(model) | ({PARTS: parts.name} if parts and name == MODEL else {}))
+                raise exporter_error(
+                    model, operation_module_path(program, error), error, "torch's exporter to ONNX"
+                ) from error
+            graph.metadata_props.update(
+                model_metadata(model) | ({PARTS: parts.name} if parts and name == MODEL else {})
+            )
             for key, value in graph.graph.initializers.items():
-                value.const_value = _again(value.const_value, written.get(_content(value.const_value)), key)
+                value.const_value = _reused_tensor(value.const_value, written.get(_content_key(value.const_value)), key)
             external = f"{parts.name}/{WEIGHTS}" if parts and name == MODEL else None
             ir.save(graph, path if name == MODEL else extras_of(path) / f"{name}.onnx", external_data=external)
             if name == MODEL and len(exported) > 1:
                 tensors = [value.const_value for value in ir.load(path).graph.initializers.values()]
-                written = {_content(tensor): tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+                written = {_content_key(tensor): tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         return _Sessions(path, model)
@@ -89,14 +104,14 @@ def _check_installed() -> None:
         raise SpecError(Diagnostic(f"onnx needs {listing(missing)}", help='pip install "tfkit[export]"'))
 
 
-def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
+def translated_program(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     """Translate a program into a model of `onnx_ir` that shares its weights. The program is modified."""
     from tfkit.tools.export.operations import TRANSLATIONS
 
     assert program.example_inputs is not None
     _, arguments = program.example_inputs
-    _prepare(program)
-    with quiet():
+    _prepare_program(program)
+    with suppress_messages():
         exported = torch.onnx.export(
             program,
             kwargs=arguments,
@@ -104,7 +119,7 @@ def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            dynamic_shapes={name: _sizes(name, value) for name, value in arguments.items()},
+            dynamic_shapes={name: _dynamic_sizes(name, value) for name, value in arguments.items()},
             custom_translation_table=TRANSLATIONS,
         )
     assert exported is not None
@@ -115,7 +130,7 @@ def translated(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     return exported.model
 
 
-def _prepare(program: ExportedProgram) -> None:
+def _prepare_program(program: ExportedProgram) -> None:
     """Change operations that the exporter cannot handle."""
     graph = program.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.flatten.using_ints):
@@ -127,20 +142,20 @@ def _prepare(program: ExportedProgram) -> None:
         node.args = (dense, *node.args[1:])
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack", {})
-        node.meta["nn_module_stack"] = {call: (_call(call, path), kind) for call, (path, kind) in stack.items()}
+        node.meta["nn_module_stack"] = {call: (_call_path(call, path), kind) for call, (path, kind) in stack.items()}
 
 
-def _call(call: str, path: str) -> str:
+def _call_path(call: str, path: str) -> str:
     """Return the path of a module; a second call gets a unique path, because the exporter records only paths."""
     return f"{path}@" if "@" in call else path
 
 
-def _content(tensor: Any) -> Any:
+def _content_key(tensor: Any) -> Any:
     """Return a key that is equal only for equal tensors."""
     return tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()
 
 
-def _again(tensor: Any, written: Any, name: str) -> Any:
+def _reused_tensor(tensor: Any, written: Any, name: str) -> Any:
     """Return the location of a tensor that the file already contains. The exporter renames some tensors."""
     import onnx_ir as ir
 
@@ -159,15 +174,15 @@ def _new_caches(program: ExportedProgram) -> Iterator[str]:
     caches = returns.child(1)
     for name, layers in zip(caches.context, caches.children(), strict=True):
         for layer, tensors in enumerate(layers.children()):
-            yield from (f"new_{_place(name, layer, i)}" for i in range(tensors.num_children))
+            yield from (f"new_{_cache_name(name, layer, i)}" for i in range(tensors.num_children))
 
 
-def _place(name: str, layer: int, i: int) -> str:
+def _cache_name(name: str, layer: int, i: int) -> str:
     """Return the name of a cache in a graph."""
     return f"cache_{name.replace('.', '_')}_{layer}_{i}"
 
 
-def _sizes(name: str, value: Any) -> Any:
+def _dynamic_sizes(name: str, value: Any) -> Any:
     """Name the dynamic sizes of an argument."""
     if isinstance(value, dict):
         return map_nested(lambda _: {0: "batch", 2: "slots"}, value)
@@ -192,7 +207,7 @@ class _Sessions(Programs):
         if name not in self._sessions:
             parts = self._path.parent / self._parts
             file = self._path if name == MODEL else parts / f"{name}.onnx"
-            self._sessions[name] = _session(file, file.parent)
+            self._sessions[name] = _open_session(file, file.parent)
         return self._sessions[name]
 
     def takes(self, name: str) -> list[str]:
@@ -202,7 +217,7 @@ class _Sessions(Programs):
         """Run a program and return its results. The caches in `arguments` are updated in place."""
         cache: Cache = arguments.get("cache", {})
         places = {
-            _place(name, layer, i): (tensors, i)
+            _cache_name(name, layer, i): (tensors, i)
             for name, layers in cache.items()
             for layer, tensors in enumerate(layers)
             for i in range(len(tensors))
@@ -242,11 +257,13 @@ class _Sessions(Programs):
         def users(node: Any) -> list[Any]:
             return [outside] if node is outside or results & set(node.outputs) else list(node.successors())
 
-        reached = {node: paths for node, paths in returned(inside, users).items() if paths and len(node.outputs) == 1}
+        reached = {
+            node: paths for node, paths in returning_modules(inside, users).items() if paths and len(node.outputs) == 1
+        }
         targets = {node.outputs[0]: paths for node, paths in reached.items()}
         model.graph.outputs.extend(value for value in targets if value not in results)
-        session = _session(ir.to_proto(model).SerializeToString(), self._path.parent)
-        arguments = complete(self.graph, inputs, [scope.name for scope in session.get_inputs()])
+        session = _open_session(ir.to_proto(model).SerializeToString(), self._path.parent)
+        arguments = program_arguments(self.graph, inputs, [scope.name for scope in session.get_inputs()])
         names = [value.name for value in targets]
         values = session.run(names, {key: value.numpy() for key, value in arguments.items()})
         return {
@@ -256,7 +273,7 @@ class _Sessions(Programs):
         }
 
 
-def _session(graph: Path | bytes, folder: Path) -> Any:
+def _open_session(graph: Path | bytes, folder: Path) -> Any:
     """Open a session of ONNX Runtime for a graph whose weights are in `folder`."""
     import onnxruntime  # type: ignore[import-untyped]
 

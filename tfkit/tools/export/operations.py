@@ -13,7 +13,7 @@ op: Any = opset20
 """ONNX operators, with the type `Any`: their annotations do not describe values of the exporter."""
 
 
-def remainder(self: Any, other: Any) -> Any:
+def translate_remainder(self: Any, other: Any) -> Any:
     """Translate `remainder`.
 
     The exporter's translation supports only a constant divisor, and the number of cache slots is dynamic.
@@ -21,7 +21,7 @@ def remainder(self: Any, other: Any) -> Any:
     return op.Mod(self, op.CastLike(other, self))
 
 
-def attention(
+def translate_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -48,7 +48,7 @@ def attention(
         enable_gqa: True if groups of query heads share a key-value head.
     """
     if enable_gqa:
-        key, value = _repeated(key, query), _repeated(value, query)
+        key, value = _repeated_heads(key, query), _repeated_heads(value, query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = op.MatMul(op.Mul(query, op.CastLike(scale, query)), op.Transpose(key, perm=[0, 1, 3, 2]))
     hidden = op.CastLike(-math.inf, query)
@@ -65,7 +65,7 @@ def attention(
     return op.MatMul(weights, value)
 
 
-def _repeated(x: Any, query: Any) -> Any:
+def _repeated_heads(x: Any, query: Any) -> Any:
     """Repeat each of the heads [b, g, k, d] in sequence, so that their number matches the query heads."""
     n = query.shape[1] // x.shape[1]
     expanded = op.Expand(op.Unsqueeze(x, [2]), op.Constant(value_ints=[1, 1, n, 1, 1]))
@@ -74,6 +74,6 @@ def _repeated(x: Any, query: Any) -> Any:
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.ops.aten.remainder.Scalar: remainder,
-    torch.ops.aten.scaled_dot_product_attention.default: attention,
+    torch.ops.aten.remainder.Scalar: translate_remainder,
+    torch.ops.aten.scaled_dot_product_attention.default: translate_attention,
 }

@@ -18,10 +18,18 @@ from torch import Tensor, fx
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.errors import Diagnostic
 from tfkit.graph.input_shapes import fixed_lengths
-from tfkit.tools.common.model_inputs import as_tensors, example
-from tfkit.tools.export.exported_programs import MODEL, Programs, Watched, complete, exported, programs, refusals
-from tfkit.tools.export.failing_component import quiet
-from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened, metadata
+from tfkit.tools.common.model_inputs import as_tensors, export_inputs
+from tfkit.tools.export.exported_programs import (
+    MODEL,
+    Programs,
+    Watched,
+    export_errors,
+    export_module,
+    model_programs,
+    program_arguments,
+)
+from tfkit.tools.export.failing_component import suppress_messages
+from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened, model_metadata
 from tfkit.torch_private.programs import (
     arguments_of,
     has_compiler,
@@ -40,10 +48,10 @@ class Pt2(Format):
     description = "torch.export: programs of tensor operations, loaded by torch"
 
     def refusals(self, model: fx.GraphModule) -> list[Diagnostic]:
-        return refusals(model)
+        return export_errors(model)
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
-        write_programs(path, programs(model, inputs), metadata(model))
+        write_programs(path, model_programs(model, inputs), model_metadata(model))
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         return _Loaded(path, model)
@@ -54,7 +62,7 @@ class _Loaded(Programs):
 
     def __init__(self, path: Path, model: fx.GraphModule) -> None:
         super().__init__(graph_of(model))
-        with quiet():
+        with suppress_messages():
             self._programs = read_programs(path)
         self._modules: dict[str, fx.GraphModule] = {}
         for program in self._programs.values():  # each program was read with a copy of the weights
@@ -73,7 +81,7 @@ class _Loaded(Programs):
         return self._programs[MODEL].state_dict
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, ComponentCall]) -> Mapping[str, Tensor]:
-        arguments = complete(self.graph, inputs, self.takes(MODEL))
+        arguments = program_arguments(self.graph, inputs, self.takes(MODEL))
         watched = Watched(self._programs[MODEL])
         with torch.no_grad():
             watched.run(*arguments.values())
@@ -90,12 +98,12 @@ class Aoti(Format):
         if not has_compiler():
             message = "AOTInductor needs a C++ compiler, but there is none"
             return [Diagnostic(message, help="install g++, or name a compiler in the variable CXX")]
-        return refusals(model)
+        return export_errors(model)
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
-        exported = programs(model, inputs)
-        with quiet():
-            write_libraries(path, exported, metadata(model))
+        exported = model_programs(model, inputs)
+        with suppress_messages():
+            write_libraries(path, exported, model_metadata(model))
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
         return _Compiled(path, model)
@@ -106,7 +114,7 @@ class _Compiled(Programs):
 
     def __init__(self, path: Path, model: fx.GraphModule) -> None:
         super().__init__(graph_of(model))
-        with quiet():
+        with suppress_messages():
             self._libraries, self._weights = read_libraries(path)
         self._model = model
 
@@ -124,7 +132,7 @@ class _Compiled(Programs):
 
     def outputs(self, inputs: Inputs, calls: Mapping[str, ComponentCall]) -> Mapping[str, Tensor]:
         """Run the uncompiled program, because compiled code has no modules."""
-        watched = Watched(exported(self._model, example(self._model), fixed=fixed_lengths(self.graph)))
+        watched = Watched(export_module(self._model, export_inputs(self._model), fixed=fixed_lengths(self.graph)))
         with torch.no_grad():
-            watched.run(*complete(self.graph, inputs, inputs_of(self._model)).values())
+            watched.run(*program_arguments(self.graph, inputs, inputs_of(self._model)).values())
         return watched.outputs

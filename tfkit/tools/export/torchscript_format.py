@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Cached, State
-from tfkit.decoding.modules import made_once, reading_module, stepping_module
+from tfkit.decoding.modules import initial_value_names, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import DecodeSplit, memory_field, split_if_decodable
 from tfkit.nn.code_files import run_text
@@ -31,8 +31,8 @@ from tfkit.nn.program import written_forward
 from tfkit.plugin.registry import written_in
 from tfkit.tools.common.model_inputs import as_tensors
 from tfkit.tools.export import script_state
-from tfkit.tools.export.formats import CachedReader, ComponentCall, Format, Inputs, Opened, metadata
-from tfkit.torch_private.torchscript import forget, quiet
+from tfkit.tools.export.formats import CachedReader, ComponentCall, Format, Inputs, Opened, model_metadata
+from tfkit.torch_private.torchscript import forget_classes, no_deprecation_warnings
 
 HELP = "export to a format without TorchScript: --format pt2, aoti, onnx or safetensors"
 
@@ -49,18 +49,18 @@ class TorchScript(Format):
 
     def refusals(self, model: fx.GraphModule) -> Sequence[Diagnostic]:
         try:
-            scripted(model)
+            scripted_model(model)
         except SpecError as error:
             return error.diagnostics
         return []
 
     def write(self, model: fx.GraphModule, inputs: Inputs, path: Path) -> None:
-        module = scripted(model)
-        with quiet():
-            torch.jit.save(module, str(path), _extra_files=metadata(model))
+        module = scripted_model(model)
+        with no_deprecation_warnings():
+            torch.jit.save(module, str(path), _extra_files=model_metadata(model))
 
     def open(self, path: Path, model: fx.GraphModule) -> Opened:
-        with quiet():
+        with no_deprecation_warnings():
             return _ScriptedFile(torch.jit.load(str(path)), model)
 
 
@@ -108,21 +108,21 @@ class _ScriptReader:
         return self._module.step(self._state, tokens, **arguments)
 
 
-def scripted(model: fx.GraphModule) -> Any:
+def scripted_model(model: fx.GraphModule) -> Any:
     """Script a model; raise SpecError that names the innermost component at fault."""
     try:
-        return script(with_methods(model))
+        return script_module(with_methods(model))
     except Exception as error:
-        raise SpecError(refusal(model, *at_fault(model, error))) from error
+        raise SpecError(scripting_error(model, *at_fault(model, error))) from error
 
 
-def script(module: nn.Module) -> Any:
+def script_module(module: nn.Module) -> Any:
     """Script a module. A failed class is discarded, because the next attempt must not reuse it."""
-    with quiet():
+    with no_deprecation_warnings():
         try:
             return torch.jit.script(module)
         except Exception:
-            forget()
+            forget_classes()
             raise
 
 
@@ -133,13 +133,13 @@ def at_fault(model: fx.GraphModule, error: Exception) -> tuple[str, Exception]:
     """
     for path in sorted(model.meta["components"], key=lambda path: -path.count(".")):
         try:
-            script(model.get_submodule(path))
+            script_module(model.get_submodule(path))
         except Exception as cause:
             return path, cause
     return "", error
 
 
-def refusal(model: fx.GraphModule, path: str, cause: Exception) -> Diagnostic:
+def scripting_error(model: fx.GraphModule, path: str, cause: Exception) -> Diagnostic:
     """Return the error of a component, or of the model if `path` is empty, that cannot be scripted."""
     if not path:
         message = f"{quoted(graph_of(model).name)} cannot be scripted by TorchScript"
@@ -173,14 +173,14 @@ def with_methods(model: fx.GraphModule) -> nn.Module:
     name, parts = type(model).__name__, split_if_decodable(graph_of(model))
     methods: dict[str, Any] = {"forward": _forward_of(model, "forward")}
     if parts is not None:
-        methods |= _decoding(model, parts)
+        methods |= _decoding_methods(model, parts)
     module: nn.Module = type(name, (nn.Module,), {**methods, "__module__": __name__})()
     for path, child in model.named_children():
         module.add_module(path, child)
     return module.train(model.training)
 
 
-def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
+def argument_annotations(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
     """Return annotations for these inputs and their masks, optional ones last."""
     inputs, taken = graph_of(model).inputs, inputs_of(model)
     masks = [f"{name}_mask" for name in names if f"{name}_mask" in taken]
@@ -188,46 +188,48 @@ def arguments(model: fx.GraphModule, names: Sequence[str]) -> dict[str, str]:
     return needed | dict.fromkeys([*masks, *(name for name in names if inputs[name].optional)], OPTIONAL)
 
 
-def _decoding(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
+def _decoding_methods(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, Any]:
     """Return the methods for decoding, compiled from text."""
     graph = graph_of(model)
     stepping = stepping_module(model, graph, parts)
     methods = {"piece": _forward_of(stepping, "piece")}
-    values = {name: name for name in arguments(model, parts.initial_inputs)}
+    values = {name: name for name in argument_annotations(model, parts.initial_inputs)}
     lines = []
     if parts.initial_nodes:
         reading = reading_module(model, graph, parts)
         methods["read"] = _forward_of(reading, "read")
-        lines.append(f"made = self.read({_passed(inputs_of(reading), {})})")
-        values |= {name: f"made[{index}]" for index, name in enumerate(made_once(parts))}
+        lines.append(f"made = self.read({_arguments_text(inputs_of(reading), {})})")
+        values |= {name: f"made[{index}]" for index, name in enumerate(initial_value_names(parts))}
     kept = {name: values[name] for name in inputs_of(stepping) if name in values}
     lines += [f"keep_value(state, {name!r}, {value})" for name, value in kept.items()]
-    methods["start"] = _start(model, parts, [*lines, *_caches(parts, values)])
-    methods["step"] = _step(model, parts, inputs_of(stepping), kept)
+    methods["start"] = _start_method(model, parts, [*lines, *_cache_lines(parts, values)])
+    methods["step"] = _step_method(model, parts, inputs_of(stepping), kept)
     return methods
 
 
-def _start(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> Any:
-    like = _attribute(next(name for name, _ in model.named_parameters()))
+def _start_method(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str]) -> Any:
+    like = _attribute_expression(next(name for name, _ in model.named_parameters()))
     body = [f"like = {like}", "state = empty_state(batch, length, like)", *lines, "return state"]
-    parameters = {"batch": "int", "length": "int"} | arguments(model, parts.initial_inputs)
-    return _method(f"{type(model).__name__} start", parameters, STATE, body)
+    parameters = {"batch": "int", "length": "int"} | argument_annotations(model, parts.initial_inputs)
+    return _compiled_method(f"{type(model).__name__} start", parameters, STATE, body)
 
 
-def _step(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
+def _step_method(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
     """Write the method that runs a step; `kept` comes from the state, masks and lengths in every step."""
-    parameters, main = arguments(model, parts.step_inputs), parts.step_inputs[0]
+    parameters, main = argument_annotations(model, parts.step_inputs), parts.step_inputs[0]
     parameters.setdefault(f"{main}_mask", OPTIONAL)
     words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
     for name in kept:
         always = name.endswith("_mask") or name in parts.repeated_sources
         words[name] = f"{'kept' if always else 'first'}_value(state, {name!r})"
     body = [
-        f"result = self.piece({_passed(taken, words)})",
+        f"result = self.piece({_arguments_text(taken, words)})",
         f"move_on(state, {main}, {main}_mask)",
         "return result",
     ]
-    return _method(f"{type(model).__name__} step", {"state": STATE} | parameters | {"keep": "int = 0"}, "", body)
+    return _compiled_method(
+        f"{type(model).__name__} step", {"state": STATE} | parameters | {"keep": "int = 0"}, "", body
+    )
 
 
 def _forward_of(module: fx.GraphModule, name: str) -> Any:
@@ -237,21 +239,21 @@ def _forward_of(module: fx.GraphModule, name: str) -> Any:
     return forward
 
 
-def _caches(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
+def _cache_lines(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
     """Return the lines of code that create the caches. Equal consecutive caches are created in one call."""
     for name, (node, pieces) in parts.step_nodes.items():
-        for layer, count in _runs(pieces.caches):
-            yield f"add_caches(state, {name!r}, {count}, {_sizes(layer, 'length', 1)}, like)"
-        for layer, count in _runs(pieces.memory_caches):
+        for layer, count in _layer_counts(pieces.caches):
+            yield f"add_caches(state, {name!r}, {count}, {_sizes_text(layer, 'length', 1)}, like)"
+        for layer, count in _layer_counts(pieces.memory_caches):
             length = f"{values[str(node.wires[memory_field(node)])]}.size(1)"
-            yield f"add_caches(state, '{name}.memory', {count}, {_sizes(layer, length, 0)}, like)"
+            yield f"add_caches(state, '{name}.memory', {count}, {_sizes_text(layer, length, 0)}, like)"
 
 
-def _runs(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
+def _layer_counts(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
     return [(layer, len(list(run))) for layer, run in groupby(layers)]
 
 
-def _sizes(layer: Layer, length: str, n_more: int) -> str:
+def _sizes_text(layer: Layer, length: str, n_more: int) -> str:
     """Format the sizes of a layer's caches as an argument: heads, slots or rows, width, and whether it is widened."""
     sizes = []
     for entry in layer:
@@ -263,12 +265,12 @@ def _sizes(layer: Layer, length: str, n_more: int) -> str:
     return f"[{', '.join(sizes)}]" if sizes else "torch.jit.annotate(list[tuple[int, int, int, bool]], [])"
 
 
-def _passed(names: Sequence[str], words: Mapping[str, str]) -> str:
+def _arguments_text(names: Sequence[str], words: Mapping[str, str]) -> str:
     """Format the arguments of a call by name; `words` replaces the names themselves."""
     return ", ".join(f"{name}={words.get(name, name)}" for name in names)
 
 
-def _attribute(path: str) -> str:
+def _attribute_expression(path: str) -> str:
     """Return `self.a.layers` as an expression in which TorchScript can read a number."""
     expression = "self"
     for part in path.split("."):
@@ -276,7 +278,7 @@ def _attribute(path: str) -> str:
     return expression
 
 
-def _method(name: str, parameters: Mapping[str, str], returns: str, body: Sequence[str]) -> Any:
+def _compiled_method(name: str, parameters: Mapping[str, str], returns: str, body: Sequence[str]) -> Any:
     """Compile a method from its source, and register the source for TorchScript."""
     signature = ", ".join(["self", *(f"{parameter}: {annotation}" for parameter, annotation in parameters.items())])
     arrow = f" -> {returns}" if returns else ""

@@ -16,7 +16,7 @@ from tfkit.building.builder import graph_of
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.decode_split import split_if_decodable
-from tfkit.tools.common.model_inputs import Sequences, as_tensors, cached_cases, whole_cases
+from tfkit.tools.common.model_inputs import Sequences, as_tensors, cached_cases, full_sequence_cases
 from tfkit.tools.common.ownership import owners_of
 from tfkit.tools.export.formats import ComponentCall, Format, Inputs, Opened
 from tfkit.torch_private.tensors import map_nested
@@ -51,14 +51,18 @@ def check(model: fx.GraphModule, opened: Opened, format: Format) -> tuple[Check,
     tolerance = TOLERANCES.get(next(model.parameters()).dtype, format.tolerance)
     _check_weights(model, opened, format)
     checks = []
-    for case in whole_cases(model):
-        difference = _distance(model, case.inputs, opened.forward(case.inputs), as_tensors(model(**case.inputs)))
+    for case in full_sequence_cases(model):
+        difference = _output_difference(
+            model, case.inputs, opened.forward(case.inputs), as_tensors(model(**case.inputs))
+        )
         checks.append(Check(case.words, difference))
         if not difference <= tolerance:
-            calls, want = _recorded(model, lambda inputs=case.inputs: model(**inputs))  # type: ignore[misc]
-            first = _first(opened.outputs(case.inputs, calls), want, tolerance)
-            raise _differs(model, format, first, _amount(checks[-1], tolerance))
-    checks += [_check_cached(model, opened, format, sequences, tolerance) for sequences in _sequences(model, opened)]
+            calls, want = _recorded_calls(model, lambda inputs=case.inputs: model(**inputs))  # type: ignore[misc]
+            first = _first_differing_module(opened.outputs(case.inputs, calls), want, tolerance)
+            raise _difference_error(model, format, first, _difference_text(checks[-1], tolerance))
+    checks += [
+        _check_cached(model, opened, format, sequences, tolerance) for sequences in _cached_sequences(model, opened)
+    ]
     return tuple(checks)
 
 
@@ -67,10 +71,10 @@ def _check_weights(model: fx.GraphModule, opened: Opened, format: Format) -> Non
     ours = model.state_dict()
     for name, tensor in opened.weights().items():
         if name in ours and not torch.equal(tensor, ours[name]):
-            raise _differs(model, format, name.rpartition(".")[0], f"its weight `{name}` differs in the file")
+            raise _difference_error(model, format, name.rpartition(".")[0], f"its weight `{name}` differs in the file")
 
 
-def _sequences(model: fx.GraphModule, opened: Opened) -> Iterator[Sequences]:
+def _cached_sequences(model: fx.GraphModule, opened: Opened) -> Iterator[Sequences]:
     parts = split_if_decodable(graph_of(model))
     if parts is not None and opened.cached(1) is not None:
         yield from cached_cases(model, parts)
@@ -89,10 +93,12 @@ def _check_cached(
         rest: dict[str, Any] = dict(piece)
         tokens, mask = rest.pop(main), rest.pop(f"{main}_mask", None)
         results, expected = as_tensors(reader(tokens, mask, **rest)), as_tensors(cached(tokens, mask, **rest))
-        difference = _distance(model, piece, results, expected)
+        difference = _output_difference(model, piece, results, expected)
         if not difference <= tolerance:
             first = _first_cached(model, opened, sequences, number, tolerance)
-            raise _differs(model, format, first, _amount(Check(sequences.words, difference), tolerance))
+            raise _difference_error(
+                model, format, first, _difference_text(Check(sequences.words, difference), tolerance)
+            )
         largest = max(largest, difference)
     return Check(sequences.words, largest)
 
@@ -110,11 +116,13 @@ def _first_cached(
 
     for piece in sequences.pieces[:number]:
         read(piece)
-    calls, want = _recorded(model, lambda: read(sequences.pieces[number]))
-    return _first(opened.outputs({**sequences.once, **sequences.pieces[0]}, calls), want, tolerance)
+    calls, want = _recorded_calls(model, lambda: read(sequences.pieces[number]))
+    return _first_differing_module(opened.outputs({**sequences.once, **sequences.pieces[0]}, calls), want, tolerance)
 
 
-def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, ComponentCall], dict[str, Tensor]]:
+def _recorded_calls(
+    model: fx.GraphModule, run: Callable[[], Any]
+) -> tuple[dict[str, ComponentCall], dict[str, Tensor]]:
     """Record the arguments and results of each module, in the order in which they return."""
     arguments: dict[str, ComponentCall] = {}
     returned: dict[str, Tensor] = {}
@@ -136,15 +144,21 @@ def _recorded(model: fx.GraphModule, run: Callable[[], Any]) -> tuple[dict[str, 
     return {path: arguments[path] for path in returned}, returned
 
 
-def _first(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> str | None:
+def _first_differing_module(
+    outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
+) -> str | None:
     """Return the first module whose output differs in the file."""
     for path, output in expected.items():
-        if path in outputs and outputs[path].shape == output.shape and not _gap(outputs[path], output) <= tolerance:
+        if (
+            path in outputs
+            and outputs[path].shape == output.shape
+            and not _relative_difference(outputs[path], output) <= tolerance
+        ):
             return path
     return None
 
 
-def _distance(model: fx.GraphModule, inputs: Inputs, results: list[Tensor], expected: list[Tensor]) -> float:
+def _output_difference(model: fx.GraphModule, inputs: Inputs, results: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest difference of outputs, outside padding."""
     graph, largest = graph_of(model), 0.0
     for name, result, reference in zip(graph.outputs, results, expected, strict=True):
@@ -152,11 +166,11 @@ def _distance(model: fx.GraphModule, inputs: Inputs, results: list[Tensor], expe
         if result.shape != reference.shape:
             return math.inf
         tokens = mask if mask is not None and mask.shape == reference.shape[:2] else ...
-        largest = max(largest, _gap(result[tokens], reference[tokens]))
+        largest = max(largest, _relative_difference(result[tokens], reference[tokens]))
     return largest
 
 
-def _gap(result: Tensor, expected: Tensor) -> float:
+def _relative_difference(result: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest value if it is above 1; infinite for NaN on one side."""
     if not expected.numel():
         return 0.0
@@ -165,11 +179,11 @@ def _gap(result: Tensor, expected: Tensor) -> float:
     return float(gap.max() / expected.double().abs().nan_to_num(1.0, 1.0).max().clamp(min=1))
 
 
-def _amount(check: Check, tolerance: float) -> str:
+def _difference_text(check: Check, tolerance: float) -> str:
     return f"{check.case}: the outputs differ by {check.difference:.1e}; {tolerance:.0e} is allowed"
 
 
-def _differs(model: fx.GraphModule, format: Format, path: str | None, how: str) -> SpecError:
+def _difference_error(model: fx.GraphModule, format: Format, path: str | None, how: str) -> SpecError:
     """Return the error for a file that differs from its model."""
     what = f"the {format.name} file differs from {quoted(graph_of(model).name)}"
     parts = owners_of(model)

@@ -112,17 +112,17 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
         if weights is not None:
             reader.warn_about(weights, graph)
         with stages() as stage:
-            model = _model(request, graph, stage)
-        live = None if json else Live(_titles(job, request.samples))
-        texts, generated, seconds = _run(model, job, request, live)
+            model = _load_model(request, graph, stage)
+        live = None if json else Live(_text_titles(job, request.samples))
+        texts, generated, seconds = _generate_texts(model, job, request, live)
     except SpecError:
         raise
     except ValueError as error:  # the prompt is too long, or has ids outside the vocabulary
         raise SpecError(Diagnostic(str(error))) from error
     if json:
-        print_json(_result(job, texts, generated, request, seconds))
+        print_json(_result_data(job, texts, generated, request, seconds))
     else:
-        click.echo(_speed(generated, seconds), err=True)
+        click.echo(_speed_text(generated, seconds), err=True)
 
 
 def _check_usage(request: Request) -> None:
@@ -143,11 +143,11 @@ def _check_usage(request: Request) -> None:
         raise click.UsageError("several samples must have a --temperature above 0: at 0 all samples are equal")
 
 
-def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.GraphModule:
+def _load_model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.GraphModule:
     import torch
 
     from tfkit.building.builder import build
-    from tfkit.building.instrument import instrumented
+    from tfkit.building.instrument import instrument_model
     from tfkit.tools.common.loading_weights import build_with_weights
     from tfkit.tools.common.memory_needs import check_memory
 
@@ -160,14 +160,16 @@ def _model(request: Request, graph: Graph, stage: Callable[[str], None]) -> fx.G
         model = build_with_weights(
             graph, request.weights, device=device, dtype=dtype, allow_change=request.allow_change
         )
-        return instrumented(model)
+        return instrument_model(model)
     click.echo("warning: without --weights the model is random, and so is its text", err=True)
     stage("building")
     check_memory(build(graph, device="meta", dtype=dtype), device)
-    return instrumented(build(graph, device=device, dtype=dtype, seed=request.seed))
+    return instrument_model(build(graph, device=device, dtype=dtype, seed=request.seed))
 
 
-def _run(model: fx.GraphModule, job: Job, request: Request, live: Live | None) -> tuple[list[str], Generated, float]:
+def _generate_texts(
+    model: fx.GraphModule, job: Job, request: Request, live: Live | None
+) -> tuple[list[str], Generated, float]:
     """Generate, and return the texts, their tokens, and the elapsed seconds."""
     import tfkit.decoding.generate as decoding
     from tfkit.decoding.text import Texts
@@ -213,7 +215,7 @@ class Live:
                 if self._titles:
                     click.echo(("\n" if self._row else "") + self._titles[self._row])
             text = texts.texts[self._row]
-            click.echo(_printable(text[self._printed :]), nl=False)
+            click.echo(_printable_text(text[self._printed :]), nl=False)
             self._printed = len(text)
             if not texts.complete[self._row]:
                 return
@@ -221,7 +223,7 @@ class Live:
             self._row, self._printed = self._row + 1, None
 
 
-def _printable(text: str) -> str:
+def _printable_text(text: str) -> str:
     """Return a text as standard output can show it; on a terminal, control characters are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout.isatty():
@@ -229,7 +231,7 @@ def _printable(text: str) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-def _titles(job: Job, samples: int) -> list[str]:
+def _text_titles(job: Job, samples: int) -> list[str]:
     """Return the title of each text, if there are several."""
     if len(job.prompts) * samples == 1:
         return []
@@ -237,12 +239,14 @@ def _titles(job: Job, samples: int) -> list[str]:
     return [f"── {quoted(prompt, TITLE)}{sample} ──" for prompt in job.prompts for sample in many]
 
 
-def _speed(generated: Generated, seconds: float) -> str:
+def _speed_text(generated: Generated, seconds: float) -> str:
     count = sum(generated.lengths)
     return f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s"
 
 
-def _result(job: Job, texts: Sequence[str], generated: Generated, request: Request, seconds: float) -> dict[str, Any]:
+def _result_data(
+    job: Job, texts: Sequence[str], generated: Generated, request: Request, seconds: float
+) -> dict[str, Any]:
     rows = zip(texts, generated.rows(), generated.ended, strict=True)
     return {
         "texts": [

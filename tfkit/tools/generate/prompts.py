@@ -63,12 +63,12 @@ class Job:
 
 def job_of(request: Request, graph: Graph) -> Job:
     """Convert a request to a job. All errors are raised here, before the model is loaded."""
-    from tfkit.graph.decode_split import returning, split_for_decoding
+    from tfkit.graph.decode_split import reduce_to_output, split_for_decoding
     from tfkit.graph.input_shapes import max_len
     from tfkit.tools.common.companions import END, START, Companions
 
     try:
-        full, graph = graph, returning(graph, request.output or graph.outputs[0])
+        full, graph = graph, reduce_to_output(graph, request.output or graph.outputs[0])
     except ValueError as error:
         raise SpecError(Diagnostic(str(error))) from error
     parts = split_for_decoding(graph)
@@ -81,12 +81,12 @@ def job_of(request: Request, graph: Graph) -> Job:
             raise SpecError(Diagnostic(message, help=help))
     tokenizer = tokenizer_of(request.tokenizer, request.weights, numbers=bool(request.tokens))
     check_vocabulary(tokenizer, graph, main)
-    prompts = _prompts(request)
+    prompts = _prompt_texts(request)
     rows = [tokenizer.encode(prompt) for prompt in prompts]
     companions = Companions.read(request.weights, full.spec.family)
     tokens, inputs = rows, {}
     if once:
-        first = _start(request, graph, tokenizer, companions.ids(START))
+        first = _start_token(request, graph, tokenizer, companions.ids(START))
         tokens, inputs = [[first]] * len(rows), {once[0]: rows}
     elif request.start is not None:
         raise click.UsageError(f"--start has no effect: {graph.name} has no encoder, and continues the prompt")
@@ -134,18 +134,18 @@ def check_vocabulary(tokenizer: Tokenizer, graph: Graph, name: str) -> None:
         raise SpecError(Diagnostic(message, help="use the tokenizer that the model was trained with"))
 
 
-def _prompts(request: Request) -> list[str]:
-    prompts = [_text(None) if prompt == "-" else prompt for prompt in request.prompt]
-    return [*prompts, *map(_text, request.prompt_file), *request.tokens]
+def _prompt_texts(request: Request) -> list[str]:
+    prompts = [_read_text(None) if prompt == "-" else prompt for prompt in request.prompt]
+    return [*prompts, *map(_read_text, request.prompt_file), *request.tokens]
 
 
-def _text(path: Path | None) -> str:
+def _read_text(path: Path | None) -> str:
     """Read a file, or standard input for `-`, without its last line break."""
-    from tfkit.spec.source import contents
+    from tfkit.spec.source import file_bytes
 
     name = "standard input" if path is None else quoted(str(path))
     try:
-        data = sys.stdin.buffer.read() if path is None else contents(path)
+        data = sys.stdin.buffer.read() if path is None else file_bytes(path)
         return re.sub(r"\r?\n\Z", "", data.decode("utf-8"))
     except OSError as error:
         raise SpecError(Diagnostic(f"cannot read {name}: {error.strerror}")) from error
@@ -153,7 +153,7 @@ def _text(path: Path | None) -> str:
         raise SpecError(Diagnostic(f"cannot read {name}: it is not UTF-8")) from error
 
 
-def _start(request: Request, graph: Graph, tokenizer: Tokenizer, default: Sequence[int]) -> int:
+def _start_token(request: Request, graph: Graph, tokenizer: Tokenizer, default: Sequence[int]) -> int:
     if request.start is None and default:
         return default[0]
     if request.start is None:

@@ -9,7 +9,7 @@ import click
 from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
-from tfkit.errors import printable
+from tfkit.errors import printable_text
 
 
 @command(
@@ -69,7 +69,7 @@ def import_(
         print_warnings([other] if other else [])
         write_file(draft, text)
         print_json({"nearest": near, "family": text}) if json else click.echo(
-            f"wrote {printable(str(draft))}: from {near}"
+            f"wrote {printable_text(str(draft))}: from {near}"
         )
         return
     if output is not None:
@@ -86,4 +86,4 @@ def import_(
         click.echo(imported.text, nl=False)
     else:
         names = f", with the names of {imported.family}" if imported.family else ""
-        click.echo(f"wrote {printable(str(output))}: {imported.graph.name}{names}")
+        click.echo(f"wrote {printable_text(str(output))}: {imported.graph.name}{names}")

@@ -13,22 +13,22 @@ from typing import Any
 from tfkit.arguments import AnyPath, checked
 from tfkit.checkpoint.config_json import read_fields, value_at, write_fields
 from tfkit.component import BlockConfig, Component, Config, case_of
-from tfkit.errors import Diagnostic, Span, SpecError, closest, listing, quoted
+from tfkit.errors import Diagnostic, Span, SpecError, closest_name, listing, quoted
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin import missing
-from tfkit.plugin.known_specs import KnownSpecs
+from tfkit.plugin.known_specs import NamedSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.missing import where_it_is
 from tfkit.spec.extending import find_spec, plugin_folders
-from tfkit.spec.families import FamilyConfig, expanded, in_place
+from tfkit.spec.families import FamilyConfig, expanded_names, with_inline_family
 from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
 from tfkit.spec.like import with_likes
 from tfkit.spec.load import read_tree, resolve_spec, without_idle
-from tfkit.spec.merge import merge, nested
+from tfkit.spec.merge import merge, nested_patch
 from tfkit.spec.render import render_tree
-from tfkit.spec.source import parse, plain, read
+from tfkit.spec.source import parse, plain_data, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
-from tfkit.tools.import_.draft import draft, nearest, other_layers
+from tfkit.tools.import_.draft import draft_text, nearest_family, other_layers
 from tfkit.tools.show.resolved_values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
@@ -79,43 +79,45 @@ def import_config(
     if isinstance(text := config.items.get(SPEC_KEY), Scalar):
         if family is not None:
             raise ValueError(f"`family` has no effect: {CONFIG} contains the spec that tfkit wrote")
-        return _written(text, name, plugins, weights)
+        return _embedded_spec(text, name, plugins, weights)
     family = family or family_of(config, plugins.specs)
     tree, rules = _family_of_class(config, family, plugins, path.parent)
     tree = read_fields(config, tree, rules)
-    for path_in_spec in _given_by_weights(rules, path.parent):
-        tree = _with(tree, path_in_spec, True)
-    model_name = name or _UNSAFE_CHARACTERS.sub("_", path.resolve().parent.name).strip("_.-") or plain(tree)["name"]
+    for path_in_spec in _paths_set_by_weights(rules, path.parent):
+        tree = _with_value(tree, path_in_spec, True)
+    model_name = (
+        name or _UNSAFE_CHARACTERS.sub("_", path.resolve().parent.name).strip("_.-") or plain_data(tree)["name"]
+    )
     kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
     tree = merge(
         Mapping(kept, tree.keys, tree.span),
         Mapping({"name": Scalar(model_name, tree.span)}, {"name": tree.span}, tree.span),
     )
     tree = without_idle(tree, plugins)
-    with _blaming(config.span, rules):
+    with _convert_errors(config.span, rules):
         graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
-    return Imported(render_tree(tree), graph, str(family), tuple(_notes(rules, path.parent)))
+    return Imported(render_tree(tree), graph, str(family), tuple(_import_warnings(rules, path.parent)))
 
 
-def _written(text: Scalar, name: str | None, plugins: Plugins, weights: Path | None) -> Imported:
+def _embedded_spec(text: Scalar, name: str | None, plugins: Plugins, weights: Path | None) -> Imported:
     """Return the spec that a config.json contains, as `tfkit save` writes it for transformers."""
     tree = parse(str(text.value), CONFIG)
     if name is not None:
-        tree = merge(tree, _mapping({"name": name}, tree.span))
+        tree = merge(tree, _mapping_of({"name": name}, tree.span))
     graph = replace(expand(resolve_spec(tree, plugins, file=CONFIG)), weights=weights)
     return Imported(render_tree(tree), graph, "")
 
 
 @contextmanager
-def _blaming(config: Span | None, family: FamilyConfig) -> Iterator[None]:
+def _convert_errors(config: Span | None, family: FamilyConfig) -> Iterator[None]:
     """Convert errors of the derived spec to errors of the config.json."""
     try:
         yield
     except SpecError as failure:
-        raise SpecError(*(_blamed(error, config, family) for error in failure.diagnostics)) from None
+        raise SpecError(*(_converted_error(error, config, family) for error in failure.diagnostics)) from None
 
 
-def _blamed(error: Diagnostic, config: Span | None, family: FamilyConfig) -> Diagnostic:
+def _converted_error(error: Diagnostic, config: Span | None, family: FamilyConfig) -> Diagnostic:
     """Convert an error to an error of the config.json. If no field sets the value, name the omitted field."""
     if config is None or error.span is None or error.span.source is not config.source:
         return replace(error, span=config)
@@ -124,7 +126,7 @@ def _blamed(error: Diagnostic, config: Span | None, family: FamilyConfig) -> Dia
     return error if name is None else replace(error, notes=(*error.notes, note))
 
 
-def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
+def _paths_set_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
     """Yield the paths of spec values that the weights in a folder require, and that no field of config.json sets."""
     places = {name: place for name, place in family.zeros.items() if place is not None}
     if places and has_weights(folder):
@@ -134,12 +136,12 @@ def _given_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
             yield from (place for name, place in places.items() if name in opened.names and opened.read(name).any())
 
 
-def _with(tree: Mapping, place: str, value: bool) -> Mapping:
+def _with_value(tree: Mapping, place: str, value: bool) -> Mapping:
     """Return the tree of a spec with a different value at a path in its graph."""
-    return merge(tree, nested(["graph", *place.split(".")], Scalar(value, tree.span)))
+    return merge(tree, nested_patch(["graph", *place.split(".")], Scalar(value, tree.span)))
 
 
-def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
+def _import_warnings(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
     for text in family.differences:
         yield Diagnostic(
             f"{family.architecture} of transformers does not compute the same as this model", notes=(text,)
@@ -150,7 +152,7 @@ def _notes(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
         yield from left_out_of(folder, family)
 
 
-def draft_family(path: AnyPath, specs: KnownSpecs) -> tuple[str, str, Diagnostic | None]:
+def draft_family(path: AnyPath, specs: NamedSpecs) -> tuple[str, str, Diagnostic | None]:
     """Draft a family for a config.json of an unknown type.
 
     Also return a description of the family that the draft extends, and a warning if tfkit lacks the model's layers.
@@ -158,12 +160,12 @@ def draft_family(path: AnyPath, specs: KnownSpecs) -> tuple[str, str, Diagnostic
     path = Path(path)
     path = path / CONFIG if os.path.isdir(path) else path
     root = read(path)
-    config = plain(root)
-    near = nearest(config, path.parent, specs, root.span)
-    return draft(config, near), str(near), other_layers(root)
+    config = plain_data(root)
+    near = nearest_family(config, path.parent, specs, root.span)
+    return draft_text(config, near), str(near), other_layers(root)
 
 
-def family_of(config: Mapping, specs: KnownSpecs) -> str:
+def family_of(config: Mapping, specs: NamedSpecs) -> str:
     """Return the spec that defines the fields of a config.json. Raise SpecError if no such spec exists."""
     node = config.items.get("model_type")
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
@@ -176,7 +178,7 @@ def family_of(config: Mapping, specs: KnownSpecs) -> str:
 
 
 def _unknown_family(
-    config: Mapping, model_type: str, families: Collection[str], span: Span, specs: KnownSpecs
+    config: Mapping, model_type: str, families: Collection[str], span: Span, specs: NamedSpecs
 ) -> Diagnostic:
     plugin = missing.plugin_of_family(model_type)
     if plugin is not None:
@@ -185,52 +187,54 @@ def _unknown_family(
         return Diagnostic(message, span, "model_type", help=help)
     if layers := other_layers(config):
         return layers
-    near = closest(model_type, families)
+    near = closest_name(model_type, families)
     notes = (f"known: {listing(sorted(families), 200)}",)
     help = f"{f'use {quoted(near)}, a similar type; or ' if near else ''}{HOW_TO}; --draft FILE writes a draft"
     return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
 
 
-def _family(name: str | os.PathLike[str], plugins: Plugins, head: str | None = None) -> tuple[Mapping, FamilyConfig]:
+def _tree_and_family(
+    name: str | os.PathLike[str], plugins: Plugins, head: str | None = None
+) -> tuple[Mapping, FamilyConfig]:
     """Return the tree of a spec and its family, with `head` selected if it is set."""
-    tree, _, _ = with_likes(in_place(read_tree(name, plugins.specs), plugins.specs), plugins.registry)
+    tree, _, _ = with_likes(with_inline_family(read_tree(name, plugins.specs), plugins.specs), plugins.registry)
     if head is not None:
-        tree = merge(tree, _mapping({"checkpoint": {"head": head}}, tree.span))
+        tree = merge(tree, _mapping_of({"checkpoint": {"head": head}}, tree.span))
     family = resolve_spec(tree, plugins, file=str(find_spec(name, plugins.specs))).family
     if family is None or not family.fields:
         message = f"{quoted(str(name))} has no `checkpoint` with `fields` to define the fields of a config.json"
         raise SpecError(Diagnostic(message, tree.span, "checkpoint"))
-    return merge(tree, _mapping(family.spec, tree.span)), family
+    return merge(tree, _mapping_of(family.spec, tree.span)), family
 
 
 def _family_of_class(
     config: Mapping, name: str | os.PathLike[str], plugins: Plugins, folder: Path
 ) -> tuple[Mapping, FamilyConfig]:
     """Return the tree of a spec and its family, with the head of the class that a config.json names."""
-    standard = _family(name, plugins)
-    head = _head(config, standard[1])
+    standard = _tree_and_family(name, plugins)
+    head = _head_of_class(config, standard[1])
     if head is None:
         return standard
-    with_head = _family(name, plugins, head)
+    with_head = _tree_and_family(name, plugins, head)
     # Older folders contain the weights of a head, but name the class without a head.
     if head.endswith("Model") and _stores_head(standard[1], with_head[1], folder):
         return standard
     return with_head
 
 
-def _mapping(data: dict[str, Any], span: Span) -> Mapping:
+def _mapping_of(data: dict[str, Any], span: Span) -> Mapping:
     node = node_of(data, span)
     assert isinstance(node, Mapping)
     return node
 
 
-def _head(config: Mapping, family: FamilyConfig) -> str | None:
+def _head_of_class(config: Mapping, family: FamilyConfig) -> str | None:
     """Return the head of a family for the class in a config.json; None for the family's default head."""
     classes = config.items.get("architectures")
-    if classes is not None and not isinstance(classes, Sequence) and plain(classes) is not None:
+    if classes is not None and not isinstance(classes, Sequence) and plain_data(classes) is not None:
         message = "`architectures` must be a list with the name of a class"
         raise SpecError(Diagnostic(message, classes.span, "architectures", help='write `["GPT2LMHeadModel"]`'))
-    names = [str(name) for name in plain(classes)] if isinstance(classes, Sequence) else []
+    names = [str(name) for name in plain_data(classes)] if isinstance(classes, Sequence) else []
     heads = {name.casefold(): head for name, head in family.classes.items()}
     matches = [heads[name.casefold()] for name in names if name.casefold() in heads]  # MPTForCausalLM in older files
     if matches or not names:
@@ -246,7 +250,9 @@ def _stores_head(family: FamilyConfig, body: FamilyConfig, folder: Path) -> bool
     """Return True if the weights in a folder have tensors of nodes of the family that the body lacks."""
     kept = [entry for path, entry in body.tensors.items() if not body.removes(path)]
     entries = [entry for path, entry in family.tensors.items() if body.removes(path) and entry not in kept]
-    names = [name for entry in entries for name in expanded(entry if isinstance(entry, str) else next(iter(entry)))]
+    names = [
+        name for entry in entries for name in expanded_names(entry if isinstance(entry, str) else next(iter(entry)))
+    ]
     stems = [stem for name in names for stem in (f"{family.in_file(name)}.", f"{name.removeprefix('.')}.")]
     if has_weights(folder):
         from tfkit.checkpoint.files import TensorFiles
@@ -268,16 +274,16 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
         message = f"the spec {quoted(model.name)} has no family, which defines the fields of a config.json"
         raise SpecError(Diagnostic(message, None, "checkpoint", help="write a `checkpoint` as specs/README.md shows"))
     fields = write_fields(graph.spec, family)
-    config = _mapping(fields, graph.spec.provenance.spans[()])
+    config = _mapping_of(fields, graph.spec.provenance.spans[()])
     changed: list[tuple[str, str, str]] = []
     free = {place: value_at(model, place) for place in family.zeros.values() if place is not None}
     for proving in _proving_trees(graph, family, plugins):
-        with _blaming(None, family):
+        with _convert_errors(None, family):
             tree = read_fields(config, proving, family)
             for place, value in free.items():
-                tree = _with(tree, place, value)
+                tree = _with_value(tree, place, value)
             again = resolve_spec(without_idle(tree, plugins), plugins, file=CONFIG).model
-        changed = list(_differences(model.graph, again.graph, ""))
+        changed = list(_value_differences(model.graph, again.graph, ""))
         if not changed:
             return fields
     message = f"a config.json of {family.model_type} cannot describe this model"
@@ -292,14 +298,14 @@ def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iter
     """
     standard, file = plugins.specs.by_model_type.get(family.model_type), graph.spec.file
     if standard is not None:
-        tree, rules = _family(standard, plugins)
+        tree, rules = _tree_and_family(standard, plugins)
         if family.head in rules.heads:
-            tree, rules = _family(standard, plugins, family.head)
+            tree, rules = _tree_and_family(standard, plugins, family.head)
         yield tree
         if rules == family:
             return
     if os.path.isfile(file):
-        yield _family(file, plugins)[0]
+        yield _tree_and_family(file, plugins)[0]
     elif standard is None:
         message = f"the family {quoted(family.model_type)} does not come with tfkit, and this spec is not in a file"
         raise SpecError(Diagnostic(message, None, "checkpoint.model_type", help="write the spec to a file first"))
@@ -312,7 +318,7 @@ def _in_short(value: Any) -> str:
     return "a mapping" if isinstance(value, Config) else text_of(value)
 
 
-def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
+def _value_differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
     """Yield the differences between two resolved values: the path, and both values at it."""
     if ours == theirs:
         return
@@ -326,7 +332,7 @@ def _differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, 
     if _same_variants(ours, theirs):
         parts[1]["layers"] = parts[1]["layers"].model_copy(update={"pattern": parts[0]["layers"].pattern})
     for key in [key for key in {**parts[0], **parts[1]} if key not in free]:
-        yield from _differences(parts[0].get(key), parts[1].get(key), f"{path}.{key}".lstrip("."))
+        yield from _value_differences(parts[0].get(key), parts[1].get(key), f"{path}.{key}".lstrip("."))
 
 
 def _same_variants(ours: Any, theirs: Any) -> bool:

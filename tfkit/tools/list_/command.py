@@ -40,9 +40,9 @@ NAME = re.compile(r"[^\w.-]")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @json_option
 def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
-    from tfkit.tools.list_.gallery import shipped, shipped_documents
+    from tfkit.tools.list_.gallery import shipped_documents, shipped_specs
 
-    specs, entries = shipped(words, reader.available), shipped_documents(words, reader.available)
+    specs, entries = shipped_specs(words, reader.available), shipped_documents(words, reader.available)
     documents = reader.available.specs.documents
     if json:
         print_json([*specs, *entries])
@@ -50,12 +50,12 @@ def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
     if specs or not entries:
         _show_specs(specs)
     for sort, named in documents.items():
-        rows = [(entry.name, _about(entry)) for entry in entries if entry.sort == sort]
+        rows = [(entry.name, _entry_text(entry)) for entry in entries if entry.sort == sort]
         if rows:
             print_tables(table([f"tfkit {named.command}" if named.command else sort, "description"], rows), "")
     counts = [(len(specs), "spec"), *((sum(entry.sort == sort for entry in entries), sort) for sort in documents)]
     texts = [f"{count} {sort}{'s' if count != 1 else ''}" for count, sort in counts if count]
-    print_tables(", ".join(texts) or "0 specs", *_missing(specs, reader.available))
+    print_tables(", ".join(texts) or "0 specs", *_install_hints(specs, reader.available))
 
 
 def _show_specs(specs: Sequence[Shipped]) -> None:
@@ -66,14 +66,14 @@ def _show_specs(specs: Sequence[Shipped]) -> None:
             spec.name,
             kinds.get(spec.kind, spec.kind),
             count_text(spec.parameters) if spec.parameters else "",
-            _about(spec, spec.missing),
+            _entry_text(spec, spec.missing),
         )
         for spec in specs
     ]
     print_tables(table(columns, rows, right=["size"]), "")
 
 
-def _about(entry: Shipped | ShippedDocument, missing: Sequence[str] = ()) -> str:
+def _entry_text(entry: Shipped | ShippedDocument, missing: Sequence[str] = ()) -> str:
     from tfkit.plugin.discover import BUILT_IN
 
     needs = f"needs {', '.join(missing)}" if missing else ""
@@ -81,16 +81,16 @@ def _about(entry: Shipped | ShippedDocument, missing: Sequence[str] = ()) -> str
     return "; ".join(filter(None, (entry.description, entry.error, origin, needs)))
 
 
-def _missing(specs: Sequence[Shipped], installed: Available) -> Iterator[str]:
+def _install_hints(specs: Sequence[Shipped], installed: Available) -> Iterator[str]:
     """Yield how to install the plugins that some of the specs need."""
-    from tfkit.plugin.discover import canonical
+    from tfkit.plugin.discover import normalized_name
     from tfkit.plugin.missing import where_it_is
     from tfkit.spec.extending import plugin_folders
 
     for text in sorted({text for spec in specs for text in spec.missing}):
         count, name = sum(text in spec.missing for spec in specs), NAME.split(text)[0]
-        if canonical(name) in installed.versions:
-            version = installed.versions[canonical(name)] or "none"
+        if normalized_name(name) in installed.versions:
+            version = installed.versions[normalized_name(name)] or "none"
             yield f"\n{text}, needed by {count}, is another version than {version}"
         else:
             help = where_it_is(name, plugin_folders())

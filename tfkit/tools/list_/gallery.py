@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from tfkit.errors import SpecError
 from tfkit.plugin import missing
-from tfkit.plugin.discover import BUILT_IN, canonical
+from tfkit.plugin.discover import BUILT_IN, normalized_name
 from tfkit.plugin.known_specs import SpecPath
-from tfkit.plugin.manager import Available, available
+from tfkit.plugin.manager import Available, available_plugins
 from tfkit.spec.extending import Read
 from tfkit.spec.load import read_tree
-from tfkit.spec.source import plain, read
+from tfkit.spec.source import plain_data, read
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class ShippedDocument:
     """The reason why the document cannot be read."""
 
 
-def shipped(words: Collection[str] = (), plugins: Available | None = None) -> list[Shipped]:
+def shipped_specs(words: Collection[str] = (), plugins: Available | None = None) -> list[Shipped]:
     """Return every known spec that has all of these words in its name, kind, family, plugins or description.
 
     `plugins` are the available plugins; by default the plugins that would be loaded.
     """
-    installed = plugins or available()
+    installed = plugins or available_plugins()
     cached_read = cache(read)  # many specs extend the same files
-    specs = [_shipped(name, installed, cached_read) for name in installed.specs.files]
-    specs = sorted([*specs, *_absent(installed)], key=lambda spec: spec.name)
-    return [spec for spec in specs if all(word.casefold() in _text(spec) for word in words)]
+    specs = [_shipped_spec(name, installed, cached_read) for name in installed.specs.files]
+    specs = sorted([*specs, *_absent_specs(installed)], key=lambda spec: spec.name)
+    return [spec for spec in specs if all(word.casefold() in _search_text(spec) for word in words)]
 
 
 def shipped_documents(words: Collection[str] = (), plugins: Available | None = None) -> list[ShippedDocument]:
@@ -82,26 +82,28 @@ def shipped_documents(words: Collection[str] = (), plugins: Available | None = N
 
     Words may also be the plural of a type. `plugins` are as for `shipped`.
     """
-    documents = (plugins or available()).specs.documents
-    entries = [_document(name, sort, file) for sort, named in documents.items() for name, file in named.files.items()]
+    documents = (plugins or available_plugins()).specs.documents
+    entries = [
+        _shipped_document(name, sort, file) for sort, named in documents.items() for name, file in named.files.items()
+    ]
     singular = {f"{sort}s": sort for sort in documents}
     words = [singular.get(word.casefold(), word.casefold()) for word in words]
     texts = [" ".join(filter(None, (entry.name, entry.sort, entry.description))).casefold() for entry in entries]
     return [entry for entry, text in zip(entries, texts, strict=True) if all(word in text for word in words)]
 
 
-def _document(name: str, sort: str, file: SpecPath) -> ShippedDocument:
+def _shipped_document(name: str, sort: str, file: SpecPath) -> ShippedDocument:
     try:
-        root: dict[str, Any] = plain(read(file.path))
+        root: dict[str, Any] = plain_data(read(file.path))
     except SpecError as error:
         return ShippedDocument(name, sort, file.plugin, None, None, error.diagnostics[0].message)
     return ShippedDocument(name, sort, file.plugin, root.get("description"), root.get("source"))
 
 
-def _shipped(name: str, installed: Available, read: Read) -> Shipped:
+def _shipped_spec(name: str, installed: Available, read: Read) -> Shipped:
     plugin = installed.specs.files[name].plugin
     try:
-        spec = plain(read_tree(name, installed.specs, read=read))
+        spec = plain_data(read_tree(name, installed.specs, read=read))
     except SpecError as error:
         return Shipped(name, plugin, "", None, None, None, None, (), (), error.diagnostics[0].message)
     blocks = {node.get("block") for node in spec["graph"].values() if isinstance(node, dict)}
@@ -124,14 +126,14 @@ def _is_there(text: str, installed: Available) -> bool:
     from tfkit.plugin import required  # packaging takes a while to import
 
     try:
-        requirement = required.parsed(text)
+        requirement = required.parse_requirement(text)
     except ValueError:
         return False
-    version = installed.versions.get(canonical(requirement.name))
-    return version is not None and required.fits(requirement, version)
+    version = installed.versions.get(normalized_name(requirement.name))
+    return version is not None and required.is_satisfied(requirement, version)
 
 
-def _absent(installed: Available) -> Iterator[Shipped]:
+def _absent_specs(installed: Available) -> Iterator[Shipped]:
     """Yield the specs of tfkit's plugins that are not available."""
     for plugin, specs in missing.specs_elsewhere().items():
         if plugin not in installed.versions:
@@ -139,7 +141,7 @@ def _absent(installed: Available) -> Iterator[Shipped]:
                 yield Shipped(name, plugin, "", None, None, specs[name] or None, None, (plugin,), (plugin,))
 
 
-def _text(spec: Shipped) -> str:
+def _search_text(spec: Shipped) -> str:
     plugin = None if spec.plugin == BUILT_IN else spec.plugin
     texts = (spec.name, spec.kind, spec.model_type, spec.description, plugin, *spec.requires)
     return " ".join(filter(None, texts)).casefold()

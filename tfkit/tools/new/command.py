@@ -19,8 +19,8 @@ import click
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_type
 from tfkit.console.options import output_option
-from tfkit.errors import Diagnostic, SpecError, printable, quoted
-from tfkit.plugin.discover import canonical
+from tfkit.errors import Diagnostic, SpecError, printable_text, quoted
+from tfkit.plugin.discover import normalized_name
 from tfkit.tools.common.atomic_files import names_in, written_folder
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def new(reader: Reader, what: str, name: str, slot: str | None, output: Path | N
     names = checked_names(name, reader.found, slot or "ffn")
     folder = output or Path(names.distribution)
     files = write_plugin(names, folder)
-    click.echo(f"wrote {printable(str(folder))}: {len(files)} files; next: make test, in it")
+    click.echo(f"wrote {printable_text(str(folder))}: {len(files)} files; next: make test, in it")
 
 
 def _new_document(reader: Reader, document: DocumentType, spec: str, file: Path) -> None:
@@ -88,7 +88,7 @@ def _new_document(reader: Reader, document: DocumentType, spec: str, file: Path)
         )
     write_file(file, text)
     command = shlex.join(["tfkit", document.config.command, str(file), *reader.plugin_options])
-    click.echo(f"wrote {printable(str(file))}; next: {printable(command)}")
+    click.echo(f"wrote {printable_text(str(file))}; next: {printable_text(command)}")
 
 
 # ---- the project of a new plugin: the files in `template/`, a plugin that works, under another name ----
@@ -156,13 +156,13 @@ def checked_names(name: str, plugins: Plugins, slot: str = "ffn") -> PluginNames
     if not WORDS.fullmatch(name) or len(name) > MAX_NAME:
         message = f"{quoted(name)} is not a name for a plugin"
         raise SpecError(Diagnostic(message, help=f"use lower-case words, up to {MAX_NAME} characters: token_shift"))
-    taken = _taken(names, plugins)
+    taken = _name_conflict(names, plugins)
     if taken is not None:
         raise SpecError(Diagnostic(f"the name {quoted(name)} is taken: {taken}"))
     return names
 
 
-def _taken(names: PluginNames, plugins: Plugins) -> str | None:
+def _name_conflict(names: PluginNames, plugins: Plugins) -> str | None:
     """Describe the existing user of a name; None if the name is free."""
     if iskeyword(names.word) or names.word in NOT_IN_YAML:
         return "it is a word of Python's or YAML's"
@@ -173,7 +173,7 @@ def _taken(names: PluginNames, plugins: Plugins) -> str | None:
         *(plugin.name for plugin in plugins.broken),
         *plugins.disabled,
     ]
-    names_in_use = {canonical(name): name for name in plugin_names}
+    names_in_use = {normalized_name(name): name for name in plugin_names}
     if names.distribution in names_in_use:
         return f"there is a plugin {names_in_use[names.distribution]}"
     kind, spec = plugins.registry.find(names.slot, names.word), plugins.specs.files.get(f"{names.word}_tiny")
@@ -193,7 +193,7 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
         raise SpecError(Diagnostic(f"{quoted(str(folder))} is not empty", help="name a new folder: -o DIR"))
     if os.path.exists(folder) and folder.samefile(Path()):
         raise SpecError(Diagnostic("the current folder cannot be replaced", help="name a new folder: -o DIR"))
-    files = dict(_files(names))
+    files = dict(_project_files(names))
     with written_folder(folder) as new:
         for path, text in files.items():
             (new / path).parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def write_plugin(names: PluginNames, folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _files(names: PluginNames) -> Iterator[tuple[Path, str]]:
+def _project_files(names: PluginNames) -> Iterator[tuple[Path, str]]:
     """Yield the files of the project. In the template, hidden files begin with `dot-`; caches are skipped.
 
     The files of a slot's template come last, because they replace files of the same name.

@@ -58,20 +58,22 @@ def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
 
 
 def _show_count(count: Params) -> None:
-    rows = [_cells(shown, count) for shown in collapsed(count)]
-    rows.append([*_total(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)])
+    rows = [_row_cells(shown, count) for shown in printed_rows(count)]
+    rows.append(
+        [*_total_cells(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)]
+    )
     columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
     if count.by == "module":  # the names of modules need the width of this column
         columns, rows = columns[:3], [row[:3] for row in rows]
     lines = table(columns, rows, right=columns[1:], footer=1)
-    print_tables(f"{count.name}: {_summary(count)}", "", lines, "", *_notes(count))
+    print_tables(f"{count.name}: {_count_summary(count)}", "", lines, "", *_count_notes(count))
 
 
-def _total(count: Params) -> list[str]:
+def _total_cells(count: Params) -> list[str]:
     return ["total", f"{count.total:,}", percent(count.total, count.total)]
 
 
-def _cells(shown: Shown, count: Params) -> list[str]:
+def _row_cells(shown: PrintedRow, count: Params) -> list[str]:
     each = f"{shown.times} x {shown.parameters // shown.times:,}" if shown.times > 1 else ""
     apart = shown.parameters and not shown.non_embedding
     other = "-" if apart else percent(shown.non_embedding, count.non_embedding)
@@ -79,11 +81,11 @@ def _cells(shown: Shown, count: Params) -> list[str]:
     return [shown.label, f"{shown.parameters:,}", percent(shown.parameters, count.total), last]
 
 
-def _summary(count: Params) -> str:
+def _count_summary(count: Params) -> str:
     return f"{count_text(count.total)} parameters, {count_text(count.non_embedding)} without embedding tables"
 
 
-def _notes(count: Params) -> Iterator[str]:
+def _count_notes(count: Params) -> Iterator[str]:
     """Yield the notes below the table: trainable parameters and buffers, tied and shared weights, the KV cache."""
     frozen = count.total - count.trainable
     yield f"trainable {count.trainable:,}, frozen {frozen:,}, buffers {count.buffers:,}"
@@ -112,20 +114,22 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
 
     for start in range(0, len(counts), SIDE_BY_SIDE):
         group = counts[start : start + SIDE_BY_SIDE]
-        parts = [{shown.name: _cells(shown, count) for shown in collapsed(count)} for count in group]
+        parts = [{shown.name: _row_cells(shown, count) for shown in printed_rows(count)} for count in group]
         rows = []
         for name in merge_rows([list(part) for part in parts]):
             labels = {part[name][0] for part in parts if name in part}
             cells = [part.get(name, ["", "-", "-"])[1:3] for part in parts]
             rows.append([labels.pop() if len(labels) == 1 else name, *(text for pair in cells for text in pair)])
-        rows.append(["total", *(text for count in group for text in _total(count)[1:])])
+        rows.append(["total", *(text for count in group for text in _total_cells(count)[1:])])
         columns = [group[0].by, *(text for count in group for text in (count.name, "share"))]
         print_tables(*[""] * (start > 0), table(columns, rows, right=columns[1:], footer=1))
     for count in counts:
-        print_tables("", f"{count.name}: {_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _notes(count)))
+        print_tables(
+            "", f"{count.name}: {_count_summary(count)}", *(Padding(note, (0, 0, 0, 2)) for note in _count_notes(count))
+        )
 
 
-class Shown(NamedTuple):
+class PrintedRow(NamedTuple):
     """A printed row: a row of the count, or several rows of equal layers."""
 
     name: str
@@ -135,11 +139,11 @@ class Shown(NamedTuple):
     times: int
 
 
-def collapsed(count: Params) -> list[Shown]:
+def printed_rows(count: Params) -> list[PrintedRow]:
     """Return the rows of a count, with equal layers merged: `decoder.layers.0-11`."""
     shown = []
     for label, rows in group_layers((row.label, row.parameters, row) for row in count.rows):
         name = rows[0].name if count.by == "component" else label
         sizes = sum(row.parameters for row in rows), sum(row.non_embedding for row in rows)
-        shown.append(Shown(name, label, *sizes, len(rows)))
+        shown.append(PrintedRow(name, label, *sizes, len(rows)))
     return shown

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from tfkit.arguments import checked
 from tfkit.building.builder import build, graph_of
-from tfkit.building.edits import AnyModel, as_model, origins
+from tfkit.building.edits import AnyModel, as_model, tensor_origins
 from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import table_owner
 from tfkit.nn import StackedLinear
 from tfkit.tools.common.memory_needs import CacheSize, cache_size
-from tfkit.tools.common.ownership import Ownership, added, in_rows, owners_of
+from tfkit.tools.common.ownership import Ownership, added_owner, in_rows, owners_of
 from tfkit.tools.common.pages import notebook_table
 
 By = Literal["component", "node", "layer", "module"]
@@ -94,7 +94,7 @@ def count_params(graph: AnyModel, by: By = "component") -> Params:
 def count_modules(model: Any, by: By, edits: tuple[str, ...] = ()) -> Params:
     """Count the parameters of a built model, as `count_params` does. `edits` are its differences from its spec."""
     graph = graph_of(model)
-    weights = _weights(model, graph, origins(model) if edits else {})
+    weights = _counted_weights(model, graph, tensor_origins(model) if edits else {})
     return Params(
         name=graph.name,
         by=by,
@@ -112,7 +112,7 @@ def count_modules(model: Any, by: By, edits: tuple[str, ...] = ()) -> Params:
         trainable=sum(weight.count for weight in weights if weight.trainable),
         active=sum(weight.active for weight in weights),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
-        notes=(*_tied(graph, weights), *_repeated(graph), *(f"changed: {text}" for text in edits)),
+        notes=(*_tie_notes(graph, weights), *_repetition_notes(graph), *(f"changed: {text}" for text in edits)),
         cache=cache_size(graph),
     )
 
@@ -124,7 +124,7 @@ def active_of(module: nn.Module, weight: Tensor) -> int:
     return weight.numel()
 
 
-def _weights(model: Any, graph: Graph, origins: Mapping[str, str | None]) -> list[_Weight]:
+def _counted_weights(model: Any, graph: Graph, origins: Mapping[str, str | None]) -> list[_Weight]:
     """Return the parameters; `origins` holds their names in the spec, by default their names in the model."""
     modules = dict(model.named_modules())
     parts = owners_of(model, [name.rpartition(".")[0] for name in origins.values() if name])
@@ -132,7 +132,7 @@ def _weights(model: Any, graph: Graph, origins: Mapping[str, str | None]) -> lis
     weights = []
     for path, parameter in model.named_parameters():
         module, origin = path.rpartition(".")[0], origins.get(path, path)
-        owner = added(path) if origin is None else parts[origin.rpartition(".")[0]]
+        owner = added_owner(path) if origin is None else parts[origin.rpartition(".")[0]]
         holders = [modules.get((origin or path).rpartition(".")[0]), modules[module]]
         holder = next((item for item in holders if isinstance(item, nn.Embedding | StackedLinear)), modules[module])
         embedding = owner.node in tables and isinstance(holder, nn.Embedding)
@@ -151,7 +151,7 @@ def _weights(model: Any, graph: Graph, origins: Mapping[str, str | None]) -> lis
     return weights
 
 
-def _tied(graph: Graph, weights: Iterable[_Weight]) -> list[str]:
+def _tie_notes(graph: Graph, weights: Iterable[_Weight]) -> list[str]:
     users: dict[str, list[str]] = {}
     for node in graph.nodes:
         tie = node.wires.get("tie")
@@ -165,7 +165,7 @@ def _tied(graph: Graph, weights: Iterable[_Weight]) -> list[str]:
     return notes
 
 
-def _repeated(graph: Graph) -> Iterator[str]:
+def _repetition_notes(graph: Graph) -> Iterator[str]:
     """Describe stacks that run layers several times with the same weights."""
     for node in graph.nodes:
         if node.stack is not None and node.stack.repeats > 1:

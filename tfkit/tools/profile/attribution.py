@@ -64,13 +64,13 @@ def steps_of(trace: ProfilerTrace) -> list[Event]:
     return [row for row in trace.host if row.name == STEP]
 
 
-def undisturbed(steps: Sequence[Stretch]) -> list[int]:
+def undisturbed_steps(steps: Sequence[Stretch]) -> list[int]:
     """Return the steps that took no longer than the median, because other processes disturbed the remaining steps."""
     middle = median(step.seconds for step in steps)
     return [index for index, step in enumerate(steps) if step.seconds <= middle]
 
 
-def locate(trace: ProfilerTrace, paths: Collection[str]) -> list[Located]:
+def located_work(trace: ProfilerTrace, paths: Collection[str]) -> list[Located]:
     """Assign the host's work within the steps to its owners, in the order of time."""
     steps, names = steps_of(trace), {*paths, *STEP_RANGES}
     starts = [step.start for step in steps]
@@ -84,7 +84,7 @@ def locate(trace: ProfilerTrace, paths: Collection[str]) -> list[Located]:
         thread = threads[row.thread]
         thread.advance(row.start)
         if isinstance(row, HostSpan):
-            located.append(Located(row, _owner(row, thread, names, makers), step, []))
+            located.append(Located(row, _span_owner(row, thread, names, makers), step, []))
             thread.begin(located[-1])
         else:
             located.append(Located(row, thread.owner, step, []))
@@ -136,7 +136,7 @@ class _Thread:
             self.reached = end
 
 
-def _owner(span: HostSpan, thread: _Thread, names: Collection[str], makers: dict[int | None, str | None]) -> Owner:
+def _span_owner(span: HostSpan, thread: _Thread, names: Collection[str], makers: dict[int | None, str | None]) -> Owner:
     around = thread.owner
     if span.name.startswith(NODE):
         if not span.name.endswith(ACCUMULATE):
@@ -181,7 +181,7 @@ def device_times(trace: ProfilerTrace, located: Sequence[Located]) -> Times:
     work = [
         (stretch, event.owner) for event in located if event.owner.path is not None for stretch in event.exclusive
     ]  # no waiting threads
-    work.sort(key=_start)
+    work.sort(key=_work_start)
     steps = steps_of(trace)
     ends = [step.start for step in steps]  # of the last kernel in each step
     for kernel in trace.kernels:
@@ -191,7 +191,7 @@ def device_times(trace: ProfilerTrace, located: Sequence[Located]) -> Times:
         free, owner = ends[launch.step], launch.owner
         launched = max(free, min(launch.row.start, kernel.start))
         start, end = max(free, kernel.start), max(free, kernel.end)
-        _share(work, Stretch(free, launched), times.exclusive)
+        _divide_time(work, Stretch(free, launched), times.exclusive)
         times.exclusive[owner] += end - launched
         times.device[owner] += end - start
         times.kernels[kernel.name, owner].append(kernel.seconds)
@@ -199,19 +199,19 @@ def device_times(trace: ProfilerTrace, located: Sequence[Located]) -> Times:
         ends[launch.step] = end
     for step in {event.step for event in located}:
         rest = Stretch(ends[step], max(ends[step], steps[step].end))
-        _share(work, rest, times.exclusive)
+        _divide_time(work, rest, times.exclusive)
         times.idle += rest.seconds
     return times
 
 
-def _share(work: Sequence[tuple[Stretch, Owner]], stretch: Stretch, times: defaultdict[Owner, float]) -> None:
+def _divide_time(work: Sequence[tuple[Stretch, Owner]], stretch: Stretch, times: defaultdict[Owner, float]) -> None:
     """Divide a stretch of time among the owners of the host's work in it."""
-    first = max(0, bisect_right(work, stretch.start, key=_start) - 1)
-    for busy, owner in work[first : bisect_left(work, stretch.end, key=_start)]:
+    first = max(0, bisect_right(work, stretch.start, key=_work_start) - 1)
+    for busy, owner in work[first : bisect_left(work, stretch.end, key=_work_start)]:
         times[owner] += busy.overlap(stretch)
 
 
-def _start(work: tuple[Stretch, Owner]) -> float:
+def _work_start(work: tuple[Stretch, Owner]) -> float:
     return work[0].start
 
 
@@ -235,7 +235,7 @@ def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device
 
     The step must not be the first: on the CPU, the profiler does not record that older memory is freed.
     """
-    rows = [event for event in located if event.step == step and _counts(event, on_device)]
+    rows = [event for event in located if event.step == step and _is_memory_row(event, on_device)]
     total = peak = at_start
     peak_at, owner = -1, Owner(None, "forward")
     allocated: Counter[str | None] = Counter()
@@ -247,14 +247,14 @@ def memory_of(located: Sequence[Located], step: int, at_start: int, *, on_device
         highest[running.path] = max(total, highest.get(running.path, 0))
         if total > peak:
             peak, peak_at, owner = total, index, running
-    return Usage(peak, owner, allocated, _living(rows[: peak_at + 1]), highest)
+    return Usage(peak, owner, allocated, _live_bytes(rows[: peak_at + 1]), highest)
 
 
-def _counts(event: Located, on_device: bool) -> bool:
+def _is_memory_row(event: Located, on_device: bool) -> bool:
     return isinstance(event.row, HostSpan) or (isinstance(event.row, Allocation) and event.row.on_device == on_device)
 
 
-def _living(rows: Sequence[Located]) -> Counter[str | None]:
+def _live_bytes(rows: Sequence[Located]) -> Counter[str | None]:
     """Sum the allocations in these rows that were not freed."""
     held: dict[int, tuple[str | None, int]] = {}
     for event in rows:

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from tfkit.tools.common import pages
 from tfkit.tools.common.pages import PageContent, page_table, tag
-from tfkit.tools.common.units import bytes_text, scaled
+from tfkit.tools.common.units import bytes_text, scaled_amount
 from tfkit.tools.profile.result import Profile
 
 _PREFIXES = "kMGTPE"
@@ -23,7 +23,7 @@ def time_text(seconds: float | None) -> str:
     if seconds is None:
         return NONE
     scale, unit = next((pair for pair in _TIMES if abs(seconds) >= 0.9995 * pair[0]), _TIMES[-1])
-    return f"{_digits(seconds / scale)} {unit}"
+    return f"{_number_text(seconds / scale)} {unit}"
 
 
 def amount_text(amount: float | None, unit: str) -> str:
@@ -32,13 +32,13 @@ def amount_text(amount: float | None, unit: str) -> str:
         return NONE
     if amount < 1000 and amount == int(amount):
         return f"{amount:.0f} {unit}".rstrip()
-    amount, prefix = scaled(amount, _PREFIXES, most=999.5)
-    return f"{_digits(amount)}{' ' if unit else ''}{prefix}{unit}"
+    amount, prefix = scaled_amount(amount, _PREFIXES, most=999.5)
+    return f"{_number_text(amount)}{' ' if unit else ''}{prefix}{unit}"
 
 
 def decade_text(power: int) -> str:
     """Format a power of ten: `100T` for 14, `0.01` for -2."""
-    amount, prefix = scaled(10.0**power, _PREFIXES)
+    amount, prefix = scaled_amount(10.0**power, _PREFIXES)
     return f"{amount:g}{prefix}"
 
 
@@ -54,10 +54,10 @@ def share_text(part: float | None, whole: float | None) -> str:
 
 def ratio_text(value: float | None, base: float | None) -> str:
     """Format the ratio of two values, as in `1.42×`."""
-    return NONE if value is None or not base else f"{_digits(value / base)}×"
+    return NONE if value is None or not base else f"{_number_text(value / base)}×"
 
 
-def _digits(number: float) -> str:
+def _number_text(number: float) -> str:
     """Format a number with three significant digits."""
     size = abs(number)
     if size >= 99.95 or not number:
@@ -85,7 +85,7 @@ LETTERS = 92
 """Approximate number of letters that fit into a bar."""
 
 
-def colour(name: str) -> str:
+def colour_of(name: str) -> str:
     """Return the class that colours an element; equal names have equal colours in every picture."""
     return (
         f"c-{name}" if name in COLOURED_NAMES else f"c-other{zlib.crc32(name.encode(errors='replace')) % OTHER_COLOURS}"
@@ -103,7 +103,7 @@ class BarSegment:
     hint: str
 
 
-def labelled(label: str, segments: Iterable[BarSegment], whole: float, right: str, *, look: str = "bar") -> Element:
+def labelled_bar(label: str, segments: Iterable[BarSegment], whole: float, right: str, *, look: str = "bar") -> Element:
     """Draw a stacked bar whose full width stands for `whole`, between its `label` and the text `right`."""
     bar = tag("div", class_=look)
     for segment in segments:
@@ -112,22 +112,22 @@ def labelled(label: str, segments: Iterable[BarSegment], whole: float, right: st
         share = segment.value / whole
         texts = (f"{segment.text} {segment.share}".strip(), segment.text, "")
         text = next(text for text in texts if not text or len(text) + 2 <= share * LETTERS)
-        kind, style = f"segment {colour(segment.name)}", f"width:{100 * share:.3f}%"
+        kind, style = f"segment {colour_of(segment.name)}", f"width:{100 * share:.3f}%"
         bar.append(tag("div", tag("span", text), class_=kind, style=style, title=segment.hint))
     return tag("div", tag("div", label, class_="name"), bar, tag("div", right, class_="sum"), class_="labelled")
 
 
-def legend(labels: Mapping[str, str]) -> Element:
+def colour_legend(labels: Mapping[str, str]) -> Element:
     """Draw a legend: the label of each colour."""
-    return pages.legend((colour(name), label) for name, label in labels.items())
+    return pages.legend((colour_of(name), label) for name, label in labels.items())
 
 
-def swatch(name: str) -> Element:
+def name_swatch(name: str) -> Element:
     """Draw a small square in the colour of a name."""
-    return pages.swatch(colour(name))
+    return pages.colour_swatch(colour_of(name))
 
 
-def heading(name: str, several: bool) -> Element | None:
+def optional_heading(name: str, several: bool) -> Element | None:
     """Return a heading for a model; empty for a single model."""
     return tag("h3", name) if several else None
 
@@ -151,4 +151,8 @@ def side_by_side(
 
 def by_model(profiles: Sequence[Profile], content: Callable[[Profile], Iterable[PageContent]]) -> list[PageContent]:
     """Return the contents of each model, below its name if there are several models."""
-    return [child for profile in profiles for child in (heading(profile.name, len(profiles) > 1), *content(profile))]
+    return [
+        child
+        for profile in profiles
+        for child in (optional_heading(profile.name, len(profiles) > 1), *content(profile))
+    ]

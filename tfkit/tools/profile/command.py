@@ -13,7 +13,7 @@ from tfkit.console import options
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.output import print_json, print_tables, progress_bar, with_titles
-from tfkit.errors import printable
+from tfkit.errors import printable_text
 from tfkit.tools.common.modes import mode_option
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def profile(
     from tfkit.tools.profile.models import profile_models, to_dict
     from tfkit.tools.profile.profile_tables import show_profiles
 
-    chosen, kind = _device(device), getattr(torch, dtype)
+    chosen, kind = _available_device(device), getattr(torch, dtype)
     with progress_bar() as on_progress:
         profiles = profile_models(
             graphs,
@@ -109,11 +109,11 @@ def profile(
         return
     show_profiles(profiles, by)
     if output is not None:
-        shown, tensorboard = printable(str(output)), shlex.join(["tensorboard", "--logdir", str(output)])
-        print_tables("", f"wrote {shown}: open {shown}/report.html, or {printable(tensorboard)}")
+        shown, tensorboard = printable_text(str(output)), shlex.join(["tensorboard", "--logdir", str(output)])
+        print_tables("", f"wrote {shown}: open {shown}/report.html, or {printable_text(tensorboard)}")
 
 
-def _device(name: str | None) -> Any:
+def _available_device(name: str | None) -> Any:
     """Return an available device; a device that cannot run anything is a usage error."""
     if name is None:
         return None

@@ -29,10 +29,10 @@ def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
         tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
         return Limits(name, listed.flops("tf32" if tf32 else words), listed.bandwidth, listed.source)
     left, right = (torch.rand(SIDE, SIDE, device=device).to(dtype) for _ in range(2))
-    product = _best(lambda: left @ right, device)
+    product = _shortest_time(lambda: left @ right, device)
     block = torch.zeros(COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(block)
-    copy = _best(lambda: target.copy_(block), device)
+    copy = _shortest_time(lambda: target.copy_(block), device)
     return Limits(name, 2 * SIDE**3 / product, 2 * COPIED / copy, "measured")
 
 
@@ -41,10 +41,10 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} thread{'s' * (threads != 1)}"
+    return f"{_processor_name()}, {threads} thread{'s' * (threads != 1)}"
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         return next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
@@ -52,19 +52,19 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _best(run: Callable[[], object], device: torch.device) -> float:
+def _shortest_time(run: Callable[[], object], device: torch.device) -> float:
     """Return the shortest time of several runs."""
     seconds: list[float] = []
     end = time.perf_counter() + PATIENCE
     while len(seconds) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         run()
-        synchronize(device)
+        synchronize_device(device)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 
 
-def synchronize(device: torch.device) -> None:
+def synchronize_device(device: torch.device) -> None:
     """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -31,21 +31,21 @@ from tfkit.tools.profile.attribution import (
     Usage,
     device_times,
     host_times,
-    locate,
+    located_work,
     memory_of,
     steps_of,
-    undisturbed,
+    undisturbed_steps,
 )
-from tfkit.tools.profile.limits import device_name, synchronize
+from tfkit.tools.profile.limits import device_name, synchronize_device
 from tfkit.tools.profile.profiled_step import (
     STEP_RANGES,
     ProfiledStep,
     Range,
     Settings,
+    annotated_range,
     named_parts,
     named_ranges,
-    quick,
-    shown,
+    quick_range,
 )
 from tfkit.tools.profile.result import ComponentTime, KernelTime, Limits, MemoryUse, Profile
 from tfkit.tools.profile.torch_trace import ProfilerTrace, parse_trace, write_trace
@@ -61,18 +61,20 @@ def count_steps(settings: Settings) -> int:
     return settings.warmup + settings.steps + 1 + settings.steps + 1 + DETAILED
 
 
-def measure(model: MeasuredModel, settings: Settings, limits: Limits, trace: Path | None, on_step: OnStep) -> Profile:
+def measure_model(
+    model: MeasuredModel, settings: Settings, limits: Limits, trace: Path | None, on_step: OnStep
+) -> Profile:
     """Profile one model; `trace` is the file for a trace with stacks and shapes.
 
     Raises:
         SpecError: see `profile_models`; or a step fails, as a plugin's component may.
     """
-    predicted = predict(model, settings)
+    predicted = predict_cost(model, settings)
     try:
         options: dict[str, Any] = {"dtype": settings.dtype, "allow_change": settings.allow_change}
         built = build_with_weights(model, settings.weights, device=settings.device, **options)
         built.train(settings.mode == "train")
-        profile = assemble_profile(built, settings, _run(built, settings, trace, on_step), predicted, limits)
+        profile = assemble_profile(built, settings, _run_steps(built, settings, trace, on_step), predicted, limits)
         changes = [f"changed: {text}" for text in model.edits]
         return replace(profile, notes=(*profile.notes, *changes)) if changes else profile
     except (SpecError, OSError):
@@ -84,13 +86,13 @@ def measure(model: MeasuredModel, settings: Settings, limits: Limits, trace: Pat
         raise SpecError(Diagnostic(f"{message}: {type(error).__name__}: {cause}")) from error
 
 
-def _run(model: fx.GraphModule, settings: Settings, trace: Path | None, on_step: OnStep) -> Measurements:
+def _run_steps(model: fx.GraphModule, settings: Settings, trace: Path | None, on_step: OnStep) -> Measurements:
     runner = _Runner(model, settings, on_step)
     for _ in range(settings.warmup):
         runner.plain()
     plain = [runner.plain() for _ in range(settings.steps)]
-    timed = parse_trace(runner.traced(settings.steps, quick)["traceEvents"])
-    detailed = runner.traced(DETAILED, shown, **DETAILS)
+    timed = parse_trace(runner.traced(settings.steps, quick_range)["traceEvents"])
+    detailed = runner.traced(DETAILED, annotated_range, **DETAILS)
     run = Measurements(plain, runner.step.held(), timed, parse_trace(detailed["traceEvents"]))
     if trace is not None:
         write_trace(detailed, trace, named_parts(model))
@@ -108,7 +110,7 @@ class _Runner:
 
     def plain(self) -> float:
         """Return the seconds of one step without the profiler."""
-        synchronize(self._settings.device)
+        synchronize_device(self._settings.device)
         start = time.perf_counter()
         self.step(lambda name: nullcontext())
         seconds = time.perf_counter() - start
@@ -142,7 +144,7 @@ class _Runner:
 UNPREDICTED = "no prediction: the model does not run on the meta device, where `tfkit cost` counts"
 
 
-def predict(model: MeasuredModel, settings: Settings) -> Cost | None:
+def predict_cost(model: MeasuredModel, settings: Settings) -> Cost | None:
     """Predict the costs of one step; None if a component, such as a plugin's, does not run without values.
 
     Raises:
@@ -210,17 +212,17 @@ def assemble_profile(
     """Attribute the time and memory of a run to components, and add the predicted costs."""
     named = {} if settings.compile else named_parts(model)
     all_steps = steps_of(run.timed)
-    chosen = undisturbed(all_steps)
-    located = [event for event in locate(run.timed, named) if event.step in chosen]
+    chosen = undisturbed_steps(all_steps)
+    located = [event for event in located_work(run.timed, named) if event.step in chosen]
     on_device = settings.device.type != "cpu"
     times = device_times(run.timed, located) if on_device else host_times(located)
     last = len(steps_of(run.detailed)) - 1
-    usage = memory_of(locate(run.detailed, named), last, run.held.at_start, on_device=on_device)
+    usage = memory_of(located_work(run.detailed, named), last, run.held.at_start, on_device=on_device)
     ran = times.calls.keys() | {owner.path for owner, seconds in times.exclusive.items() if seconds > 0}
     owners = {path: part for path, part in (named | STEP_RANGES).items() if path in ran}
     works = works_of(predicted, compiled=settings.compile)
     parts = tuple(
-        with_work(_part(path, part, times, usage, len(chosen)), works.get(path, ()), limits)
+        with_work(_component_time(path, part, times, usage, len(chosen)), works.get(path, ()), limits)
         for path, part in owners.items()
     )
     steps = tuple(all_steps[index].seconds for index in chosen)
@@ -237,23 +239,23 @@ def assemble_profile(
         steps=steps,
         plain_steps=tuple(run.plain_steps),
         parts=parts,
-        kernels=_kernels(times, owners, len(chosen)),
+        kernels=_kernel_times(times, owners, len(chosen)),
         unattributed=fmean(steps) - sum(part.time for part in parts),
         idle=times.idle / len(chosen),
-        memory=replace(run.held, peak=usage.peak, part=_shown(usage.owner.path or ""), phase=usage.owner.phase),
+        memory=replace(run.held, peak=usage.peak, part=_path_text(usage.owner.path or ""), phase=usage.owner.phase),
         limits=limits,
         notes=(*[ALL_COMPILED] * settings.compile, *[UNPREDICTED] * (predicted is None)),
     )
 
 
-def _shown(path: str) -> str:
+def _path_text(path: str) -> str:
     return path.strip("[]")
 
 
-def _part(path: str, part: Ownership, times: Times, usage: Usage, n_steps: int) -> ComponentTime:
+def _component_time(path: str, part: Ownership, times: Times, usage: Usage, n_steps: int) -> ComponentTime:
     forward, backward = Owner(path, "forward"), Owner(path, "backward")
     return ComponentTime(
-        path=_shown(path),
+        path=_path_text(path),
         component=part.component,
         label=part.label,
         node=part.node,
@@ -268,7 +270,7 @@ def _part(path: str, part: Ownership, times: Times, usage: Usage, n_steps: int) 
     )
 
 
-def _kernels(times: Times, owners: Mapping[str, Ownership], n_steps: int) -> tuple[KernelTime, ...]:
+def _kernel_times(times: Times, owners: Mapping[str, Ownership], n_steps: int) -> tuple[KernelTime, ...]:
     """Return the longest operators or kernels, summed over all modules of a component."""
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for (name, owner), runs in times.kernels.items():

@@ -20,14 +20,14 @@ from tfkit.building.edits import AnyModel, as_model
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
-from tfkit.graph.input_shapes import beyond, fixed_length, length_of, max_len
+from tfkit.graph.input_shapes import fixed_length, length_of, max_len, max_len_text
 from tfkit.spec.header import read_object
 from tfkit.tools.common.atomic_files import names_in, written_folder
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.profile.limits import limits_of
-from tfkit.tools.profile.measurement import count_steps, measure
+from tfkit.tools.profile.measurement import count_steps, measure_model
 from tfkit.tools.profile.profiled_step import Settings
-from tfkit.tools.profile.result import Profile, rows
+from tfkit.tools.profile.result import Profile, summed_rows
 
 LENGTH = 128
 Steps: TypeAlias = Annotated[int, Limit(least=2)]
@@ -117,7 +117,18 @@ def profile_models(
     if device.type == "meta":
         raise ValueError("the meta device cannot run a model, so there are no times: use `tfkit.cost`")
     settings = [
-        Settings(device, mode, dtype, compile, batch, _length(model.graph, length), steps, warmup, file, allow_change)
+        Settings(
+            device,
+            mode,
+            dtype,
+            compile,
+            batch,
+            _sequence_length(model.graph, length),
+            steps,
+            warmup,
+            file,
+            allow_change,
+        )
         for model, file in zip(models, files, strict=True)
     ]
     if directory is not None:
@@ -129,24 +140,26 @@ def profile_models(
     with nullcontext() if directory is None else written_folder(Path(directory)) as target:
         for model, setting, name in zip(models, settings, names, strict=True):
             gc.collect()  # the previous model
-            profiles.append(measure(model, setting, limits, _trace(target, name), lambda: on_step(next(ticks), total)))
+            profiles.append(
+                measure_model(model, setting, limits, _trace_path(target, name), lambda: on_step(next(ticks), total))
+            )
         if target is not None:
             write_profiles(profiles, names, target)
     return tuple(profiles)
 
 
-def _length(graph: Graph, length: int | None) -> int:
+def _sequence_length(graph: Graph, length: int | None) -> int:
     limit, length = max_len(graph), length_of(graph, length)
     if length is None:
         return min(LENGTH, limit or LENGTH)
     if length == fixed_length(graph):
         return length
     if limit is not None and length > limit:
-        raise SpecError(Diagnostic(f"{length} tokens are more than {beyond(limit)}"))
+        raise SpecError(Diagnostic(f"{length} tokens are more than {max_len_text(limit)}"))
     return length
 
 
-def _trace(target: Path | None, name: str) -> Path | None:
+def _trace_path(target: Path | None, name: str) -> Path | None:
     if target is None:
         return None
     (target / name).mkdir()
@@ -163,13 +176,13 @@ def check_folder(folder: Path) -> None:
     if find_spec("tensorboard") is None:
         message = "a log needs `tensorboard`, which is not installed"
         raise SpecError(Diagnostic(message, help='pip install "tfkit[profile]"'))
-    expected = {DATA, REPORT, *_folders(folder / DATA)}
+    expected = {DATA, REPORT, *_listed_folders(folder / DATA)}
     if extra := [name for name in names_in(folder) or [] if name not in expected]:
         message = f"{quoted(str(folder))} must hold only the files of a profile; got {listing(extra, 4)}"
         raise SpecError(Diagnostic(message, help="name a new folder"))
 
 
-def _folders(data: Path) -> list[str]:
+def _listed_folders(data: Path) -> list[str]:
     """Return the folders that a previous profile lists."""
     try:
         return [str(entry["folder"]) for entry in read_object(data)["profiles"]]
@@ -189,14 +202,14 @@ def folders_of(names: Sequence[str]) -> list[str]:
 
 def write_profiles(profiles: Sequence[Profile], names: Sequence[str], target: Path) -> None:
     """Write the data, the report, and for each profile the scalars for TensorBoard next to its trace."""
-    from tfkit.tools.profile.page import report
+    from tfkit.tools.profile.page import profile_report
 
     for profile, name in zip(profiles, names, strict=True):
         _write_scalars(profile, target / name)
     documents = [{"folder": name, **to_dict(profile)} for profile, name in zip(profiles, names, strict=True)]
     text = json.dumps({"profiles": documents}, indent=2, ensure_ascii=False)
     (target / DATA).write_text(f"{text}\n", encoding="utf-8")
-    (target / REPORT).write_text(report(profiles), encoding="utf-8", errors="replace")
+    (target / REPORT).write_text(profile_report(profiles), encoding="utf-8", errors="replace")
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
@@ -214,7 +227,7 @@ def _write_scalars(profile: Profile, folder: Path) -> None:
             writer.add_scalar("step/tokens per second", profile.tokens / seconds, index)
         for index, seconds in enumerate(profile.steps):
             writer.add_scalar("step/milliseconds under the profiler", 1000 * seconds, index)
-        for row in rows(profile):
+        for row in summed_rows(profile):
             writer.add_scalar(f"milliseconds/{row.label}", 1000 * row.time, 0)
             writer.add_scalar(f"bytes at the peak/{row.label}", row.at_peak, 0)
         writer.add_scalar("memory/peak", profile.memory.peak, 0)

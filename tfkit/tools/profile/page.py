@@ -15,21 +15,21 @@ from tfkit.tools.profile.bars import (
     BarSegment,
     amount_text,
     by_model,
-    heading,
-    labelled,
-    legend,
+    colour_legend,
+    labelled_bar,
     memory_text,
+    name_swatch,
+    optional_heading,
     ratio_text,
     share_text,
     side_by_side,
-    swatch,
     time_text,
 )
-from tfkit.tools.profile.pictures import REMAINDER, UPDATE, floors, layer_strips, roofline, time_bars
-from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, rows, undecided
+from tfkit.tools.profile.pictures import REMAINDER, UPDATE, floor_bars, layer_strips, roofline_chart, time_bars
+from tfkit.tools.profile.result import ComponentTime, Profile, labels_of, summed_rows, undecided_notes
 
 
-def report(profiles: Sequence[Profile]) -> str:
+def profile_report(profiles: Sequence[Profile]) -> str:
     """Render a page about one profile, or about several profiles with their ratios to the first.
 
     The page is self-contained: it loads no files, runs no script, supports light and dark mode, and can be printed.
@@ -38,18 +38,18 @@ def report(profiles: Sequence[Profile]) -> str:
     if not profiles:
         raise ValueError("a report needs at least one profile")
     sections: list[PageSection] = [
-        ("summary", "", summary(profiles)),
+        ("summary", "", summary_contents(profiles)),
         ("time", "Where the time goes", time_bars(profiles)),
         ("components", "Components, layers and modules", component_tables(profiles)),
         ("layers", "Layer by layer", layer_strips(profiles)),
-        ("roofline", "Against the limits of the device", roofline(profiles)),
-        ("floor", "Measured and predicted", floors(profiles)),
-        ("memory", "Memory", memory(profiles)),
-        ("kernels", "The longest operators and kernels", kernels(profiles)),
-        ("measured", "How it was measured", measured(profiles)),
+        ("roofline", "Against the limits of the device", roofline_chart(profiles)),
+        ("floor", "Measured and predicted", floor_bars(profiles)),
+        ("memory", "Memory", memory_bars(profiles)),
+        ("kernels", "The longest operators and kernels", kernel_tables(profiles)),
+        ("measured", "How it was measured", measurement_method(profiles)),
     ]
     name = " and ".join(profile.name for profile in profiles)
-    return report_page(name, "profile", dict.fromkeys(map(setting, profiles)), sections)
+    return report_page(name, "profile", dict.fromkeys(map(settings_line, profiles)), sections)
 
 
 class Figure(NamedTuple):
@@ -62,27 +62,27 @@ class Figure(NamedTuple):
     share: float | None = None
 
 
-def setting(profile: Profile) -> str:
+def settings_line(profile: Profile) -> str:
     """Format the settings of the run in one line: mode, sizes, dtype and device."""
     compiled = ["compiled"] if profile.compiled else []
     shape = f"{profile.batch:,} × {profile.length:,} tokens"
     return " · ".join([profile.mode, shape, profile.dtype, *compiled, profile.device_name])
 
 
-def summary(profiles: Sequence[Profile]) -> list[PageContent]:
+def summary_contents(profiles: Sequence[Profile]) -> list[PageContent]:
     """Return tiles for one model, or a table with ratios for several."""
-    figures = [_figures(profile) for profile in profiles]
+    figures = [_step_figures(profile) for profile in profiles]
     if len(profiles) == 1:
-        return [tag("div", *map(_tile, figures[0]), class_="tiles")]
+        return [tag("div", *map(_figure_tile, figures[0]), class_="tiles")]
     lines = zip(*figures, strict=True)
     cells = (
         (line[0].name, [(tag("span", figure.text, tag("small", figure.note)), figure.value) for figure in line])
         for line in lines
     )
-    return [side_by_side("", profiles, cells), *map(remark, undecided(profiles))]
+    return [side_by_side("", profiles, cells), *map(remark, undecided_notes(profiles))]
 
 
-def _figures(profile: Profile) -> tuple[Figure, ...]:
+def _step_figures(profile: Profile) -> tuple[Figure, ...]:
     flops = sum(part.flops or 0 for part in profile.parts)
     rate = flops / profile.plain_step if flops else None
     limit = profile.limits.flops
@@ -103,7 +103,7 @@ def _figures(profile: Profile) -> tuple[Figure, ...]:
     )
 
 
-def _tile(figure: Figure) -> Element:
+def _figure_tile(figure: Figure) -> Element:
     style = f"width:{100 * min(1.0, figure.share or 0):.1f}%"
     return tag(
         "div",
@@ -115,17 +115,17 @@ def _tile(figure: Figure) -> Element:
     )
 
 
-def measured(profiles: Sequence[Profile]) -> list[PageContent]:
+def measurement_method(profiles: Sequence[Profile]) -> list[PageContent]:
     """Describe the method of the measurement, its notes, and the other files written."""
-    return by_model(profiles, _measured)
+    return by_model(profiles, _measurement_facts)
 
 
-def _measured(profile: Profile) -> list[PageContent]:
+def _measurement_facts(profile: Profile) -> list[PageContent]:
     limits = profile.limits
     peaks = f"{amount_text(limits.flops, 'FLOP/s')} and {amount_text(limits.bandwidth, 'B/s')}"
     facts = {
         "model": f"{profile.name}, {profile.parameters:,} parameters",
-        "run": setting(profile),
+        "run": settings_line(profile),
         "device": f"{profile.device_name} ({profile.device})",
         "steps": f"{len(profile.steps)} under the profiler, {len(profile.plain_steps)} without it",
         "limits": f"{peaks} ({limits.source})",
@@ -139,36 +139,38 @@ COLUMNS = ("component", "time", "share", "forward", "backward", "FLOPs", "FLOP/s
 
 def component_tables(profiles: Sequence[Profile]) -> list[PageContent]:
     """Return a comparison if there are two models, and for each model a table with rows that expand."""
-    compared: list[PageContent] = [_comparison(profiles)] if len(profiles) > 1 else []
+    compared: list[PageContent] = [_comparison_table(profiles)] if len(profiles) > 1 else []
     words = "All times are of a step under the profiler, which is slower than a step without it."
-    return [*compared, *by_model(profiles, _tree), remark(f"{words} A row opens to its layers and modules.")]
+    return [*compared, *by_model(profiles, _component_tree), remark(f"{words} A row opens to its layers and modules.")]
 
 
-def _tree(profile: Profile) -> list[PageContent]:
+def _component_tree(profile: Profile) -> list[PageContent]:
     tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
-    tree.extend(_branch(profile, row) for row in rows(profile))
+    tree.extend(_component_row(profile, row) for row in summed_rows(profile))
     rest = (REMAINDER, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
-    tree.append(_row("rest", *rest, *[""] * 6))
-    tree.append(_total(profile))
+    tree.append(_tree_row("rest", *rest, *[""] * 6))
+    tree.append(_total_row(profile))
     return [tag("div", tree, class_="scroll")]
 
 
-def _branch(profile: Profile, row: ComponentTime) -> Element:
+def _component_row(profile: Profile, row: ComponentTime) -> Element:
     """Build the row of a component, with its layers and their modules below it; a leaf without layers and modules."""
     component = replace(profile, parts=tuple(part for part in profile.parts if part.component == row.component))
-    layers = [_layer(component, layer) for layer in rows(component, "layer")]
+    layers = [_layer_row(component, layer) for layer in summed_rows(component, "layer")]
     alone = len(component.parts) == 1 and component.parts[0].path == row.path
-    return _line(profile, row, row.label, [] if alone else layers, name=row.component)
+    return _expandable_row(profile, row, row.label, [] if alone else layers, name=row.component)
 
 
-def _layer(profile: Profile, row: ComponentTime) -> Element:
+def _layer_row(profile: Profile, row: ComponentTime) -> Element:
     parts = [part for part in profile.parts if part.layer == row.layer]
     if len(parts) == 1:
-        return _line(profile, parts[0], parts[0].path, [])
-    return _line(profile, row, row.path, [_line(profile, part, part.path, []) for part in parts])
+        return _expandable_row(profile, parts[0], parts[0].path, [])
+    return _expandable_row(profile, row, row.path, [_expandable_row(profile, part, part.path, []) for part in parts])
 
 
-def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[Element], name: str = "") -> Element:
+def _expandable_row(
+    profile: Profile, part: ComponentTime, label: str, inside: Sequence[Element], name: str = ""
+) -> Element:
     """Build a row that expands to the rows inside it."""
     backward = time_text(part.backward) if part.backward else ""
     cells = (
@@ -182,23 +184,23 @@ def _line(profile: Profile, part: ComponentTime, label: str, inside: Sequence[El
         amount_text(part.bytes_per_second, "B"),
         memory_text(part.at_peak) if part.at_peak else "",
     )
-    row = _row(name, *cells, share=part.time / profile.step)
+    row = _tree_row(name, *cells, share=part.time / profile.step)
     return tag("details", tag("summary", row), *inside) if inside else row
 
 
-def _row(name: str, *cells: str, share: float = 0.0) -> Element:
+def _tree_row(name: str, *cells: str, share: float = 0.0) -> Element:
     """Build a row. The row of a component has its colour, and a bar for its fraction of the step."""
     children = [tag("span", cell) for cell in cells]
     if name:
-        children[0] = tag("span", swatch(name), cells[0])
+        children[0] = tag("span", name_swatch(name), cells[0])
         children[2].append(
             tag("i", class_=f"meter c-{'rest' if name == 'rest' else 'share'}", style=f"width:{100 * share:.1f}%")
         )
     return tag("div", *children, class_="row")
 
 
-def _total(profile: Profile) -> Element:
-    components = rows(profile)
+def _total_row(profile: Profile) -> Element:
+    components = summed_rows(profile)
     forward = sum(row.forward for row in components if row.component not in UPDATE)
     backward = sum(row.backward for row in components)
     flops = sum(row.flops or 0 for row in components) or None
@@ -209,14 +211,14 @@ def _total(profile: Profile) -> Element:
     return tag("div", *(tag("span", cell) for cell in ("step", *times, *rates)), class_="row total")
 
 
-def _comparison(profiles: Sequence[Profile]) -> Element:
+def _comparison_table(profiles: Sequence[Profile]) -> Element:
     """Tabulate the time by component of each profile, and its ratio to the first."""
-    of = [{row.component: row.time for row in rows(profile)} for profile in profiles]
+    of = [{row.component: row.time for row in summed_rows(profile)} for profile in profiles]
     lines: list[tuple[PageContent, list[float | None]]] = [
-        (tag("span", swatch(name), label), [times.get(name) for times in of])
+        (tag("span", name_swatch(name), label), [times.get(name) for times in of])
         for name, label in labels_of(profiles).items()
     ]
-    lines.append((tag("span", swatch("rest"), REMAINDER), [profile.unattributed for profile in profiles]))
+    lines.append((tag("span", name_swatch("rest"), REMAINDER), [profile.unattributed for profile in profiles]))
     lines.append(("step", [profile.step for profile in profiles]))
     return side_by_side(
         "component", profiles, ((name, [(time_text(time), time) for time in times]) for name, times in lines)
@@ -228,19 +230,19 @@ KERNELS = 20
 INPUTS_AND_OTHERS = "inputs and others"
 
 
-def memory(profiles: Sequence[Profile]) -> list[PageContent]:
+def memory_bars(profiles: Sequence[Profile]) -> list[PageContent]:
     """Draw the memory in use at the peak on one scale, with a table by component."""
     of = [_at_peak(profile) for profile in profiles]
     largest = max(sum(piece.value for piece in pieces) for pieces in of)
     children: list[PageContent] = []
     for profile, pieces in zip(profiles, of, strict=True):
-        children += [heading(profile.name, len(profiles) > 1), _moment(profile)]
-        children.append(labelled("at the peak", pieces, largest, memory_text(profile.memory.peak)))
+        children += [optional_heading(profile.name, len(profiles) > 1), _peak_sentence(profile)]
+        children.append(labelled_bar("at the peak", pieces, largest, memory_text(profile.memory.peak)))
     names = {piece.name: piece.text for pieces in of for piece in pieces if piece.value > 0}
-    return [*children, legend(names), *by_model(profiles, _by_component)]
+    return [*children, colour_legend(names), *by_model(profiles, _by_component)]
 
 
-def _moment(profile: Profile) -> PageContent:
+def _peak_sentence(profile: Profile) -> PageContent:
     held = profile.memory
     where = tag("p", "The peak of ", tag("b", memory_text(held.peak)), class_="moment")
     if held.part:
@@ -254,7 +256,7 @@ def _at_peak(profile: Profile) -> list[BarSegment]:
     held = profile.memory
     pieces = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
     pieces.append(("cache", "cache", held.cache))
-    pieces += [(row.component, row.label, row.at_peak) for row in rows(profile)]
+    pieces += [(row.component, row.label, row.at_peak) for row in summed_rows(profile)]
     pieces.append(("rest", INPUTS_AND_OTHERS, max(0, held.peak - sum(size for _, _, size in pieces))))
     return [
         BarSegment(name, size, label, share_text(size, held.peak), f"{label}: {memory_text(size)}")
@@ -266,28 +268,28 @@ def _by_component(profile: Profile) -> list[PageContent]:
     """Tabulate the bytes of each component: in use at the peak, allocated in a step, and the peak while it runs."""
     lines: list[list[PageContent]] = [
         [
-            tag("span", swatch(row.component), row.label),
+            tag("span", name_swatch(row.component), row.label),
             memory_text(row.at_peak or None),
             share_text(row.at_peak or None, profile.memory.peak),
             memory_text(row.allocated or None),
             memory_text(row.highest or None),
         ]
-        for row in rows(profile)
+        for row in summed_rows(profile)
     ]
     head = ["component", "in use at the peak", "share", "allocated in a step", "most in use while it runs"]
     return [page_table(head, lines)]
 
 
-def kernels(profiles: Sequence[Profile]) -> list[PageContent]:
+def kernel_tables(profiles: Sequence[Profile]) -> list[PageContent]:
     """Tabulate the longest operators or kernels of each profile, with the component that launched them."""
-    return by_model(profiles, _kernels)
+    return by_model(profiles, _kernel_table)
 
 
-def _kernels(profile: Profile) -> Iterator[PageContent]:
+def _kernel_table(profile: Profile) -> Iterator[PageContent]:
     lines: list[list[PageContent]] = [
         [
             tag("code", kernel.name, title=kernel.name),
-            tag("span", swatch(kernel.component), kernel.label),
+            tag("span", name_swatch(kernel.component), kernel.label),
             kernel.phase,
             amount_text(kernel.calls, ""),
             time_text(kernel.time),

@@ -23,15 +23,15 @@ from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.common.modes import Mode
 from tfkit.tools.common.ownership import Ownership, owners_of
 from tfkit.tools.cost.watch_step import frames_of
-from tfkit.tools.profile.limits import synchronize
+from tfkit.tools.profile.limits import synchronize_device
 from tfkit.tools.profile.result import STEP_ROWS, MemoryUse
 from tfkit.torch_private.dispatch import QuickRange
 
 Range: TypeAlias = Callable[[str], Any]
 """name -> a context manager that appears in the trace."""
-quick: Range = QuickRange
+quick_range: Range = QuickRange
 """A range that takes a tenth of the time of `shown`, about 0.6 us; in a trace, it appears as an operator."""
-shown: Range = record_function
+annotated_range: Range = record_function
 """A range that trace viewers recognize as an annotation."""
 
 STEP, BACKWARD = "[step]", "[backward]"
@@ -71,7 +71,7 @@ def named_ranges(model: fx.GraphModule, range: Range) -> Iterator[None]:
 
 
 Inputs: TypeAlias = dict[str, Tensor]
-Piece: TypeAlias = tuple[Tensor, dict[str, Any]]
+TokensWithInputs: TypeAlias = tuple[Tensor, dict[str, Any]]
 """Tokens, and the inputs that belong to them."""
 LEARNING_RATE = 1e-6
 """Small, so that random targets do no harm; the work does not depend on the rate."""
@@ -108,7 +108,7 @@ class ProfiledStep:
     """
 
     def __init__(self, model: fx.GraphModule, mode: Mode, *, batch: int, length: int, compile: bool) -> None:
-        self._model, self._inputs = model, _inputs(model, batch, length)
+        self._model, self._inputs = model, _model_inputs(model, batch, length)
         self._device = next(iter(self._inputs.values())).device
         self._optimizer: torch.optim.Optimizer | None = None
         self._cached: CachedModel | None = None
@@ -123,22 +123,22 @@ class ProfiledStep:
         """Run the step, with ranges for the work outside the model."""
         with range(STEP):
             self._run(range)
-            synchronize(self._device)
+            synchronize_device(self._device)
 
     def held(self) -> MemoryUse:
         """Return the bytes in use on the device between two steps, which are a lower bound of the peak."""
         states = self._optimizer.state.values() if self._optimizer is not None else ()
         weights = size_of(self._model)
-        optimizer = _bytes(value for state in states for value in state.values())
-        gradients = _bytes(parameter.grad for parameter in self._model.parameters())
+        optimizer = _total_bytes(value for state in states for value in state.values())
+        gradients = _total_bytes(parameter.grad for parameter in self._model.parameters())
         cache = self._cached.nbytes if self._cached is not None else 0
-        total = weights + optimizer + gradients + cache + _bytes(self._inputs.values())
+        total = weights + optimizer + gradients + cache + _total_bytes(self._inputs.values())
         if self._device.type == "cuda":
             total = torch.cuda.memory_allocated(self._device)
         return MemoryUse(total, total, weights, optimizer, gradients, cache)
 
     def _training(self, compile: bool) -> Callable[[Range], None]:
-        loss, optimizer = _loss(self._model, self._inputs), adamw(self._model, LEARNING_RATE)
+        loss, optimizer = _loss_function(self._model, self._inputs), adamw(self._model, LEARNING_RATE)
         run: Callable[[Inputs], Tensor] = torch.compile(loss) if compile else loss
         name = "[compiled]" if compile else "[loss]"
         self._optimizer = optimizer
@@ -162,7 +162,7 @@ class ProfiledStep:
         if compile and mode == "prefill":
             cached.stepping = torch.compile(cached.stepping)  # type: ignore[assignment]
         self._cached, name = cached, "[compiled]" if compile else "[model]"
-        once, prompt, token = _pieces(self._inputs, parts, length if mode == "prefill" else length - 1)
+        once, prompt, token = _decoding_inputs(self._inputs, parts, length if mode == "prefill" else length - 1)
 
         def prefill(range: Range) -> None:
             with range("[model]"):
@@ -192,27 +192,29 @@ class ProfiledStep:
         return step
 
 
-def _inputs(model: fx.GraphModule, batch: int, length: int) -> Inputs:
+def _model_inputs(model: fx.GraphModule, batch: int, length: int) -> Inputs:
     parameter = next(model.parameters(), torch.empty(0))
     return random_inputs(graph_of(model), batch=batch, length=length, device=parameter.device, dtype=parameter.dtype)
 
 
-def _pieces(inputs: Inputs, parts: DecodeSplit, length: int) -> tuple[Inputs, Piece, Piece]:
+def _decoding_inputs(
+    inputs: Inputs, parts: DecodeSplit, length: int
+) -> tuple[Inputs, TokensWithInputs, TokensWithInputs]:
     """Split inputs into those read once, the first `length` tokens, and the next token."""
     once = {name: inputs[name] for name in parts.initial_inputs}
     once = {name: value.clamp(max=max(length, 1)) if value.dim() == 1 else value for name, value in once.items()}
     main, *rest = parts.step_inputs
-    prompt: Piece = inputs[main][:, :length], {name: inputs[name][:, :length] for name in rest}
-    token: Piece = inputs[main][:, -1:], {name: inputs[name][:, -1:] for name in rest}
+    prompt: TokensWithInputs = inputs[main][:, :length], {name: inputs[name][:, :length] for name in rest}
+    token: TokensWithInputs = inputs[main][:, -1:], {name: inputs[name][:, -1:] for name in rest}
     return once, prompt, token
 
 
-def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
+def _loss_function(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
     """Return a loss: cross-entropy for logits, with the next or a random token as target; else mean squares."""
     try:
         loss = Loss(model, outputs=dict.fromkeys(graph_of(model).outputs, 1.0))
     except ValueError:
-        return lambda values: _squares(model(**values))
+        return lambda values: _sum_of_mean_squares(model(**values))
     with torch.no_grad():
         reads = loss.read(inputs)
     device, targets = next(iter(inputs.values())).device, {}
@@ -223,12 +225,12 @@ def _loss(model: fx.GraphModule, inputs: Inputs) -> Callable[[Inputs], Tensor]:
     return lambda values: loss(values, targets)
 
 
-def _squares(outputs: Any) -> Tensor:
+def _sum_of_mean_squares(outputs: Any) -> Tensor:
     tensors = [
         tensor for tensor in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(tensor, Tensor)
     ]
     return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
 
 
-def _bytes(values: Iterable[Any]) -> int:
+def _total_bytes(values: Iterable[Any]) -> int:
     return sum(value.nbytes for value in values if isinstance(value, Tensor))

@@ -166,19 +166,19 @@ class Profile:
         return 1 - self.unattributed / self.step
 
 
-def rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
+def summed_rows(profile: Profile, by: By = "component") -> tuple[ComponentTime, ...]:
     """Sum the parts of a profile by component, node or layer, in the order of `tfkit params`.
 
     The `path` of a row is its name, and so is its `label` if the labels of its parts differ. Its `highest` is the
     maximum over the parts.
     """
-    sums = [_sum(name, label, group) for name, label, group in in_rows(profile.parts, by)]
+    sums = [_summed_row(name, label, group) for name, label, group in in_rows(profile.parts, by)]
     return tuple(sorted(sums, key=lambda row: row.component in STEP_ROWS))
 
 
 def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, str]:
     """Return the label of each row by its name. The label is the name if the models have different labels."""
-    labels_by_profile = [{row.path: row.label for row in rows(profile, by)} for profile in profiles]
+    labels_by_profile = [{row.path: row.label for row in summed_rows(profile, by)} for profile in profiles]
     names = {
         name: {labels[name] for labels in labels_by_profile if name in labels}
         for name in merge_rows([list(labels) for labels in labels_by_profile])
@@ -186,7 +186,7 @@ def labels_of(profiles: Sequence[Profile], by: By = "component") -> dict[str, st
     return {name: labels.pop() if len(labels) == 1 else name for name, labels in names.items()}
 
 
-def undecided(profiles: Sequence[Profile]) -> Iterator[str]:
+def undecided_notes(profiles: Sequence[Profile]) -> Iterator[str]:
     """Yield a sentence for each profile whose step is not shown to differ from the first profile's step.
 
     Either the deviations of both steps overlap, or the profiler reverses the direction of the difference.
@@ -204,7 +204,7 @@ _SUMMED_FIELDS = ("calls", "forward", "backward", "device", "allocated", "at_pea
 _PREDICTED = ("flops", "bytes", "floor")
 
 
-def _sum(name: str, label: str, group: list[ComponentTime]) -> ComponentTime:
+def _summed_row(name: str, label: str, group: list[ComponentTime]) -> ComponentTime:
     sums: dict[str, Any] = {field: sum(getattr(part, field) for part in group) for field in _SUMMED_FIELDS}
     for field in _PREDICTED:
         values = [value for part in group if (value := getattr(part, field)) is not None]

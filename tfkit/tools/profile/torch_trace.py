@@ -103,18 +103,18 @@ def parse_trace(events: Iterable[Mapping[str, Any]]) -> ProfilerTrace:
         elif kind in LAUNCHES and "correlation" in arguments:
             host.append(Launch(*_on_host(event), arguments["correlation"]))
         elif kind in _KERNELS and "correlation" in arguments:
-            kernels.append(Kernel(*_times(event), event["name"], arguments["correlation"]))
+            kernels.append(Kernel(*_start_and_end(event), event["name"], arguments["correlation"]))
     return ProfilerTrace(
         sorted(host, key=lambda row: (row.start, -row.end)), sorted(kernels, key=lambda row: row.start)
     )
 
 
-def _times(event: Mapping[str, Any]) -> tuple[float, float]:
+def _start_and_end(event: Mapping[str, Any]) -> tuple[float, float]:
     return event["ts"] * MICROSECOND, (event["ts"] + event.get("dur", 0)) * MICROSECOND
 
 
 def _on_host(event: Mapping[str, Any]) -> tuple[float, float, str, Any]:
-    return *_times(event), event["name"], event["tid"]
+    return *_start_and_end(event), event["name"], event["tid"]
 
 
 MODULE = "nn.Module: "

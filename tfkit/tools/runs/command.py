@@ -76,7 +76,7 @@ def runs(
         excluded |= {f"--{form}": form, "--better": better, "--margin": margin, "--fit": list_ and fit}
         if idle := next((name for name, value in excluded.items() if value), None):
             raise click.UsageError(f"{'--list' if list_ else '--fit'} cannot be combined with {idle}")
-        _list(folders, on, json=json) if list_ else _fit(folders, reader.plugins, on, json=json)
+        _print_runs(folders, on, json=json) if list_ else _print_law(folders, reader.plugins, on, json=json)
         return
     comparison = comparison_of(on, better, margin)
     compared = compare_runs(folders, reader.plugins, comparison=comparison, baseline=baseline, so_far=so_far)
@@ -93,7 +93,7 @@ def runs(
         click.echo(f"{output}")
 
 
-def _list(folders: tuple[Path, ...], on: str, *, json: bool) -> None:
+def _print_runs(folders: tuple[Path, ...], on: str, *, json: bool) -> None:
     """Print the runs in folders, each with its latest value of a metric."""
     from tfkit.commands import print_json, print_tables, table
     from tfkit.tools.runs.listing import listed_runs
@@ -116,7 +116,7 @@ def _list(folders: tuple[Path, ...], on: str, *, json: bool) -> None:
     print_tables(table(["run", "name", "step", "ended", "loss", on], rows, right=["step", "loss", on]))
 
 
-def _fit(folders: tuple[Path, ...], plugins: Plugins, on: str, *, json: bool) -> None:
+def _print_law(folders: tuple[Path, ...], plugins: Plugins, on: str, *, json: bool) -> None:
     """Print the scaling law of runs."""
     from tfkit.commands import print_json, print_tables, table
     from tfkit.tools.runs.law import law_of_runs

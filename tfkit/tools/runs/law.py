@@ -19,9 +19,9 @@ from tfkit.plugin.manager import Plugins
 from tfkit.tools.runs.variants import read_runs
 from tfkit.tools.sweep.result import curve_of
 from tfkit.tools.sweep.scaling import DRAWS, HUBER, STARTS, STEEPEST
-from tfkit.tools.sweep.statistics import Interval, half_width, scipy
+from tfkit.tools.sweep.statistics import Interval, half_width, import_scipy
 from tfkit.tools.sweep.work import is_complete
-from tfkit.tools.train.plan import plan
+from tfkit.tools.train.plan import run_plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,7 +62,9 @@ class JointLaw:
 
     def at(self, parameters: float, tokens: float) -> float:
         """Return the loss at a number of parameters and of tokens."""
-        return _loss(np.array([self.floor, *self.scales, *self.exponents]), np.array([[parameters, tokens]]))[0]
+        return _predicted_loss(np.array([self.floor, *self.scales, *self.exponents]), np.array([[parameters, tokens]]))[
+            0
+        ]
 
 
 def law_of_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> JointLaw:
@@ -73,7 +75,7 @@ def law_of_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> JointLaw:
         if not is_complete(sweep_run) or curve.diverged or curve.last <= 0:
             message = f"a law needs finished runs with a positive {quoted(on)}; got {quoted(str(sweep_run.folder))}"
             raise SpecError(Diagnostic(message, help="name the remaining runs"))
-        size = plan(sweep_run.run)
+        size = run_plan(sweep_run.run)
         sizes.append((size.parameters, size.tokens))
         losses.append(curve.last)
     counts = [len({pair[number] for pair in sizes}) for number in (0, 1)]
@@ -87,20 +89,20 @@ def law_of_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> JointLaw:
 def law_of(sizes: Sequence[tuple[float, float]], losses: Sequence[float]) -> JointLaw:
     """Fit a law to losses at numbers of parameters and tokens. Raises SpecError if scipy is not installed."""
     points, values = np.asarray(sizes, float), np.asarray(losses, float)
-    fitted = _fitted(points, values, list(product(STARTS, STARTS)))
+    fitted = _fitted_parameters(points, values, list(product(STARTS, STARTS)))
     order = np.argsort(points.prod(axis=1), kind="stable")
     rest, last = order[:-1], order[-1]
-    smaller = _fitted(points[rest], values[rest], [tuple(fitted[3:])])
-    missed = float(values[last] - _loss(smaller, points[[last]])[0])
+    smaller = _fitted_parameters(points[rest], values[rest], [tuple(fitted[3:])])
+    missed = float(values[last] - _predicted_loss(smaller, points[[last]])[0])
     random = np.random.default_rng(0)
     rows = (random.integers(len(values), size=len(values)) for _ in range(DRAWS))
-    drawn = np.array([_fitted(points[row], values[row], [tuple(fitted[3:])]) for row in rows])
+    drawn = np.array([_fitted_parameters(points[row], values[row], [tuple(fitted[3:])]) for row in rows])
     floor, a_scale, b_scale, a, b = map(float, fitted)
-    intervals = _intervals(fitted, drawn, len(values) - len(fitted))
+    intervals = _parameter_intervals(fitted, drawn, len(values) - len(fitted))
     return JointLaw(floor, (a_scale, b_scale), (a, b), intervals, missed, len(values))
 
 
-def _intervals(fitted: Numbers, drawn: Numbers, freedom: int) -> tuple[Interval, ...]:
+def _parameter_intervals(fitted: Numbers, drawn: Numbers, freedom: int) -> tuple[Interval, ...]:
     """Return 95% intervals: the bootstrap's standard error times the quantile of t, for A and B on a log scale."""
 
     def on_scale(law: Numbers) -> Numbers:
@@ -113,13 +115,13 @@ def _intervals(fitted: Numbers, drawn: Numbers, freedom: int) -> tuple[Interval,
     return tuple((max(0.0, float(low)), float(high)) for low, high in ends.T)
 
 
-def _loss(law: Numbers, points: Numbers) -> Numbers:
+def _predicted_loss(law: Numbers, points: Numbers) -> Numbers:
     """Return E + A / N^a + B / D^b for E, A, B, a, b."""
     terms: Numbers = law[1:3] * points ** -law[3:]
     return np.asarray(law[0] + terms.sum(axis=1), float)
 
 
-def _fitted(points: Numbers, values: Numbers, starts: Sequence[tuple[float, ...]]) -> Numbers:
+def _fitted_parameters(points: Numbers, values: Numbers, starts: Sequence[tuple[float, ...]]) -> Numbers:
     """Return E, A, B, a and b."""
     # For any exponents, scales relative to the mean size are of the order of the loss; A and B are not.
     middle = np.exp(np.log(points).mean(axis=0))
@@ -129,12 +131,12 @@ def _fitted(points: Numbers, values: Numbers, starts: Sequence[tuple[float, ...]
     def start(exponents: tuple[float, ...]) -> Numbers:
         """Return the law with these exponents that is nearest to the losses."""
         terms = np.column_stack([np.ones(len(x)), x ** -np.asarray(exponents)])
-        scales, _ = scipy().optimize.nnls(terms, values)
+        scales, _ = import_scipy().optimize.nnls(terms, values)
         return np.clip([*scales, *exponents], 1e-6 * values.min(), np.array(bounds[1]) * (1 - 1e-9))
 
     fits = [
-        scipy().optimize.least_squares(
-            lambda at: np.log(_loss(at, x)) - y, start(exponents), bounds=bounds, loss="huber", f_scale=HUBER
+        import_scipy().optimize.least_squares(
+            lambda at: np.log(_predicted_loss(at, x)) - y, start(exponents), bounds=bounds, loss="huber", f_scale=HUBER
         )
         for exponents in starts
     ]

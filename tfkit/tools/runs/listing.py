@@ -10,8 +10,8 @@ from typing import Any
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.run_facts import read_facts
 from tfkit.spec.folder import RUN
-from tfkit.spec.source import plain, read
-from tfkit.tools.common.history import history
+from tfkit.spec.source import plain_data, read
+from tfkit.tools.common.history import read_history
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ def listed_runs(folders: Iterable[Path]) -> list[ListedRun]:
         if not files:
             help = "name folders that `tfkit train` or `tfkit sweep` wrote"
             raise SpecError(Diagnostic(f"{quoted(str(folder))} contains no run", help=help))
-        runs += [_listed(path.parent) for path in files]
+        runs += [_listed_run(path.parent) for path in files]
     return runs
 
 
-def _listed(folder: Path) -> ListedRun:
-    root: Any = plain(read(folder / RUN))
-    facts, curves = read_facts(folder), history(folder).curves
+def _listed_run(folder: Path) -> ListedRun:
+    root: Any = plain_data(read(folder / RUN))
+    facts, curves = read_facts(folder), read_history(folder).curves
     steps = [step for points in curves.values() for step, _ in points]
     return ListedRun(
         folder=str(folder),

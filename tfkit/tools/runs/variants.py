@@ -23,13 +23,13 @@ from tfkit.run.sweep_spec import CompareConfig
 from tfkit.spec.folder import RUN
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.show.differences import Difference
-from tfkit.tools.sweep.arms import SweepRun, check_margin, check_number, collected
-from tfkit.tools.sweep.comparison import Side, compare, ended_early, mixed_code
-from tfkit.tools.sweep.equal import NONE, SIZES, unequal, unlike, word_of
-from tfkit.tools.sweep.page import differing, page
+from tfkit.tools.sweep.arms import SweepRun, call_all, check_margin, check_number
+from tfkit.tools.sweep.comparison import Side, compare_sides, ended_early, mixed_code
+from tfkit.tools.sweep.equal import NONE, SIZES, evaluation_differences, size_difference, word_of
+from tfkit.tools.sweep.page import differing_values, results_page
 from tfkit.tools.sweep.result import Curve, Results, curve_of
 from tfkit.tools.sweep.work import is_complete
-from tfkit.tools.train.plan import plan
+from tfkit.tools.train.plan import run_plan
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RunComparison:
     def page(self) -> str:
         """Return the page of the results."""
         lines = [f"baseline: {self.results.arms[0].name}"]
-        return page(self.results, self.runs, of="comparison", lines=lines, origin={})
+        return results_page(self.results, self.runs, of="comparison", lines=lines, origin={})
 
 
 def compare_runs(
@@ -69,28 +69,28 @@ def compare_runs(
     """
     on = comparison.on
     runs = read_runs(folders, plugins, on)
-    all_variants = variants(_from_baseline(runs, folders[0] if baseline is None else baseline))
+    all_variants = run_variants(_from_baseline(runs, folders[0] if baseline is None else baseline))
     check_different(all_variants)
     check_margin(comparison, len(all_variants))
     base, *remaining = all_variants
-    collected(partial(check_alike, variant, base, on) for variant in remaining)
+    call_all(partial(check_alike, variant, base, on) for variant in remaining)
     unfinished = [sweep_run for sweep_run in runs if not is_complete(sweep_run)]
     left_out = set() if so_far else {sweep_run.folder for sweep_run in unfinished}
-    sides = [_side(variant, base, on, left_out) for variant in all_variants]
-    notes = [*_unequal(sides), *mixed_code(runs)]
+    sides = [_side_of_variant(variant, base, on, left_out) for variant in all_variants]
+    notes = [*_token_remarks(sides), *mixed_code(runs)]
     if not so_far:
         notes += [f"{quoted(str(sweep_run.folder))} is omitted: it is not finished" for sweep_run in unfinished]
         notes += [note for side in sides for note in ended_early(side.name, side.curves, side.size.steps)]
     elif unfinished:
         step = _common_step(sides)
-        sides = [replace(side, curves=[_until(curve, step) for curve in side.curves]) for side in sides]
+        sides = [replace(side, curves=[_curve_until(curve, step) for curve in side.curves]) for side in sides]
         names = ", ".join(quoted(str(sweep_run.folder)) for sweep_run in unfinished)
         notes.append(f"not finished: {names}; all numbers are from step {step:,}, the last step of all runs")
-    arms, more = compare(sides, comparison)
+    arms, more = compare_sides(sides, comparison)
     results = Results(
         f"{on} of {len(runs)} runs", on, comparison.lower, comparison.margin, arms, (), (), (*more, *notes), {}
     )
-    differences = {variant.name: differing(base.run, variant.run) for variant in remaining}
+    differences = {variant.name: differing_values(base.run, variant.run) for variant in remaining}
     return RunComparison(results, differences, {variant.name: variant.run for variant in all_variants})
 
 
@@ -102,18 +102,18 @@ def _from_baseline(runs: Sequence[SweepRun], folder: Path) -> list[SweepRun]:
     return sorted(runs, key=lambda sweep_run: sweep_run.folder != folder)
 
 
-def _side(variant: Variant, base: Variant, on: str, left_out: Collection[Path]) -> Side:
+def _side_of_variant(variant: Variant, base: Variant, on: str, left_out: Collection[Path]) -> Side:
     curves = [curve_of(sweep_run, on) for sweep_run in variant.runs if sweep_run.folder not in left_out]
-    return Side(variant.name, variant.name, base.name, plan(variant.run), curves)
+    return Side(variant.name, variant.name, base.name, run_plan(variant.run), curves)
 
 
-def _unequal(sides: Sequence[Side]) -> Iterator[str]:
+def _token_remarks(sides: Sequence[Side]) -> Iterator[str]:
     """Yield remarks about variants that train on more or fewer tokens than the baseline."""
     words, of = SIZES["tokens"]
     sizes = {side.name: of(side.size) for side in sides}
     for side in sides:
         if sizes[side.name] != sizes[side.base]:
-            yield unequal(side.name, sizes[side.name], words, side.base, sizes[side.base])
+            yield size_difference(side.name, sizes[side.name], words, side.base, sizes[side.base])
 
 
 def _common_step(sides: Sequence[Side]) -> int:
@@ -125,7 +125,7 @@ def _common_step(sides: Sequence[Side]) -> int:
     return max(common)
 
 
-def _until(curve: Curve, step: int) -> Curve:
+def _curve_until(curve: Curve, step: int) -> Curve:
     if curve.diverged:
         return curve
     count = curve.steps.index(step) + 1
@@ -138,10 +138,10 @@ def read_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> list[SweepR
     Every run must report the metric `on`.
     """
     data: dict[str, Data] = {}
-    return collected(partial(_run, folder, plugins, data, on) for folder in folders)
+    return call_all(partial(_read_run, folder, plugins, data, on) for folder in folders)
 
 
-def _run(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> SweepRun:
+def _read_run(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> SweepRun:
     if not os.path.isfile(folder / RUN):
         inside = folder / "runs"
         help = (
@@ -170,7 +170,7 @@ def check_different(variants: Sequence[Variant]) -> None:
 
 def check_alike(variant: Variant, base: Variant, on: str) -> None:
     """Raise SpecError if two variants are not evaluated on the same data in the same way."""
-    notes = unlike(base.run, variant.run, on)
+    notes = evaluation_differences(base.run, variant.run, on)
     if notes:
         folders = " and ".join(quoted(str(side.runs[0].folder)) for side in (base, variant))
         raise SpecError(Diagnostic(f"{folders} are evaluated differently", notes=tuple(notes)))
@@ -194,25 +194,25 @@ class Variant:
         return self.runs[0].run
 
 
-def variants(runs: Iterable[SweepRun]) -> list[Variant]:
+def run_variants(runs: Iterable[SweepRun]) -> list[Variant]:
     """Group runs into variants, in the order of their first runs."""
     groups: dict[str, list[SweepRun]] = {}
     for sweep_run in runs:
-        groups.setdefault(json.dumps(sorted(_seedless(sweep_run.run).items())), []).append(sweep_run)
-    names = _names([group[0].run for group in groups.values()])
+        groups.setdefault(json.dumps(sorted(_values_without_seed(sweep_run.run).items())), []).append(sweep_run)
+    names = _variant_names([group[0].run for group in groups.values()])
     return [Variant(name, tuple(group)) for name, group in zip(names, groups.values(), strict=True)]
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _variant_names(runs: Sequence[Run]) -> list[str]:
     """Name each run after the values in which it differs from the first run; a single run keeps its name.
 
     The first run is named after its values at those paths, which distinguish all runs.
     """
     if len(runs) == 1:
         return [runs[0].config.name]
-    values = [_seedless(run) for run in runs]
-    paths = _telling(values)
-    labels = _labels(paths, values)
+    values = [_values_without_seed(run) for run in runs]
+    paths = _distinguishing_paths(values)
+    labels = _path_labels(paths, values)
     first = [word_of(path, values[0]) for path in paths]
     names = []
     for number, run_values in enumerate(values):
@@ -225,7 +225,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _telling(values: Sequence[Mapping[str, Value]]) -> list[str]:
+def _distinguishing_paths(values: Sequence[Mapping[str, Value]]) -> list[str]:
     """Choose paths whose values distinguish all runs, kinds first; skip paths that do not distinguish more runs."""
     paths = sorted(
         dict.fromkeys(path for run_values in values for path in run_values), key=lambda path: not _is_kind(path)
@@ -239,7 +239,7 @@ def _telling(values: Sequence[Mapping[str, Value]]) -> list[str]:
     return chosen
 
 
-def _seedless(run: Run) -> dict[str, Value]:
+def _values_without_seed(run: Run) -> dict[str, Value]:
     return {path: value for path, value in run.meaning.values.items() if path != SEED}
 
 
@@ -247,15 +247,15 @@ def _is_kind(path: str) -> bool:
     return path.rpartition(".")[2] in KINDS
 
 
-def _labels(paths: Sequence[str], values: Sequence[Mapping[str, Value]]) -> list[str]:
+def _path_labels(paths: Sequence[str], values: Sequence[Mapping[str, Value]]) -> list[str]:
     """Return the label before the value of each path: its last key, or no label for a kind that all runs have."""
-    keys = [_key(path) for path in paths]
+    keys = [_last_key(path) for path in paths]
     shared = {path for path in paths if _is_kind(path) and all(path in run_values for run_values in values)}
     labels = [path if keys.count(key) > 1 else key for path, key in zip(paths, keys, strict=True)]
     return ["" if path in shared else label for path, label in zip(paths, labels, strict=True)]
 
 
-def _key(path: str) -> str:
+def _last_key(path: str) -> str:
     """Return the last key of a path, or the slot of a kind; an index in a list keeps the key before it."""
     keys = path.split(".")[: -1 if _is_kind(path) else None]
     start = next(index for index in range(len(keys) - 1, -1, -1) if not keys[index].isdigit())

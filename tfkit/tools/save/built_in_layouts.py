@@ -13,7 +13,7 @@ from tfkit.building.builder import graph_of
 from tfkit.checkpoint.config_json import with_further_fields
 from tfkit.checkpoint.fitting import safetensors_metadata
 from tfkit.checkpoint.folder_format import write_model
-from tfkit.checkpoint.links import published
+from tfkit.checkpoint.links import published_map
 from tfkit.checkpoint.weight_map import write_shards
 from tfkit.spec.folder import CONFIG
 from tfkit.tools.import_.importing import export_config
@@ -42,7 +42,7 @@ class HuggingfaceLayout(Layout):
         graph, state = graph_of(model), model.state_dict()
         fields = with_further_fields(export_config(graph, origin.plugins), origin.companions.fields)
         assert graph.spec.family is not None
-        weights = published(model, graph.spec.family)
+        weights = published_map(model, graph.spec.family)
         types = {name_of(tensor.dtype) for tensor in state.values()}
         origin.write(folder)
         text = json.dumps({**fields, "dtype": types.pop() if len(types) == 1 else "float32"}, indent=2)

@@ -11,7 +11,7 @@ from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec, reader_of
 from tfkit.console.options import allow_change_option, dtype_option, json_option, output_option, weights_option
 from tfkit.console.output import print_json, stages
-from tfkit.errors import SpecError, printable
+from tfkit.errors import SpecError, printable_text
 
 
 def _complete_layout(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -114,4 +114,4 @@ def save(
     if json:
         print_json({"name": graph.name, "layout": layout, "files": files})
     else:
-        click.echo("\n".join(f"wrote {printable(file)}" for file in files))
+        click.echo("\n".join(f"wrote {printable_text(file)}" for file in files))

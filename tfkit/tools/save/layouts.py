@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import fx
 
 from tfkit.checkpoint.weight_map import SHARD
-from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar
+from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar_name_help
 from tfkit.plugin.discover import DISABLE
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, INDEX, SPEC, WEIGHTS
@@ -87,7 +87,11 @@ class Layouts:
         if name in self.named:
             return self.named[name]()
         notes = (f"known: {listing(self.named)}", *(f"skipped: {fault.message}" for fault in self.faults))
-        help = f'pip install "tfkit[{EXTRAS[name]}]"' if name in EXTRAS else similar("a layout", name, self.named)
+        help = (
+            f'pip install "tfkit[{EXTRAS[name]}]"'
+            if name in EXTRAS
+            else similar_name_help("a layout", name, self.named)
+        )
         raise SpecError(Diagnostic(f"unknown layout {quoted(name)}", notes=notes, help=help))
 
     def check_folder(self, folder: Path, *, force: bool, companions: Companions = NO_COMPANIONS) -> None:
@@ -112,7 +116,7 @@ class Layouts:
 
 def layouts_of(plugins: Plugins) -> Layouts:
     """Collect the layouts of plugins; raise SpecError if two share a name."""
-    answers = plugins.hooks.call("tfkit_save_layouts", _classes)
+    answers = plugins.hooks.call("tfkit_save_layouts", _layout_classes)
     named: dict[str, type[Layout]] = {}
     owners: dict[str, str] = {}
     for plugin, layouts in reversed(answers.values):  # the built-in layouts first
@@ -125,14 +129,14 @@ def layouts_of(plugins: Plugins) -> Layouts:
     return Layouts(named, owners, answers.faults)
 
 
-def _classes(returned: object) -> list[type[Layout]]:
+def _layout_classes(returned: object) -> list[type[Layout]]:
     """Check the result of the hook."""
     if not isinstance(returned, Iterable) or isinstance(returned, str):
         raise TypeError(f"must return a list of subclasses of tfkit.Layout; got {type(returned).__name__}")
-    return [_class(item) for item in returned]
+    return [_layout_class(item) for item in returned]
 
 
-def _class(item: object) -> type[Layout]:
+def _layout_class(item: object) -> type[Layout]:
     if not (isinstance(item, type) and issubclass(item, Layout)):
         hint = ": return the class instead of an object" if isinstance(item, Layout) else ""
         raise TypeError(f"must return subclasses of tfkit.Layout; got `{item!r}`{hint}")

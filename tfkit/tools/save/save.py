@@ -10,7 +10,7 @@ from torch import fx
 from tfkit.arguments import AnyPath, checked
 from tfkit.building.builder import graph_of
 from tfkit.building.edits import check_unedited
-from tfkit.building.model import BuiltModel, whole
+from tfkit.building.model import BuiltModel, complete_model
 from tfkit.checkpoint.files import BROKEN, not_finite
 from tfkit.checkpoint.fitting import left_out_lines
 from tfkit.checkpoint.folder_format import spec_text
@@ -66,7 +66,7 @@ def save(
             has no `checkpoint`, or a value that its family cannot express; or tensors would be missing, unless
             `allow_drop`; or the modules of the model differ from its spec, unless `allow_change`.
     """
-    model, folder = whole(model), Path(folder)
+    model, folder = complete_model(model), Path(folder)
     graph = graph_of(model)
     source = model.meta.get("filled_from") if files_from is None else Path(files_from)
     plugins = plugins or load_plugins()

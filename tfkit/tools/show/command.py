@@ -12,7 +12,7 @@ from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option
 from tfkit.console.output import TABLE_WIDTH, print_json
-from tfkit.errors import ranges
+from tfkit.errors import number_ranges
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
@@ -76,13 +76,13 @@ def _show_tree(graph: Graph, values: Sequence[ResolvedValue], programs: Sequence
 
     from tfkit.console.output import print_tables
 
-    origins = min(ORIGIN, max(len(_origin(value)) for value in values))
+    origins = min(ORIGIN, max(len(_origin_text(value)) for value in values))
     tree = Table.grid(padding=(0, 2))
     tree.add_column(overflow="fold", width=TABLE_WIDTH - origins - 2)
     tree.add_column(style="dim", overflow="fold", width=origins)
     for value in values:
         text = Text("  " * (len(value.path) - 1)).append(f"{value.name}:", "bold" if value.how == "given" else "")
-        tree.add_row(text.append(f" {value.value}" if value.value is not None else ""), _origin(value))
+        tree.add_row(text.append(f" {value.value}" if value.value is not None else ""), _origin_text(value))
     print_tables(f"{graph.name}, from {graph.spec.file}", "", tree, *_program_lines(programs))
 
 
@@ -116,11 +116,11 @@ def _show_points(graph: Graph, *, json: bool) -> None:
     for point in points_of(graph):
         numbers = layers.setdefault((point.pattern, point.shape), [])
         numbers += [] if point.layer is None else [point.layer]
-    rows = [(pattern, ranges(numbers), shape) for (pattern, shape), numbers in layers.items()]
+    rows = [(pattern, number_ranges(numbers), shape) for (pattern, shape), numbers in layers.items()]
     print_tables(table(["value", "layers", "shape"], rows))
 
 
-def _origin(value: ResolvedValue) -> str:
+def _origin_text(value: ResolvedValue) -> str:
     if value.file is None:
         return value.how
     place = value.file if value.file.startswith("--") else f"{Path(value.file).name}:{value.line}"

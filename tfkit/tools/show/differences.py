@@ -33,19 +33,23 @@ class Difference:
     follows: bool = False
 
 
-def differences(before: Graph, after: Graph) -> list[Difference]:
+def spec_differences(before: Graph, after: Graph) -> list[Difference]:
     """Compare the resolved values of two specs.
 
     A value that components inherit at several paths in both specs, such as `d_model`, is a single difference. For a
     component that exists in only one spec, the written values count, but not the defaults.
     """
-    old, new = _values(before), _values(after)
+    old, new = _values_by_path(before), _values_by_path(after)
     paths: dict[tuple[str, str | None, str | None, bool], list[str]] = {}
     for path in merge_rows([list(old), list(new)]):
-        texts = _text(old.get(path)), _text(new.get(path))
+        texts = _value_text(old.get(path)), _value_text(new.get(path))
         if texts[0] != texts[1] and not (_comes_along(path, old, new) or _comes_along(path, new, old)):
-            follows = path in old and path in new and _arithmetic(before, old[path]) == _arithmetic(after, new[path])
-            paths.setdefault((_name(old.get(path), new.get(path)), *texts, follows), []).append(path)
+            follows = (
+                path in old
+                and path in new
+                and _written_arithmetic(before, old[path]) == _written_arithmetic(after, new[path])
+            )
+            paths.setdefault((_value_name(old.get(path), new.get(path)), *texts, follows), []).append(path)
     return [
         Difference(name, old_text, new_text, tuple(places), follows)
         for (name, old_text, new_text, follows), places in paths.items()
@@ -54,11 +58,11 @@ def differences(before: Graph, after: Graph) -> list[Difference]:
 
 def fields_of_causes(before: Graph, after: Graph) -> frozenset[str]:
     """Return the names of the fields, and of the components around them, whose written values differ."""
-    causes = (difference for difference in differences(before, after) if not difference.follows)
+    causes = (difference for difference in spec_differences(before, after) if not difference.follows)
     return frozenset(name for cause in causes for place in cause.places for name in place.split("."))
 
 
-def _arithmetic(graph: Graph, value: ResolvedValue) -> str | None:
+def _written_arithmetic(graph: Graph, value: ResolvedValue) -> str | None:
     """Return the arithmetic of a number in the spec; for a default, or anything but a number, return the value."""
     origin = graph.spec.provenance.origins.get(value.path)
     if origin is None or origin.span is None or not _is_number(value):
@@ -83,15 +87,15 @@ def _comes_along(path: str, present: Mapping[str, ResolvedValue], absent: Mappin
     return part not in absent or value.value == "null"
 
 
-def _values(graph: Graph) -> Mapping[str, ResolvedValue]:
+def _values_by_path(graph: Graph) -> Mapping[str, ResolvedValue]:
     return {value.dotted: value for value in values_of(graph) if value.path[0] not in WORDS}
 
 
-def _text(value: ResolvedValue | None) -> str | None:
+def _value_text(value: ResolvedValue | None) -> str | None:
     return None if value is None else value.value or "..."
 
 
-def _name(*values: ResolvedValue | None) -> str:
+def _value_name(*values: ResolvedValue | None) -> str:
     """Return the path of a value, or only its key if both specs inherit it."""
     present = [value for value in values if value is not None]
     inherited = len(present) == 2 and all(value.how == "inherited" for value in present)

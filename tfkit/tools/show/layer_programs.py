@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tfkit.component import Call, Dropout, Layer, Layers, Learned, NormConfig, Scale, Step
-from tfkit.errors import ranges
+from tfkit.errors import number_ranges
 from tfkit.graph.expand import Graph
 
 
@@ -21,18 +21,20 @@ class LayerProgram:
 
 def programs_of(graph: Graph) -> list[LayerProgram]:
     """Return the programs of the layers of every stack."""
-    return [program for node in graph.nodes if node.stack is not None for program in _programs(node.name, node.stack)]
+    return [
+        program for node in graph.nodes if node.stack is not None for program in _stack_programs(node.name, node.stack)
+    ]
 
 
-def _programs(node: str, stack: Layers) -> Iterator[LayerProgram]:
+def _stack_programs(node: str, stack: Layers) -> Iterator[LayerProgram]:
     for name, indices in stack.variants.items():
-        title = f"layers {ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
+        title = f"layers {number_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
         title += "" if name == "base" else f", {name}"
         title += f", each {stack.repetition}" if stack.repeats > 1 else ""
         yield LayerProgram(node, title, tuple(as_code(stack.layers[indices[0]])))
     x = "x" if stack.streams is None else f"{stack.streams.kind_name()}(streams)"
     if stack.final_norm is not None or stack.streams is not None:
-        yield LayerProgram(node, "after the last layer", (f"x = {_normed(stack.final_norm, x)}",))
+        yield LayerProgram(node, "after the last layer", (f"x = {_norm_code(stack.final_norm, x)}",))
 
 
 def as_code(layer: Layer) -> Iterator[str]:
@@ -42,32 +44,32 @@ def as_code(layer: Layer) -> Iterator[str]:
     if around is not None:
         yield f"x = {around.kind_name()}({streams})"
     if any(step.reads_input for step in layer.steps):
-        yield f"input = {_normed(layer.input_norm, 'x')}"
+        yield f"input = {_norm_code(layer.input_norm, 'x')}"
     for step in layer.steps:
         y = read = "input" if step.reads_input else "x"
         for part in step.branch():
-            y = _code(part, y, step)
+            y = _operation_code(part, y, step)
         if step.write is not None:
             stream = "streams" if step.residual.enters else "x"
             written = f"{step.residual.kind_name()}({stream}, {y})"
-            yield f"{stream} = {_normed(step.norm_after, written)}{_gives(step)}"
+            yield f"{stream} = {_norm_code(step.norm_after, written)}{_gives_note(step)}"
             continue
         if step.addition.onto == "nothing":
-            yield f"x = {_normed(step.norm_after, y)}{_gives(step)}"
+            yield f"x = {_norm_code(step.norm_after, y)}{_gives_note(step)}"
             continue
-        onto = _normed(step.norm_in, read) if step.addition.onto == "normed" else "x"
-        onto = onto if step.onto is None else _code(step.onto, onto, step)
-        onto = onto if step.addition.scale_onto == 1 else _code(Scale(step.addition.scale_onto), onto, step)
-        yield f"x = {_normed(step.norm_after, f'{onto} + {y}')}{_gives(step)}"
+        onto = _norm_code(step.norm_in, read) if step.addition.onto == "normed" else "x"
+        onto = onto if step.onto is None else _operation_code(step.onto, onto, step)
+        onto = onto if step.addition.scale_onto == 1 else _operation_code(Scale(step.addition.scale_onto), onto, step)
+        yield f"x = {_norm_code(step.norm_after, f'{onto} + {y}')}{_gives_note(step)}"
     if around is not None:
         yield f"{streams} = {around.kind_name()}({streams}, x)"
 
 
-def _gives(step: Step) -> str:
+def _gives_note(step: Step) -> str:
     return f"; gives {', '.join(step.gives)}" if step.gives else ""
 
 
-def _code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
+def _operation_code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
     """Return the expression of an operation on y."""
     if isinstance(part, Dropout):
         return f"dropout({y})"
@@ -80,5 +82,5 @@ def _code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
     return f"{part.config.kind_name()}({y})"
 
 
-def _normed(norm: NormConfig | None, y: str) -> str:
+def _norm_code(norm: NormConfig | None, y: str) -> str:
     return y if norm is None else f"{norm.kind_name()}({y})"

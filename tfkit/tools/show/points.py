@@ -12,7 +12,7 @@ from tfkit.spec.provenance import Provenance
 
 
 @dataclass(frozen=True)
-class Point:
+class TracePoint:
     """A value of a model: an argument or the output of one of its modules."""
 
     name: str
@@ -47,7 +47,7 @@ class Point:
         """The axis of positions; None if the value has no positions."""
         return next((self.sizes.index(name) for name in ("t", "k") if name in self.sizes), None)
 
-    def units(self, number: str) -> Iterator[Point]:
+    def units(self, number: str) -> Iterator[TracePoint]:
         """Yield the value of a head or a channel; for `*`, of each. Raise ValueError if the number is too high."""
         sizes = self.sizes
         axis = 1 if len(sizes) == 4 else len(sizes) - 1
@@ -65,45 +65,47 @@ class Point:
         return self.name if self.layer is None else self.name.replace(f".layers.{self.layer}.", ".layers.*.", 1)
 
 
-def points_of(graph: Graph) -> Iterator[Point]:
+def points_of(graph: Graph) -> Iterator[TracePoint]:
     """Yield the values of a model, node by node, layer by layer."""
     for node in graph.nodes:
         if node.stack is not None:
-            yield from _layers(node, node.stack)
-        yield Point(node.name, _shape(node), node.name)
+            yield from _stack_points(node, node.stack)
+        yield TracePoint(node.name, _output_shape(node), node.name)
 
 
-def _layers(node: Node, stack: Layers) -> Iterator[Point]:
+def _stack_points(node: Node, stack: Layers) -> Iterator[TracePoint]:
     for number, layer in enumerate(stack.layers):
         path, shape = f"{node.name}.layers.{number}", f"[b, t, {node.output.width}]"
         stream, of_stream = ("stream", shape) if stack.streams is None else ("streams", "[b, t, ...]")
-        points = [Point(f"{path}.{stream}.in", of_stream, path, 0)]
+        points = [TracePoint(f"{path}.{stream}.in", of_stream, path, 0)]
         for index, step in enumerate(layer.steps):
-            points += _sublayer(f"{path}.{step.name}", step, shape)
+            points += _sublayer_points(f"{path}.{step.name}", step, shape)
             if index + 1 < len(layer.steps):
                 name = f"{path}.{stream}.mid" + f"_{index + 1}" * (index > 0)
-                points += _between(name, of_stream, path, step, layer.steps[index + 1])
-        points.append(Point(f"{path}.{stream}.out", of_stream, path))
+                points += _stream_between(name, of_stream, path, step, layer.steps[index + 1])
+        points.append(TracePoint(f"{path}.{stream}.out", of_stream, path))
         yield from (replace(point, layer=number) for point in points)
 
 
-def _between(name: str, shape: str, path: str, step: Step, following: Step) -> Iterator[Point]:
+def _stream_between(name: str, shape: str, path: str, step: Step, following: Step) -> Iterator[TracePoint]:
     """Yield the stream between two sublayers, if a module takes or returns it."""
     module = step.after or step.write
     if module is not None:
-        yield Point(name, shape, f"{path}.{module.name}")
+        yield TracePoint(name, shape, f"{path}.{module.name}")
     elif following.norm_in and not (following.read or step.reads_input or following.reads_input):
-        yield Point(name, shape, f"{path}.{following.name}_norm_in", 0, read_only=True)
+        yield TracePoint(name, shape, f"{path}.{following.name}_norm_in", 0, read_only=True)
 
 
-def _sublayer(path: str, step: Step, shape: str) -> Iterator[Point]:
+def _sublayer_points(path: str, step: Step, shape: str) -> Iterator[TracePoint]:
     mixer = path if step.ordered else None
-    yield Point(f"{path}.in", shape, path, 0, mixer)
+    yield TracePoint(f"{path}.in", shape, path, 0, mixer)
     for name, value in _inner_values(step.config).items():
         module = f"{path}.{value.module}".rstrip(".")
-        point = Point(f"{path}.{name}", value.shape, module, value.argument, mixer, item=value.item, state=value.state)
+        point = TracePoint(
+            f"{path}.{name}", value.shape, module, value.argument, mixer, item=value.item, state=value.state
+        )
         yield replace(point, written_out=value.written_out)
-    yield Point(f"{path}.out", shape, path, None, mixer)
+    yield TracePoint(f"{path}.out", shape, path, None, mixer)
 
 
 def _inner_values(config: Component) -> Mapping[str, InnerValue]:
@@ -120,7 +122,7 @@ def _inner_values(config: Component) -> Mapping[str, InnerValue]:
     return values
 
 
-def _shape(node: Node) -> str:
+def _output_shape(node: Node) -> str:
     """Return the sizes of a node's output."""
     output = node.output
     if output.type == "image":

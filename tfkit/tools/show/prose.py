@@ -43,9 +43,9 @@ def prose_of(graph: Graph) -> list[DescribedValue]:
     for value in values_of(graph):
         if value.path[0] not in ("graph", "init") or value.path == ("graph",):
             continue
-        holder = _at(graph.spec.model, value.path[:-1])
-        content = _at(holder, value.path[-1:])
-        description = _description(holder, value.name, content)
+        holder = _content_at(graph.spec.model, value.path[:-1])
+        content = _content_at(holder, value.path[-1:])
+        description = _field_description(holder, value.name, content)
         is_new = description not in descriptions
         if value.how == "given" or isinstance(content, Component) or (value.how == "inherited" and is_new):
             descriptions.add(description)
@@ -53,7 +53,7 @@ def prose_of(graph: Graph) -> list[DescribedValue]:
     return listed
 
 
-def _at(content: Any, path: Iterable[str]) -> Any:
+def _content_at(content: Any, path: Iterable[str]) -> Any:
     for key in path:
         if isinstance(content, Config):
             content = getattr(content, key)
@@ -67,12 +67,12 @@ class _Description(NamedTuple):
     papers: tuple[str, ...]
 
 
-def _description(holder: Any, name: str, content: Any) -> _Description:
+def _field_description(holder: Any, name: str, content: Any) -> _Description:
     """Describe a field and the config in it; a field that has the name of its slot needs no text."""
     texts, papers = list[str](), list[str]()
     of_field = not isinstance(content, Config) or (isinstance(content, Component) and not content.slot.endswith(name))
     if of_field and isinstance(holder, Config):
-        texts.append(sentence(field_docs(type(holder)).get(name, "")))
+        texts.append(first_sentence(field_docs(type(holder)).get(name, "")))
         papers += field_papers(holder, name, content)
     if isinstance(content, Config):
         texts.append(doc_of(content))
@@ -80,7 +80,7 @@ def _description(holder: Any, name: str, content: Any) -> _Description:
     return _Description(" ".join(f"{text.rstrip('.')}." for text in texts if text), tuple(papers))
 
 
-def sentence(text: str) -> str:
+def first_sentence(text: str) -> str:
     """Return the first sentence of a text, on one line and without links."""
     first = _END.split(inspect.cleandoc(text), maxsplit=1)[0]
     bare = re.sub(r"\(\s*\)", "", _LINK.sub("", first))
@@ -92,31 +92,31 @@ def doc_of(config: Config | type[Config]) -> str:
     if isinstance(config, Config) and (text := config.in_words()) is not None:
         return text
     cls = config if isinstance(config, type) else type(config)
-    return sentence(vars(cls).get("__doc__") or "")
+    return first_sentence(vars(cls).get("__doc__") or "")
 
 
 def papers_of(config: Config | type[Config]) -> tuple[str, ...]:
     """Return the papers of a component."""
     cls = config if isinstance(config, type) else type(config)
-    links = [link for _, link in _links(cls.__doc__ or "")]
+    links = [link for _, link in _labelled_links(cls.__doc__ or "")]
     if links:
         return tuple(links)
     word = str(cls.model_fields[cls.word_key].default) if cls.word_key in cls.model_fields else ""
-    module_links = _links(_module_doc(cls))
+    module_links = _labelled_links(_module_doc(cls))
     stem, slot = re.sub(r"Config$", "", cls.__name__), re.escape(cls.slot if issubclass(cls, Component) else "-")
     names = (word, stem, re.sub(f"{slot}$", "", stem, flags=re.IGNORECASE))
-    named = [link for label, link in module_links if _names(label, names)]
+    named = [link for label, link in module_links if _is_label_of(label, names)]
     whole = [link for label, link in module_links if not label] if issubclass(cls, Component) else []
     return tuple(named or whole[:1])
 
 
 def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:
     """Return the papers of a field's value: links in the text of the field, else in the text of the module."""
-    links = [link for _, link in _links(field_docs(type(config)).get(name, ""))]
+    links = [link for _, link in _labelled_links(field_docs(type(config)).get(name, ""))]
     words = (name, value if isinstance(value, str) else "")
     for cls in [] if links else type(config).__mro__:
         if issubclass(cls, Config) and name in inspect.get_annotations(cls):
-            links = [link for label, link in _links(_module_doc(cls)) if _names(label, words)]
+            links = [link for label, link in _labelled_links(_module_doc(cls)) if _is_label_of(label, words)]
             break
     return tuple(links)
 
@@ -127,18 +127,18 @@ def _module_doc(cls: type) -> str:
 
 
 @cache
-def _links(text: str) -> tuple[tuple[str, str], ...]:
+def _labelled_links(text: str) -> tuple[tuple[str, str], ...]:
     """Return the links of a text, each with the label before it or an empty string."""
     return tuple((match[1] or "", match[2]) for match in _LINK.finditer(text))
 
 
-def _names(label: str, words: Iterable[str]) -> bool:
+def _is_label_of(label: str, words: Iterable[str]) -> bool:
     """Return True if a label (`YaRN and NTK`) names one of the words, ignoring case and punctuation."""
-    labels = set(_folded(re.split(r",| and | or ", label)))
-    return any(word in labels for word in _folded(words))
+    labels = set(_folded_words(re.split(r",| and | or ", label)))
+    return any(word in labels for word in _folded_words(words))
 
 
-def _folded(words: Iterable[str]) -> Iterator[str]:
+def _folded_words(words: Iterable[str]) -> Iterator[str]:
     for word in words:
         if folded := re.sub(r"[\W_]+", "", word).lower():
             yield folded

@@ -45,7 +45,7 @@ def values_of(graph: Graph) -> list[ResolvedValue]:
     walk = _Walk(graph.spec.provenance)
     values = list(walk.config(graph.spec.model, (), None))
     by_path = {value.path: value for value in values}
-    kept = [value.path for value in values if not _repeats(value, by_path, walk.variants)]
+    kept = [value.path for value in values if not _is_repeated_value(value, by_path, walk.variants)]
     around = {path[:length] for path in kept for length in range(1, len(path) + 1)}
     return [value for value in values if value.path in around and not _of_the_map(value.path)]
 
@@ -55,7 +55,9 @@ def _of_the_map(path: Path) -> bool:
     return path[0] == "checkpoint" and len(path) > 1
 
 
-def _repeats(value: ResolvedValue, by_path: Mapping[Path, ResolvedValue], variants: Mapping[Path, Path]) -> bool:
+def _is_repeated_value(
+    value: ResolvedValue, by_path: Mapping[Path, ResolvedValue], variants: Mapping[Path, Path]
+) -> bool:
     """Return True if a variant's value equals its stack's; `variants` maps each variant to its stack."""
     for variant, stack in variants.items():
         if value.path[: len(variant)] == variant and value.path != variant:
@@ -87,10 +89,10 @@ class _Walk:
             yield self._part(value, path, origin)
             yield from self.config(value, path, None if origin.how == "given" else origin)
         elif _is_plain(value):
-            yield _value(path, text_of(value), origin)
+            yield _resolved_value(path, text_of(value), origin)
         else:
             items = value if isinstance(value, Mapping) else {str(i): item for i, item in enumerate(value)}
-            yield _value(path, None, origin)
+            yield _resolved_value(path, None, origin)
             for key, item in items.items():
                 yield from self._any(item, (*path, str(key)), None if origin.how == "given" else origin)
 
@@ -105,11 +107,11 @@ class _Walk:
 
     def _part(self, config: Config, path: Path, origin: Origin) -> ResolvedValue:
         if not isinstance(config, Component):
-            return _value(path, None, origin)
+            return _resolved_value(path, None, origin)
         kind = self.origins.get((*path, str(config.word_key)))
         if origin.how != "default" and kind is not None and kind.span is not None:
             origin = Origin(origin.how, kind.span)
-        return _value(path, config.kind_name(), origin)
+        return _resolved_value(path, config.kind_name(), origin)
 
 
 def _is_plain(value: Any) -> bool:
@@ -135,14 +137,14 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def number(value: Any) -> str:
+def number_text(value: Any) -> str:
     """Format a number for people: grouped thousands, floats with five digits."""
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.5g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else text_of(value)
 
 
-def _value(path: Path, text: str | None, origin: Origin) -> ResolvedValue:
+def _resolved_value(path: Path, text: str | None, origin: Origin) -> ResolvedValue:
     span = origin.span
     if span is None or not span.number:
         return ResolvedValue(path, text, origin.how)

@@ -24,7 +24,7 @@ from tfkit.commands import (
     stages,
     table,
 )
-from tfkit.errors import printable
+from tfkit.errors import printable_text
 
 if TYPE_CHECKING:
     from tfkit.tools.solve.of_run import SizedRun
@@ -112,24 +112,24 @@ def solve(
     kept = [keep] if keep else []
     with stages() as stage:
         stage("looking for sizes")
-        run = _run(reader, spec, kept, needed=memory is not None)
+        run = _sized_run(reader, spec, kept, needed=memory is not None)
         family = run.family if run else Family.of(spec, reader.plugins, sets=reader.sets, keep=kept)
         if run and memory is not None:
             solved = run.largest(Memory(memory, processes or 1))
         else:
             solved = sizes_of(family, Budget("active", active) if active is not None else Budget("params", params or 0))
     if output is not None:
-        _check_near(solved)
-        _write(reader, spec, run, solved.sizes[0], output)
+        _check_within_tolerance(solved)
+        _write_spec(reader, spec, run, solved.sizes[0], output)
     if run:
         solved = replace(solved, sizes=tuple(replace(size, sets=run.changes(size.sets)) for size in solved.sizes))
     if json:
         print_json({**vars(solved), "file": output and str(output)})
     else:
-        _show(_counting(reader, spec, solved), solved, output)
+        _show_sizes(_counting_command(reader, spec, solved), solved, output)
 
 
-def _run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedRun | None:
+def _sized_run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedRun | None:
     """Return the run of that name, None for a spec; raise SpecError for a spec if a run is needed."""
     if reader.sort_of(name) == "run":
         from tfkit.tools.solve.of_run import SizedRun
@@ -155,7 +155,7 @@ def _run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedR
     return None
 
 
-def _check_near(solved: Solved) -> None:
+def _check_within_tolerance(solved: Solved) -> None:
     """Raise SpecError if the first size is too far from a budget of parameters to be written."""
     from tfkit.errors import Diagnostic, SpecError
     from tfkit.tools.solve.search import TOLERANCE
@@ -169,32 +169,34 @@ def _check_near(solved: Solved) -> None:
         raise SpecError(Diagnostic(message, notes=(note,), help=help))
 
 
-def _write(reader: Reader, spec: str, run: SizedRun | None, size: Size, output: Path) -> None:
+def _write_spec(reader: Reader, spec: str, run: SizedRun | None, size: Size, output: Path) -> None:
     from tfkit.commands import write_file
-    from tfkit.tools.solve.solve import complete, extending
+    from tfkit.tools.solve.solve import extending_spec, standalone_spec
 
-    words = f"{Path(spec).stem} with {_layers(size)} layers of width {size.d_model}"
+    words = f"{Path(spec).stem} with {_layer_counts(size)} layers of width {size.d_model}"
     values = {"description": words, "parameters": size.parameters}
     if run:
-        text = complete(run.tree, size.sets, output, reader.plugins, **values)
+        text = standalone_spec(run.tree, size.sets, output, reader.plugins, **values)
     else:
-        text = extending(spec, size.sets, output, reader.plugins, **values)
+        text = extending_spec(spec, size.sets, output, reader.plugins, **values)
     write_file(output, text)
 
 
-def _show(counting: str, solved: Solved, output: Path | None) -> None:
+def _show_sizes(counting: str, solved: Solved, output: Path | None) -> None:
     columns = ["layers", "d_model", "heads", "d_ff", "parameters", *COLUMNS[solved.budget.of]]
-    rows = [_cells(solved, size) for size in solved.sizes]
-    commands = [line for size in solved.sizes for line in ("", *_command(counting, size))]
-    print_tables(_title(solved), "", table(columns, rows, right=columns), *commands)
+    rows = [_size_cells(solved, size) for size in solved.sizes]
+    commands = [line for size in solved.sizes for line in ("", *_command_lines(counting, size))]
+    print_tables(_budget_title(solved), "", table(columns, rows, right=columns), *commands)
     if output is not None:
-        print_tables("", f"wrote {printable(str(output))}: {_layers(solved.sizes[0])} x {solved.sizes[0].d_model}")
+        print_tables(
+            "", f"wrote {printable_text(str(output))}: {_layer_counts(solved.sizes[0])} x {solved.sizes[0].d_model}"
+        )
 
 
 COLUMNS = {"params": ["off by"], "active": ["active", "off by"], "memory": ["memory", "free"]}
 
 
-def _title(solved: Solved) -> str:
+def _budget_title(solved: Solved) -> str:
     amount = solved.budget.text(solved.budget.amount)
     if solved.budget.of != "memory":
         return f"{solved.name} near {amount}"
@@ -202,7 +204,7 @@ def _title(solved: Solved) -> str:
     return f"{solved.name} in {amount} of " + (f"each of {count:,} processes" if count > 1 else "a single process")
 
 
-def _counting(reader: Reader, spec: str, solved: Solved) -> str:
+def _counting_command(reader: Reader, spec: str, solved: Solved) -> str:
     """Return the command that counts the quantity of the budget for a size, without the changes of the size."""
     words = ["tfkit", "params", spec]
     if solved.budget.of == "memory":
@@ -210,7 +212,7 @@ def _counting(reader: Reader, spec: str, solved: Solved) -> str:
     return shlex.join([*words, *reader.plugin_options])
 
 
-def _command(line: str, size: Size) -> Iterator[str]:
+def _command_lines(line: str, size: Size) -> Iterator[str]:
     """Format a command for a size, over several lines if it is long."""
     for change in size.sets:
         word = f"--set {shlex.quote(change)}"
@@ -221,15 +223,15 @@ def _command(line: str, size: Size) -> Iterator[str]:
     yield line
 
 
-def _layers(size: Size) -> str:
+def _layer_counts(size: Size) -> str:
     return " + ".join(map(str, size.n_layers.values()))
 
 
-def _cells(solved: Solved, size: Size) -> list[str]:
+def _size_cells(solved: Solved, size: Size) -> list[str]:
     heads = "-" if size.n_heads is None else str(size.n_heads)
     heads += f" / {size.n_kv_heads}" if size.n_kv_heads not in (None, size.n_heads) else ""
     d_ff = "-" if size.d_ff is None else f"{size.d_ff:,}"
-    sizes = [_layers(size), f"{size.d_model:,}", heads, d_ff, f"{size.parameters:,}"]
+    sizes = [_layer_counts(size), f"{size.d_model:,}", heads, d_ff, f"{size.parameters:,}"]
     value = solved.budget.text(size.value)
     if solved.budget.of == "memory":
         return [*sizes, value, solved.budget.text(-size.difference)]

@@ -77,7 +77,7 @@ class SizedRun:
             return per_process(replace(self.run, graph=graph), memory.processes, optimizer)
 
         grid = grid_of(family, Form(family, lambda *size: parameters_of(family.load(family.changes(*size)))[0]))
-        points = Search(grid, memory.amount, plan).points()
+        points = SizeSearch(grid, memory.amount, plan).points()
         if not points:
             raise self._too_large(memory, grid.least(), plan(grid.least().depth, grid.least().width))
         sizes = tuple(size_of(family, point, memory, plan(point.depth, point.width).peak) for point in points)
@@ -91,7 +91,7 @@ class SizedRun:
         try:
             check_run(replace(self.run.file, model=spec), count=self.run.count)
         except SpecError as error:
-            note = f"for the largest size that fits, with {_text(size)}"
+            note = f"for the largest size that fits, with {_size_text(size)}"
             raise SpecError(*(replace(item, notes=(*item.notes, note)) for item in error.diagnostics)) from error
 
     def _too_large(self, memory: Memory, least: GridPoint, needs: PerProcess) -> SpecError:
@@ -99,7 +99,7 @@ class SizedRun:
         size = size_of(self.family, least, memory, needs.peak)
         largest = max(needs.parts, key=needs.parts.__getitem__)
         notes = (
-            f"the smallest size needs {memory.text(needs.peak)}, with {_text(size)}",
+            f"the smallest size needs {memory.text(needs.peak)}, with {_size_text(size)}",
             f"{memory.text(needs.parts[largest])} of them are {largest}",
         )
         help = "use more memory or processes, shorter examples, or a smaller `machine.micro_batch`"
@@ -107,11 +107,11 @@ class SizedRun:
         return SpecError(Diagnostic(message, None, "", notes, help))
 
 
-def _text(size: Size) -> str:
+def _size_text(size: Size) -> str:
     return f"n_layers {' + '.join(map(str, size.n_layers.values()))} and d_model {size.d_model}"
 
 
-class Search:
+class SizeSearch:
     """The search of a grid for the largest sizes whose peak is within a budget."""
 
     def __init__(self, grid: Grid, budget: float, plan: Callable[[int, int], PerProcess]) -> None:

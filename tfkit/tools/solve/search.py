@@ -113,7 +113,7 @@ class Grid:
         return width / self.around(budget, width)[0].depth
 
 
-def nearest(grid: Grid, budget: float) -> list[GridPoint]:
+def nearest_sizes(grid: Grid, budget: float) -> list[GridPoint]:
     """Return the sizes nearest to a budget, one for each kind of shape, ordered by distance from the family's shape.
 
     Sizes that differ from the budget by more than `TOLERANCE` are omitted, unless all do. If the layers or the width

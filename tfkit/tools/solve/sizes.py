@@ -21,7 +21,7 @@ from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.extending import find_spec
 from tfkit.spec.load import read_tree, resolve_spec
-from tfkit.spec.merge import assign, without
+from tfkit.spec.merge import apply_set, without_keys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar
@@ -82,16 +82,18 @@ class Family:
         self._fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
         changes = list(sets)
         paths = {change: self._path(change) for change in changes}
-        written = dict(_numbers(self.tree, ()))
+        written = dict(_written_numbers(self.tree, ()))
         self._kept = {path: change for change, path in paths.items() if path[-1] in ("d_model", "n_layers")}
         self._kept = {path: change for path, change in self._kept.items() if path in written}
         self.sets = tuple(change for change in changes if paths[change] not in self._kept)
         self.own = self.load(())
-        self.tree = without(self.tree, {"checkpoint"})  # long, and without effect on sizes
+        self.tree = without_keys(self.tree, {"checkpoint"})  # long, and without effect on sizes
         fixed = [paths[change] for change in self.sets]
-        changed = functools.reduce(lambda tree, change: assign(tree, change, self._fields), self.sets, self.tree)
+        changed = functools.reduce(lambda tree, change: apply_set(tree, change, self._fields), self.sets, self.tree)
         numbers = {
-            path: n for path, n in _numbers(changed, ()) if not any(path[: len(change)] == change for change in fixed)
+            path: n
+            for path, n in _written_numbers(changed, ())
+            if not any(path[: len(change)] == change for change in fixed)
         }
         self.stacks = self._stacks(numbers) if "n_layers" not in keep else ()
         self.widths = self._widths(numbers)
@@ -113,7 +115,7 @@ class Family:
     def _given(self, path: Path) -> int:
         """Return the integer that a change sets for a size; raise SpecError if the value is not a positive integer."""
         change = self._kept[path]
-        node = _at(assign(self.tree, change, self._fields), path)
+        node = _node_at(apply_set(self.tree, change, self._fields), path)
         value = node.value if isinstance(node, Scalar) else None
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.load((change,))  # raises the error of an invalid value
@@ -135,7 +137,7 @@ class Family:
         heads = {path for path in numbers if path[-1] in HEADS}
         single = {path for path in heads if path[-1] == "n_kv_heads" and numbers[path] == 1}
         lonely = {path for path in heads if path[-1] == "n_kv_heads" and (*path[:-1], "n_heads") not in numbers}
-        bound = {path for path in lonely if _at(self.tree, (*path[:-1], "n_heads")) is not None}
+        bound = {path for path in lonely if _node_at(self.tree, (*path[:-1], "n_heads")) is not None}
         d_models = {path for path in numbers if path[-1] == "d_model"}
         values = {numbers[path] for path in d_models}
         features = {path for path, n in numbers.items() if path[0] == "inputs" and path[-1] == "width" and n in values}
@@ -168,7 +170,7 @@ class Family:
         if path in self.widths or "variants" not in path:
             return path in self.widths
         place = path.index("variants")
-        return _at(self.tree, path) is None and (*path[: place - 1], *path[place + 2 :]) in self.widths
+        return _node_at(self.tree, path) is None and (*path[: place - 1], *path[place + 2 :]) in self.widths
 
     def _given_scale(self) -> Fraction | None:
         """Return the d_model of the changes as a multiple of the spec's, or None if they do not set it."""
@@ -177,7 +179,11 @@ class Family:
             if scale / self.step % 1:
                 least = int(self.widths[path] * self.step)
                 message = f"`{self._kept[path]}` cannot be a width of the family: its heads need a multiple of {least}"
-                raise SpecError(Diagnostic(message, help=f"also set n_heads, or use {_near(self._given(path), least)}"))
+                raise SpecError(
+                    Diagnostic(
+                        message, help=f"also set n_heads, or use {_adjacent_multiples(self._given(path), least)}"
+                    )
+                )
         if len(set(scales.values())) > 1:
             raise SpecError(Diagnostic(f"{' and '.join(self._kept.values())} must scale the family by the same factor"))
         return next(iter(scales.values()), None)
@@ -226,7 +232,7 @@ class Family:
         values |= {path: int(number * scale) for path, number in self.widths.items()}
         d_ffs = self.hidden_at(width) if hidden is None else hidden
         values |= {path: d_ff for item, d_ff in zip(self.hidden, d_ffs, strict=True) for path in item.paths}
-        numbers = dict(_numbers(self.tree, ()))
+        numbers = dict(_written_numbers(self.tree, ()))
         return tuple(f"{self._name(path)}={n}" for path, n in values.items() if numbers.get(path) != n)
 
     def hidden_at(self, width: int) -> list[int]:
@@ -242,22 +248,22 @@ class Family:
         return ".".join(path[1:] if path[0] == "graph" and path[1] not in self._fields else path)
 
 
-def _numbers(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
+def _written_numbers(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
     """Yield the integers that a spec writes by name, in its order."""
     for name, node in tree.items.items():
         here = (*path, name)
         if isinstance(node, Tree) and here != ("checkpoint",):
-            yield from _numbers(node, here)
+            yield from _written_numbers(node, here)
         elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
             yield here, node.value
 
 
-def _at(tree: Node | None, path: Path) -> Node | None:
+def _node_at(tree: Node | None, path: Path) -> Node | None:
     for name in path:
         tree = tree.items.get(name) if isinstance(tree, Tree) else None
     return tree
 
 
-def _near(number: int, step: int) -> str:
+def _adjacent_multiples(number: int, step: int) -> str:
     below = number // step * step
     return f"{below} or {below + step}" if below else str(step)

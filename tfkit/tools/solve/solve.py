@@ -16,17 +16,17 @@ from tfkit.commands import bytes_text
 from tfkit.component import AttentionConfig, FFNConfig, Layers
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
-from tfkit.plugin.known_specs import KnownSpecs
+from tfkit.plugin.known_specs import NamedSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.spec.extending import SUFFIXES, find_spec, is_folder
 from tfkit.spec.load import read_tree
-from tfkit.spec.merge import MODEL_KEYS, as_changes, assign, without
+from tfkit.spec.merge import MODEL_KEYS, apply_set, as_changes, without_keys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import render_tree, schema_line
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Node, Scalar, node_of
 from tfkit.tools.params.count import active_of, count_params
-from tfkit.tools.solve.search import Form, Grid, GridPoint, nearest
+from tfkit.tools.solve.search import Form, Grid, GridPoint, nearest_sizes
 from tfkit.tools.solve.sizes import Family
 
 Kept: TypeAlias = Literal["d_model", "n_layers"]
@@ -155,7 +155,7 @@ def sizes_of(family: Family, budget: Budget) -> Solved:
     least = grid.least()
     if least.value > budget.amount:
         raise _out_of_reach(family, budget, least, "small")
-    points = nearest(grid, budget.amount)
+    points = nearest_sizes(grid, budget.amount)
     most = max(points, key=lambda point: point.value)
     if 2 * most.value < budget.amount:
         raise _out_of_reach(family, budget, most, "large")
@@ -176,7 +176,7 @@ def size_of(family: Family, point: GridPoint, budget: Budget | Memory, peak: int
     parameters, active = parameters_of(graph)
     value = {"params": parameters, "active": active, "memory": peak}[budget.of]
     stacks = [(node, node.stack) for node in graph.nodes if node.stack is not None]
-    attention, ffn = _usual(stacks[0][1]) if stacks else (None, None)
+    attention, ffn = _usual_configs(stacks[0][1]) if stacks else (None, None)
     return Size(
         n_layers={node.name: stack.depth for node, stack in stacks},
         d_model=stacks[0][0].output.width if stacks else None,
@@ -190,7 +190,7 @@ def size_of(family: Family, point: GridPoint, budget: Budget | Memory, peak: int
     )
 
 
-def _usual(stack: Layers) -> tuple[AttentionConfig | None, FFNConfig | None]:
+def _usual_configs(stack: Layers) -> tuple[AttentionConfig | None, FFNConfig | None]:
     """Return the self-attention and the FFN of most layers of a stack."""
     steps = stack.layers[max(stack.variants.values(), key=len)[0]].steps
     attention = (step.config for step in steps if isinstance(step.config, AttentionConfig) and not step.reads_memory)
@@ -218,28 +218,28 @@ def _out_of_reach(family: Family, budget: Budget, end: GridPoint, what: str) -> 
 # ---- a size as a separate spec ----
 
 
-def extending(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
+def extending_spec(spec: str, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
     """Write the YAML of a spec that extends `spec` with changes, as `--set` takes them, and is named after `path`.
 
     `values` are additional values at the top of the spec.
     """
     base = read_tree(spec, plugins.specs)
-    tree = _difference(base, _changed(base, sets, plugins), ())
-    return _text(tree, path, {"extends": _reference(spec, path.parent, plugins.specs)}, values)
+    tree = _tree_difference(base, _changed_tree(base, sets, plugins), ())
+    return _spec_text(tree, path, {"extends": _base_reference(spec, path.parent, plugins.specs)}, values)
 
 
-def complete(tree: Tree, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
+def standalone_spec(tree: Tree, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
     """Write the YAML of a spec with changes, as `extending` does, but include all values of `tree`."""
-    changed = without(_changed(tree, sets, plugins), {"tfkit", "name", *values})
-    return _text(changed, path, {}, values)
+    changed = without_keys(_changed_tree(tree, sets, plugins), {"tfkit", "name", *values})
+    return _spec_text(changed, path, {}, values)
 
 
-def _changed(tree: Tree, sets: Iterable[str], plugins: Plugins) -> Tree:
+def _changed_tree(tree: Tree, sets: Iterable[str], plugins: Plugins) -> Tree:
     fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-    return functools.reduce(lambda changed, change: assign(changed, change, fields), sets, tree)
+    return functools.reduce(lambda changed, change: apply_set(changed, change, fields), sets, tree)
 
 
-def _text(tree: Tree, path: Path, base: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+def _spec_text(tree: Tree, path: Path, base: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     name = _UNSAFE_CHARACTERS.sub("_", path.stem).strip("_.-") or "solved"
     head = node_of({"tfkit": 1, **base, "name": name, **values}, tree.span)
     assert isinstance(head, Tree)
@@ -247,7 +247,7 @@ def _text(tree: Tree, path: Path, base: Mapping[str, Any], values: Mapping[str, 
     return schema_line(path.parent) + render_tree(merged)
 
 
-def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:
+def _base_reference(spec: str, folder: Path, specs: NamedSpecs) -> str:
     """Return the name or path with which a spec in `folder` can refer to `spec`."""
     if not spec.endswith(SUFFIXES) and os.sep not in spec and not is_folder(spec, specs):
         return spec
@@ -255,7 +255,7 @@ def _reference(spec: str, folder: Path, specs: KnownSpecs) -> str:
     return relative if os.sep in relative else f".{os.sep}{relative}"
 
 
-def _difference(old: Tree, new: Tree, path: tuple[str, ...]) -> Tree:
+def _tree_difference(old: Tree, new: Tree, path: tuple[str, ...]) -> Tree:
     """Return the patch with which `extends` turns `old` into `new`. A component whose kind changes is replaced."""
     items: dict[str, Node] = {}
     for name, node in new.items.items():
@@ -263,8 +263,8 @@ def _difference(old: Tree, new: Tree, path: tuple[str, ...]) -> Tree:
         if before == node:
             continue
         here = (*path, name)
-        if isinstance(before, Tree) and isinstance(node, Tree) and _kind(before, here) == _kind(node, here):
-            items[name] = _difference(before, node, here)
+        if isinstance(before, Tree) and isinstance(node, Tree) and _kind_word(before, here) == _kind_word(node, here):
+            items[name] = _tree_difference(before, node, here)
         else:
             items[name] = node
     gone = {name: Scalar(None, new.span) for name in old.items if name not in new.items}
@@ -272,6 +272,6 @@ def _difference(old: Tree, new: Tree, path: tuple[str, ...]) -> Tree:
     return Tree({**items, **gone}, keys, new.span)
 
 
-def _kind(node: Tree, path: tuple[str, ...]) -> object:
+def _kind_word(node: Tree, path: tuple[str, ...]) -> object:
     word = node.items.get(MODEL_KEYS.word_key(path))
     return word.value if isinstance(word, Scalar) else None

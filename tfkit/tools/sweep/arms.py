@@ -25,7 +25,7 @@ from tfkit.spec.document import MODEL
 from tfkit.spec.merge import Change, change_of
 from tfkit.spec.messages import expression_span, unknown_name
 from tfkit.spec.read_document import of_model
-from tfkit.spec.source import plain
+from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Scalar
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.sizes import Family
@@ -69,7 +69,7 @@ class Choice:
 
     def words(self) -> str:
         """Return the values as text: `lr 0.001, sequences 8`."""
-        return ", ".join(f"{path.rpartition('.')[2]} {_word(value)}" for path, value in self.values.items())
+        return ", ".join(f"{path.rpartition('.')[2]} {_value_text(value)}" for path, value in self.values.items())
 
 
 EMPTY_CHOICE = Choice()
@@ -109,11 +109,11 @@ class Arms:
         self._plugins, self._folder = plugins, folder / "runs"
         self._data: dict[str, Data] = {}
         amounts = self.config.sizes.params if self.config.sizes else (None,)
-        points = itertools.product(file.variants, amounts, choices(file.grid))
-        self.arms: list[Arm] = collected(self._arm(*point) for point in points)
+        points = itertools.product(file.variants, amounts, all_choices(file.grid))
+        self.arms: list[Arm] = call_all(self._arm(*point) for point in points)
         self._runs: dict[tuple[str, str], list[SweepRun]] = {}
         if not file.tuned:
-            collected(partial(self.runs, arm) for arm in self.arms)
+            call_all(partial(self.runs, arm) for arm in self.arms)
         _check_names(file, self.arms)
 
     def runs(self, arm: Arm, choice: Choice = EMPTY_CHOICE) -> list[SweepRun]:
@@ -145,7 +145,7 @@ class Arms:
             where = "".join(f", {word}" for word in (*words, point.words()) if word)
             text = self._chosen(self.file.variants[variant], point)
             if params:
-                text = resized(text, params, self.file, self._plugins, self._data)
+                text = resized_run(text, params, self.file, self._plugins, self._data)
             return Arm(f"{variant}{where}", variant, f"{self.config.base_of(variant)}{where}", text)
 
         return build
@@ -156,7 +156,7 @@ class Arms:
         return text
 
     def _lengthened(self, text: RunText) -> RunText:
-        return lengthened(text, self.file, self._plugins, self._data)
+        return lengthened_run(text, self.file, self._plugins, self._data)
 
     def _sweep_run(self, text: RunText, seed: int) -> SweepRun:
         span = text.root.span
@@ -166,15 +166,15 @@ class Arms:
         return SweepRun(run, self._folder / run.digest[:LETTERS], self._allow_change)
 
 
-def choices(settings: Sequence[Setting]) -> Iterator[Choice]:
+def all_choices(settings: Sequence[Setting]) -> Iterator[Choice]:
     """Yield each combination of the listed values."""
     for changes in itertools.product(*(setting.values for setting in settings)):
         yield Choice(
-            {setting.path: plain(change.value) for setting, change in zip(settings, changes, strict=True)}, changes
+            {setting.path: plain_data(change.value) for setting, change in zip(settings, changes, strict=True)}, changes
         )
 
 
-def collected(makers: Iterable[Callable[[], T]]) -> list[T]:
+def call_all(makers: Iterable[Callable[[], T]]) -> list[T]:
     """Call every function and return the results.
 
     If any raise SpecError, raise one SpecError with all of their errors.
@@ -237,14 +237,14 @@ def _check_number(file: SweepFile, run: Run) -> None:
             raise file.error(f"the run does not report the metric {quoted(number)}", *path, notes=notes)
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 NAMES = ("params", "flops")
 
 
-def resized(text: RunText, params: int, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
+def resized_run(text: RunText, params: int, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
     """Return the run with the size of its model's family that is nearest to a number of parameters."""
     data = resolve_run(text, plugins, loaded=loaded).data
     try:
@@ -260,23 +260,23 @@ def resized(text: RunText, params: int, file: SweepFile, plugins: Plugins, loade
     return text
 
 
-def lengthened(text: RunText, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
+def lengthened_run(text: RunText, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
     """Return the run with the number of tokens that the sweep sets; unchanged if the sweep sets none."""
     if file.tokens is None:
         return text
     run = resolve_run(text, plugins, loaded=loaded)
-    tokens = _value(file, file.tokens, run)
+    tokens = _token_count(file, file.tokens, run)
     return text.of_length(Scalar(tokens, file.tokens.span), of="tokens")
 
 
-def _value(file: SweepFile, node: Scalar, run: RunFile) -> int:
+def _token_count(file: SweepFile, node: Scalar, run: RunFile) -> int:
     """Evaluate `tokens` of the sweep for a run. Raise SpecError with the location of the error."""
     span, help = (
         node.span,
         "`params` is the model's parameter count, `flops` the FLOPs of one token, forward and backward",
     )
     try:
-        tokens = evaluate(str(node.value), lambda name: _size(name, run))
+        tokens = evaluate(str(node.value), lambda name: _size_of_run(name, run))
     except ExpressionError as error:
         span = expression_span(span, str(node.value), error.columns)
         raise SpecError(Diagnostic(f"`tokens`: {error}", span, "tokens", error.notes, error.help or help)) from None
@@ -285,7 +285,7 @@ def _value(file: SweepFile, node: Scalar, run: RunFile) -> int:
     return math.ceil(tokens)
 
 
-def _size(name: str, run: RunFile) -> Number:
+def _size_of_run(name: str, run: RunFile) -> Number:
     """Return the value of `params` or `flops` for a run."""
     if name not in NAMES:
         raise unknown_name(name, NAMES)

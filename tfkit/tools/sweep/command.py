@@ -108,21 +108,21 @@ def sweep(
         outline = loaded.outline()
         print_json(outline) if json else _show_outline(outline)
         return
-    options = _options(reader, allow_change=allow_change)
+    options = _train_options(reader, allow_change=allow_change)
     if commands:
         _show_commands(*loaded.commands(options))
         return
-    results = loaded.so_far() if so_far else _run(loaded, jobs, options)
+    results = loaded.so_far() if so_far else _run_sweep(loaded, jobs, options)
     page = loaded.write(results)
     if json:
         print_json({**vars(results), "page": str(page)})
     else:
-        _show(results, form, page)
+        _show_results(results, form, page)
     if results.errors:
         raise click.exceptions.Exit(1)
 
 
-def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
+def _run_sweep(sweep: Sweep, jobs: int, options: list[str]) -> Results:
     """Train the missing runs, and compare all runs."""
     from tfkit.commands import progress_bar
     from tfkit.tools.sweep.comparison import seeds_text
@@ -139,7 +139,7 @@ def _run(sweep: Sweep, jobs: int, options: list[str]) -> Results:
         )
 
 
-def _options(reader: Reader, *, allow_change: bool) -> list[str]:
+def _train_options(reader: Reader, *, allow_change: bool) -> list[str]:
     """Return the options of `tfkit train` for the plugins and `--allow-change` of this process."""
     folders = [word for folder in reader.plugin_dir for word in ("--plugin-dir", str(folder))]
     flags = [("--no-plugins", reader.no_plugins), ("--allow-change", allow_change)]
@@ -154,7 +154,7 @@ def _show_commands(commands: list[str], more: bool) -> None:
     click.echo(f"{len(commands)} {'run is' if len(commands) == 1 else 'runs are'} missing; then {after}", err=True)
 
 
-def _show(results: Results, form: str | None, page: Path) -> None:
+def _show_results(results: Results, form: str | None, page: Path) -> None:
     from tfkit.tools.sweep.result_tables import show_results
 
     show_results(results, form)

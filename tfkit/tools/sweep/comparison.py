@@ -17,17 +17,17 @@ from pathlib import Path
 from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from tfkit.commands import write_file, writing
-from tfkit.errors import Diagnostic, SpecError, listing, quoted, ranges
-from tfkit.run.run_code import EXAMPLES, codes, shown_kind
+from tfkit.errors import Diagnostic, SpecError, listing, number_ranges, quoted
+from tfkit.run.run_code import EXAMPLES, kind_text, recorded_codes
 from tfkit.run.run_facts import cause_of, read_facts
 from tfkit.run.sweep_spec import PREVIOUS, CompareConfig
 from tfkit.run.training.loop import DIVERGED
 from tfkit.spec.header import open_regular
 from tfkit.tools.sweep.arms import EMPTY_CHOICE, Arm, Arms, Choice, SweepRun
-from tfkit.tools.sweep.equal import unequal, unlike
-from tfkit.tools.sweep.result import ArmResult, Curve, Reached, Results, TrialResult, Tuned, curve_of, pairs
-from tfkit.tools.sweep.scaling import scalings
-from tfkit.tools.sweep.statistics import MAX_PAIRS, NEEDED_PAIRS, Paired, compare_pairs, enough, interval_of
+from tfkit.tools.sweep.equal import evaluation_differences, size_difference
+from tfkit.tools.sweep.result import ArmResult, Curve, Reached, Results, TrialResult, Tuned, curve_of, paired_curves
+from tfkit.tools.sweep.scaling import scaling_laws
+from tfkit.tools.sweep.statistics import MAX_PAIRS, NEEDED_PAIRS, Paired, compare_pairs, interval_of, sufficient_pairs
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
 
@@ -44,7 +44,7 @@ class Side:
     tuned: Tuned | None = None
 
 
-def results(
+def sweep_results(
     arms: Arms,
     chosen: dict[str, tuple[Choice, Tuned]],
     trials: Sequence[TrialResult],
@@ -68,14 +68,14 @@ def results(
             arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(sweep_run, on) for sweep_run in runs], tuned
         )
         sides.append(side)
-        early += _unlike(arms, arm, chosen, on)
-        early += _unequal(arms, arm, sizes)
+        early += _evaluation_remarks(arms, arm, chosen, on)
+        early += _token_remarks(arms, arm, sizes)
         early += ended_early(arm.name, side.curves, side.size.steps)
     order = ["each variant is compared to the one before it"] if arms.config.compare.to == PREVIOUS else []
-    compared, notes = compare(sides, comparison)
+    compared, notes = compare_sides(sides, comparison)
     notes = [*order, *notes, *early]
     notes += mixed_code(sweep_run for runs in complete.values() for sweep_run in runs)
-    laws = tuple(scalings(arms, complete, sizes))
+    laws = tuple(scaling_laws(arms, complete, sizes))
     return Results(
         arms.file.name, on, comparison.lower, comparison.margin, compared, tuple(trials), laws, tuple(notes), errors
     )
@@ -88,18 +88,18 @@ def _not_tuned(name: str, trials: Sequence[TrialResult]) -> str:
     return f"{name} is not tuned yet: trials are missing, or none of them reports the metric"
 
 
-def _unlike(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
+def _evaluation_remarks(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:
     """Yield a remark if an arm is evaluated differently from its baseline."""
     base, run = (
         arms.runs(compared, chosen.get(compared.name, (EMPTY_CHOICE, None))[0])[0].run
         for compared in (arms.arm(arm.base), arm)
     )
-    changes = unlike(base, run, on)
+    changes = evaluation_differences(base, run, on)
     if changes:
         yield f"{arm.name} is evaluated differently from {arm.base}: {listing(changes, 4)}"
 
 
-def _unequal(arms: Arms, arm: Arm, sizes: dict[str, Plan]) -> Iterator[str]:
+def _token_remarks(arms: Arms, arm: Arm, sizes: dict[str, Plan]) -> Iterator[str]:
     """Yield a remark if the tokens of an arm and its baseline differ in number and the sweep does not set lengths."""
     equal = arms.config.equal
     decided = arms.config.tokens is not None or (
@@ -107,17 +107,17 @@ def _unequal(arms: Arms, arm: Arm, sizes: dict[str, Plan]) -> Iterator[str]:
     )
     tokens, base = sizes[arm.name].tokens, sizes[arm.base].tokens
     if tokens != base and not decided:
-        yield f"{unequal(arm.name, tokens, 'tokens', arm.base, base)}; `equal: {{tokens: 0%}}` would reject it"
+        yield f"{size_difference(arm.name, tokens, 'tokens', arm.base, base)}; `equal: {{tokens: 0%}}` would reject it"
 
 
-def compare(sides: Sequence[Side], comparison: CompareConfig) -> tuple[tuple[ArmResult, ...], list[str]]:
+def compare_sides(sides: Sequence[Side], comparison: CompareConfig) -> tuple[tuple[ArmResult, ...], list[str]]:
     """Return the results of arms with their differences, and remarks."""
-    compared = _compared({side.name: _result(side) for side in sides}, comparison)
+    compared = _add_differences({side.name: _arm_result(side) for side in sides}, comparison)
     notes = [note for side in sides for note in left_out(side.name, side.curves, comparison.on)]
-    return compared, [*remarks(compared, comparison.margin), *notes]
+    return compared, [*result_remarks(compared, comparison.margin), *notes]
 
 
-def _result(side: Side) -> ArmResult:
+def _arm_result(side: Side) -> ArmResult:
     """Return the result of an arm without a comparison."""
     curves = tuple(curve for curve in side.curves if math.isfinite(curve.last))
     diverged = tuple(curve for curve in side.curves if curve.diverged)
@@ -128,8 +128,8 @@ def _result(side: Side) -> ArmResult:
         side.size.parameters,
         side.size.flops,
         side.size.tokens,
-        None if diverged else _mean([curve.last for curve in curves]),
-        _mean([curve.speed for curve in curves if curve.speed is not None]),
+        None if diverged else _mean_or_none([curve.last for curve in curves]),
+        _mean_or_none([curve.speed for curve in curves if curve.speed is not None]),
         max((curve.memory for curve in curves if curve.memory is not None), default=None),
         side.tuned,
         curves,
@@ -138,20 +138,20 @@ def _result(side: Side) -> ArmResult:
     )
 
 
-def _compared(arms: dict[str, ArmResult], comparison: CompareConfig) -> tuple[ArmResult, ...]:
+def _add_differences(arms: dict[str, ArmResult], comparison: CompareConfig) -> tuple[ArmResult, ...]:
     """Add to each arm its difference from its baseline, with p-values among all comparisons."""
     seed_pairs = {
         name: seed_pairs
         for name, arm in arms.items()
         if name != arm.base and not arm.diverged and not arms[arm.base].diverged
-        if (seed_pairs := pairs(arm, arms[arm.base]))
+        if (seed_pairs := paired_curves(arm, arms[arm.base]))
     }
     values = {
         name: {curve.seed: (curve.last, base.last) for curve, base in curves} for name, curves in seed_pairs.items()
     }
     compared = dict(arms)
     for name, difference in compare_pairs(values, comparison.margin).items():
-        reached = _reached(seed_pairs[name], comparison.lower)
+        reached = _steps_to_baseline(seed_pairs[name], comparison.lower)
         verdict = _verdict(difference, comparison.lower)
         compared[name] = replace(arms[name], difference=difference, reached=reached, verdict=verdict)
     return tuple(compared.values())
@@ -168,11 +168,11 @@ def _verdict(difference: Paired, lower: bool) -> str | None:
     return "better" if (difference.mean < 0) == lower else "worse"
 
 
-def _reached(curve_pairs: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
+def _steps_to_baseline(curve_pairs: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached:
     """Compare the number of steps that runs need to reach the last value of their baselines."""
     log_ratios = []
     for curve, base in curve_pairs:
-        need, partner = (_first(run_curve, base.last, lower) for run_curve in (curve, base))
+        need, partner = (_first_step(run_curve, base.last, lower) for run_curve in (curve, base))
         if need and partner:
             log_ratios.append(math.log(need / partner))
     if not log_ratios:
@@ -182,7 +182,7 @@ def _reached(curve_pairs: Sequence[tuple[Curve, Curve]], lower: bool) -> Reached
     return Reached(math.exp(sum(log_ratios) / len(log_ratios)), interval, len(log_ratios))
 
 
-def _first(curve: Curve, value: float, lower: bool) -> float | None:
+def _first_step(curve: Curve, value: float, lower: bool) -> float | None:
     """Return the step, linearly interpolated, at which a curve first reaches a value; None if it never does."""
     sign = 1 if lower else -1
     ahead = [sign * (current - value) for current in curve.values]
@@ -195,18 +195,18 @@ def _first(curve: Curve, value: float, lower: bool) -> float | None:
     return None
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _mean_or_none(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def remarks(arms: Sequence[ArmResult], margin: float | None) -> Iterator[str]:
+def result_remarks(arms: Sequence[ArmResult], margin: float | None) -> Iterator[str]:
     """Yield the remarks that readers need to interpret the results."""
     for arm in arms:
         for path in arm.tuned.edge if arm.tuned else ():
             assert arm.tuned is not None
             value = arm.tuned.values[path]
             yield f"{arm.name} is not tuned: its best {path}, {value}, is at the edge of the tried values"
-    yield from _diverged(arms)
+    yield from _divergence_remarks(arms)
     yield from _without_pair(arms)
     differences = {arm.name: arm.difference for arm in arms if arm.difference}
     pairs = min((difference.pairs for difference in differences.values()), default=NEEDED_PAIRS)
@@ -214,10 +214,10 @@ def remarks(arms: Sequence[ArmResult], margin: float | None) -> Iterator[str]:
         yield seeds_text(pairs) + (f": p is at least {2.0 ** (1 - pairs):.3f}" if pairs > 1 else "")
     for arm in arms:
         if arm.difference is not None:
-            yield from _pairing(arm.name, arm.difference)
+            yield from _pairing_remarks(arm.name, arm.difference)
             if margin is not None and arm.verdict == "open":
-                yield from _open(arm.name, arm.difference, margin, len(differences))
-    yield from _machines([curve for arm in arms for curve in arm.curves])
+                yield from _open_remarks(arm.name, arm.difference, margin, len(differences))
+    yield from _machine_remarks([curve for arm in arms for curve in arm.curves])
 
 
 def seeds_text(seeds: int) -> str:
@@ -225,11 +225,11 @@ def seeds_text(seeds: int) -> str:
     return f"{seeds} seed{'s' if seeds > 1 else ''}, but a verdict needs at least {NEEDED_PAIRS}"
 
 
-def _diverged(arms: Sequence[ArmResult]) -> Iterator[str]:
+def _divergence_remarks(arms: Sequence[ArmResult]) -> Iterator[str]:
     """Yield remarks about arms with diverged runs, and about the arms that are compared to them."""
     for arm in arms:
         if arm.diverged:
-            seeds = _seeds([curve.seed for curve in arm.diverged])
+            seeds = _seed_list([curve.seed for curve in arm.diverged])
             rest = "; the remaining seeds alone give no verdict" if arm.curves else ""
             yield f"{arm.name} diverged on {seeds}{rest}"
             compared = [other.name for other in arms if other.base == arm.name and other is not arm]
@@ -237,7 +237,7 @@ def _diverged(arms: Sequence[ArmResult]) -> Iterator[str]:
                 yield f"{listing(compared)}: no difference, because {arm.name} diverged"
 
 
-def _machines(curves: Sequence[Curve]) -> Iterator[str]:
+def _machine_remarks(curves: Sequence[Curve]) -> Iterator[str]:
     """Yield a remark if runs differ in the values that determine their speeds and last digits."""
     names = dict.fromkeys(name for curve in curves for name in curve.bits)
     bits = {name: list(dict.fromkeys(str(curve.bits.get(name)) for curve in curves)) for name in names}
@@ -246,16 +246,16 @@ def _machines(curves: Sequence[Curve]) -> Iterator[str]:
         yield f"the runs are from different machines, so their speeds are not comparable: {', '.join(texts)}"
 
 
-def _pairing(name: str, difference: Paired) -> Iterator[str]:
+def _pairing_remarks(name: str, difference: Paired) -> Iterator[str]:
     """Yield a remark if pairing by seed did not reduce the variance of the differences."""
     if difference.correlation is not None and difference.correlation <= 0:
         yield f"pairing did not help {name}: the correlation of its pairs is {difference.correlation:.2f}"
 
 
-def _open(name: str, difference: Paired, margin: float, comparisons: int) -> Iterator[str]:
+def _open_remarks(name: str, difference: Paired, margin: float, comparisons: int) -> Iterator[str]:
     """Yield a remark about the number of seeds that an open variant needs to count as the same, if it is the same."""
     assert difference.deviation is not None
-    seeds = enough(difference.deviation, margin, comparisons)
+    seeds = sufficient_pairs(difference.deviation, margin, comparisons)
     if seeds is None or seeds > difference.pairs:
         count = f"more than {MAX_PAIRS:,}" if seeds is None else f"about {seeds:,}"
         yield f"{name} is open: {count} seeds would show it to be the same within {margin:g}, in 4 of 5 cases, if it is"
@@ -273,12 +273,12 @@ def mixed_code(runs: Iterable[SweepRun]) -> Iterator[str]:
     versions: dict[str, set[str]] = {}
     for sweep_run in runs:
         facts = read_facts(sweep_run.folder)
-        for code in codes(facts) if facts else ():
+        for code in recorded_codes(facts) if facts else ():
             for kind, modules in code.items():
                 versions.setdefault(kind, set()).add(json.dumps(modules, sort_keys=True))
     changed = [kind for kind, digests in versions.items() if len(digests) > 1 and kind != EXAMPLES]
     if changed:
-        yield f"the runs were trained by different code: {listing(map(shown_kind, changed), 4)}"
+        yield f"the runs were trained by different code: {listing(map(kind_text, changed), 4)}"
 
 
 def left_out(name: str, curves: Sequence[Curve], on: str) -> Iterator[str]:
@@ -296,10 +296,10 @@ def _without_pair(arms: Sequence[ArmResult]) -> Iterator[str]:
             alone = [seed for seed in seeds[name] if seed not in seeds[other]]
             if alone and seeds[other]:
                 verb = "have" if len(alone) > 1 else "has"
-                yield f"{_seeds(alone)} of {name} {verb} no pair in {other}: for the mean alone"
+                yield f"{_seed_list(alone)} of {name} {verb} no pair in {other}: for the mean alone"
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def _seed_list(seeds: Sequence[int]) -> str:
     """Return `seed 3`, or `seeds 3, 4`."""
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
@@ -333,7 +333,7 @@ def plan_remarks(folder: Path, arms: Sequence[ArmResult], on: str, seeds: Sequen
     runs = {Path(curve.folder).name for arm in compared for curve in arm.curves}
     if not runs:
         return
-    looks = _read(folder / LOOKS)
+    looks = _read_looks(folder / LOOKS)
     look = Look(on, sorted(seeds), sorted(runs))
     if look not in looks:
         looks.append(look)
@@ -345,7 +345,8 @@ def plan_remarks(folder: Path, arms: Sequence[ArmResult], on: str, seeds: Sequen
     first, metrics = related[0], {earlier.on for earlier in related}
     if first.seeds != look.seeds:
         yield (
-            f"the seeds were {ranges(first.seeds)} when results were first shown, and are {ranges(look.seeds)} now: "
+            f"the seeds were {number_ranges(first.seeds)} when results were first shown, "
+            f"and are {number_ranges(look.seeds)} now: "
             "changing the seeds until a verdict appears gives more false alarms than 5%"
         )
     if first.on != on:
@@ -355,7 +356,7 @@ def plan_remarks(folder: Path, arms: Sequence[ArmResult], on: str, seeds: Sequen
         yield f"{pairs} of {len(seeds)} seeds are complete: a verdict counts only with all seeds"
 
 
-def _read(path: Path) -> list[Look]:
+def _read_looks(path: Path) -> list[Look]:
     """Return the results that have been shown; raise SpecError if the file cannot be read."""
     if not os.path.lexists(path):
         return []

@@ -13,10 +13,10 @@ from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import CONTENT, SUFFIX, Run
 from tfkit.run.read_sweep import SweepFile
 from tfkit.run.run_meaning import Value
-from tfkit.spec.render import render
+from tfkit.spec.render import render_spec
 from tfkit.tools.cost.devices import Device, find_device
 from tfkit.tools.sweep.arms import Arm, Arms, Choice
-from tfkit.tools.train.plan import Plan, plan
+from tfkit.tools.train.plan import Plan, run_plan
 
 SIZES: dict[str, tuple[str, Callable[[Plan], float]]] = {
     "params": ("parameters", lambda plan: plan.parameters),
@@ -26,19 +26,19 @@ SIZES: dict[str, tuple[str, Callable[[Plan], float]]] = {
 }
 
 
-def sizes(arms: Arms, choices: Mapping[str, Choice], plugins: Plugins) -> dict[str, Plan]:
+def arm_sizes(arms: Arms, choices: Mapping[str, Choice], plugins: Plugins) -> dict[str, Plan]:
     """Return the size of each arm, with the values of its choice."""
-    device = _device(arms.file, plugins)
+    device = _device_for_time(arms.file, plugins)
     plans = {}
     for arm in arms.arms:
         run = arms.runs(arm, choices[arm.name])[0].run
         if device is not None and run.config.precision not in device.tera_flops:
             raise arms.file.error(f"{device.title} does not compute in {run.config.precision}", "equal", "device")
-        plans[arm.name] = plan(run, device)
+        plans[arm.name] = run_plan(run, device)
     return plans
 
 
-def _device(file: SweepFile, plugins: Plugins) -> Device | None:
+def _device_for_time(file: SweepFile, plugins: Plugins) -> Device | None:
     """Return the device of `equal.time`; None if the sweep names no device."""
     equal = file.config.equal
     if equal is None or equal.device is None:
@@ -65,26 +65,26 @@ def check_equal(arms: Arms, plans: dict[str, Plan], folder: Path) -> None:
         for arm in arms.arms:
             size, base_size = of(plans[arm.name]), of(plans[arm.base])
             if abs(size - base_size) > share * base_size:
-                message = unequal(arm.name, size, words, arm.base, base_size)
+                message = size_difference(arm.name, size, words, arm.base, base_size)
                 notes = (f"`equal` allows {100 * share:g}%",)
                 span = arms.file.provenance.span(("variants", arm.variant))
-                help = _help(arms, arm, name, size, base_size, folder)
+                help = _help_for_size(arms, arm, name, size, base_size, folder)
                 errors.append(Diagnostic(message, span, f"variants.{arm.variant}", notes, help))
     if errors:
         raise SpecError(*errors)
 
 
-def unequal(name: str, size: float, words: str, base_name: str, base_size: float) -> str:
+def size_difference(name: str, size: float, words: str, base_name: str, base_size: float) -> str:
     """Describe the difference between two arms in a size such as parameters or tokens."""
     more = f"{100 * abs(size - base_size) / base_size:.2f}% {'more' if size > base_size else 'fewer'}"
-    return f"{name} has {_text(size)} {words}, {more} than the {_text(base_size)} of {base_name}"
+    return f"{name} has {_size_text(size)} {words}, {more} than the {_size_text(base_size)} of {base_name}"
 
 
-def _text(size: float) -> str:
+def _size_text(size: float) -> str:
     return f"{size:,}" if isinstance(size, int) else f"{size:,.4g}"
 
 
-def _help(arms: Arms, arm: Arm, name: str, size: float, target: float, folder: Path) -> str:
+def _help_for_size(arms: Arms, arm: Arm, name: str, size: float, target: float, folder: Path) -> str:
     """Return the help that describes how to reach an equal size."""
     if name == "tokens":
         return "give both the same `steps`, or both the same `tokens`"
@@ -95,7 +95,7 @@ def _help(arms: Arms, arm: Arm, name: str, size: float, target: float, folder: P
         return f"about {round(run.steps * target / size):,} steps take as much time"
     place = folder / "models" / f"{arm.variant}.yaml"
     create_folder(place.parent, inside=folder)
-    write_file(place, render(run.graph.spec.model), inside=folder)
+    write_file(place, render_spec(run.graph.spec.model), inside=folder)
     command = shlex.join(["tfkit", "solve", str(place), "--params", str(target)])
     return f"find a model of that size: `{command}`"
 
@@ -106,14 +106,14 @@ NONE = "none"
 """The word for a value that a run does not have."""
 
 
-def unlike(base: Run, run: Run, on: str) -> list[str]:
+def evaluation_differences(base: Run, run: Run, on: str) -> list[str]:
     """Describe the values in which the evaluations of two runs differ: `batch.length: 12 -> 8`."""
-    before, after = (_evaluated(compared, on) for compared in (base, run))
+    before, after = (_evaluation_values(compared, on) for compared in (base, run))
     texts = {path: (word_of(path, before), word_of(path, after)) for path in {**before, **after}}
     return [f"{path}: {old} -> {new}" for path, (old, new) in texts.items() if old != new]
 
 
-def _evaluated(run: Run, on: str) -> dict[str, Value]:
+def _evaluation_values(run: Run, on: str) -> dict[str, Value]:
     """Return the values that an evaluation depends on, except the weights, by their paths."""
     split, _, name = on.partition(".")
     evaluations = run.config.eval
@@ -127,11 +127,11 @@ def _evaluated(run: Run, on: str) -> dict[str, Value]:
     return {
         path.replace(metric, f"eval.{name}"): value
         for path, value in run.meaning.values.items()
-        if _within(path, parts) and not _within(path, idle)
+        if _is_within(path, parts) and not _is_within(path, idle)
     }
 
 
-def _within(path: str, parts: Iterable[str]) -> bool:
+def _is_within(path: str, parts: Iterable[str]) -> bool:
     """Return True if a path equals one of `parts`, or is inside one of them."""
     return f"{path}.".startswith(tuple(f"{part}." for part in parts))
 

@@ -36,13 +36,13 @@ from tfkit.graph.expand import Graph
 from tfkit.run.checked_run import Run
 from tfkit.run.run_facts import rates_of, read_facts
 from tfkit.run.training.loop import DIVERGED
-from tfkit.tools.draw.canvas import cut
+from tfkit.tools.draw.canvas import shortened_text
 from tfkit.tools.draw.picture import draw
-from tfkit.tools.draw.svg import inline
-from tfkit.tools.show.differences import Difference, differences
+from tfkit.tools.draw.svg import inline_svg
+from tfkit.tools.show.differences import Difference, spec_differences
 from tfkit.tools.sweep import result_tables as tables
 from tfkit.tools.sweep.equal import word_of
-from tfkit.tools.sweep.result import ArmResult, Curve, Results, Scaling, pairs
+from tfkit.tools.sweep.result import ArmResult, Curve, Results, Scaling, paired_curves
 
 STYLE = """
 .seed { fill: var(--c); fill-opacity: 0.5; } .margin { fill: var(--track); }
@@ -55,7 +55,7 @@ STYLE = """
 """
 
 
-def page(
+def results_page(
     results: Results, runs: Mapping[str, Run], *, of: str, lines: Sequence[str | None], origin: Mapping[str, str]
 ) -> str:
     """Return a self-contained page, which loads no files and supports light and dark mode.
@@ -73,18 +73,22 @@ def page(
         (
             "differences",
             f"{results.on}: differences" if compared else results.on,
-            list(_differences(results, compared)),
+            list(_difference_contents(results, compared)),
         ),
         (
             "curves",
             f"{results.on} over the steps",
-            list(_curves(results, runs)) if trained else [],
+            list(_curve_contents(results, runs)) if trained else [],
         ),
-        ("tuning", "Tuning", [page_table(*tables.trials(results), text=2), remark(TUNING)] if results.trials else []),
-        ("laws", "Scaling laws", list(_laws(results))),
-        ("costs", "Costs", [page_table(*tables.costs(results)), remark(COSTS)]),
-        ("models", "Models", list(_models(results, runs))),
-        ("origin", "Where it comes from", list(_origin(results, origin))),
+        (
+            "tuning",
+            "Tuning",
+            [page_table(*tables.trial_table(results), text=2), remark(TUNING)] if results.trials else [],
+        ),
+        ("laws", "Scaling laws", list(_law_contents(results))),
+        ("costs", "Costs", [page_table(*tables.cost_table(results)), remark(COSTS)]),
+        ("models", "Models", list(_model_contents(results, runs))),
+        ("origin", "Where it comes from", list(_origin_contents(results, origin))),
     ]
     return report_page(results.name, of, lines, sections, style=STYLE, charts=True)
 
@@ -111,40 +115,40 @@ METHOD = (
 MARGIN_NOTE = "The band is ± {:g}, the margin: a variant is the same if its line is within the band."
 
 
-def _differences(results: Results, compared: Sequence[ArmResult]) -> Iterator[PageContent]:
+def _difference_contents(results: Results, compared: Sequence[ArmResult]) -> Iterator[PageContent]:
     if compared:
-        yield forest(results.arms, results.margin)
-    yield page_table(*tables.differences(results))
+        yield draw_forest_plot(results.arms, results.margin)
+    yield page_table(*tables.difference_table(results))
     yield bullets(results.notes)
     if compared:
         yield remark(METHOD if results.margin is None else f"{METHOD} {MARGIN_NOTE.format(results.margin)}")
 
 
-def _curves(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
+def _curve_contents(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
     rates = {}
     for arm in results.arms:
         tokens = runs[arm.name].tokens_of_step
         rates[arm.name] = rates_of(tokens, arm.speed and tokens / arm.speed)
-    yield seeds(results.arms, rates)
+    yield draw_mean_curves(results.arms, rates)
     yield line_legend([arm.name for arm in results.arms])
-    picture = gaps(results.arms)
+    picture = draw_difference_curves(results.arms)
     if picture is not None:
         yield tag("h3", "Differences over the steps")
         yield picture
 
 
-def _laws(results: Results) -> Iterator[PageContent]:
+def _law_contents(results: Results) -> Iterator[PageContent]:
     """Yield a picture of the variants' laws, and a table of their parameters."""
     if results.laws:
-        yield scaling(results.laws)
+        yield draw_scaling_laws(results.laws)
         yield line_legend([f"{law.name}, over {law.words}" for law in results.laws])
-        yield page_table(*tables.laws(results), text=2)
+        yield page_table(*tables.law_table(results), text=2)
         yield remark(LAWS)
 
 
-def _models(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
+def _model_contents(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
     """Yield pictures of each pair of variant and baseline, and the values that differ."""
-    graphs = {name: _graph(name, run) for name, run in runs.items()}
+    graphs = {name: _named_graph(name, run) for name, run in runs.items()}
     seen = set()
     for arm in results.arms:
         if arm.name == arm.base or arm.variant in seen:
@@ -154,24 +158,24 @@ def _models(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
         base, graph = graphs[arm.base], graphs[arm.name]
         rows = [
             [difference.path, difference.before or "–", difference.after or "–"]
-            for difference in differing(runs[arm.base], runs[arm.name])
+            for difference in differing_values(runs[arm.base], runs[arm.name])
         ]
         yield page_table(["value", arm.base, arm.name], rows) if rows else remark("no value differs")
-        if differences(base, graph):
-            yield tag("div", inline(draw(base, graph)), class_="picture")
+        if spec_differences(base, graph):
+            yield tag("div", inline_svg(draw(base, graph)), class_="picture")
     if not seen:
         only = results.arms[0]
-        yield tag("div", inline(draw(graphs[only.name])), class_="picture")
+        yield tag("div", inline_svg(draw(graphs[only.name])), class_="picture")
 
 
-def _graph(name: str, run: Run) -> Graph:
+def _named_graph(name: str, run: Run) -> Graph:
     return replace(run.graph, spec=run.graph.spec.named(name.replace(", ", " ")))
 
 
-def differing(base: Run, run: Run) -> list[Difference]:
+def differing_values(base: Run, run: Run) -> list[Difference]:
     """Return the values that differ between two runs, except the seed; values of the models come first."""
     before, after = base.meaning.values, run.meaning.values
-    changes = differences(base.graph, run.graph)
+    changes = spec_differences(base.graph, run.graph)
     for path in {**before, **after}:
         texts = [word_of(path, values) if path in values else None for values in (before, after)]
         if path != "seed" and not path.startswith("model.") and texts[0] != texts[1]:
@@ -179,7 +183,7 @@ def differing(base: Run, run: Run) -> list[Difference]:
     return changes
 
 
-def _origin(results: Results, origin: Mapping[str, str]) -> Iterator[PageContent]:
+def _origin_contents(results: Results, origin: Mapping[str, str]) -> Iterator[PageContent]:
     """Yield the folders of runs, their environments, and the errors of failed runs."""
     curves = [(arm.name, curve) for arm in results.arms for curve in (*arm.curves, *arm.diverged)]
     rows: list[list[PageContent]] = [
@@ -187,11 +191,11 @@ def _origin(results: Results, origin: Mapping[str, str]) -> Iterator[PageContent
         for name, curve in curves
     ]
     yield page_table(["arm", "seed", "folder", results.on], rows, text=3)
-    yield terms({**origin, **_environments([Path(curve.folder) for _, curve in curves])})
+    yield terms({**origin, **_environment_values([Path(curve.folder) for _, curve in curves])})
     yield bullets(f"{folder}: {text}" for folder, text in results.errors.items())
 
 
-def _environments(folders: Sequence[Path]) -> dict[str, str]:
+def _environment_values(folders: Sequence[Path]) -> dict[str, str]:
     """Return the environments of runs by name. If runs differ in a value, all values are listed."""
     environments: dict[str, list[str]] = {}
     for facts in filter(None, map(read_facts, folders)):
@@ -204,23 +208,24 @@ def _environments(folders: Sequence[Path]) -> dict[str, str]:
 ROW, GAPS = 48.0, 220.0
 
 
-def seeds(arms: Sequence[ArmResult], rates: Mapping[str, Mapping[str, float]]) -> Element:
+def draw_mean_curves(arms: Sequence[ArmResult], rates: Mapping[str, Mapping[str, float]]) -> Element:
     """Draw the mean of each arm over the steps, in a band from its lowest to its highest seed.
 
     `rates` are the tokens and the seconds of a step of each arm.
     """
     return curves(
-        [ChartLine(index, _points(arm), arm.name, rates[arm.name]) for index, arm in enumerate(arms) if arm.curves]
+        [ChartLine(index, _seed_points(arm), arm.name, rates[arm.name]) for index, arm in enumerate(arms) if arm.curves]
     )
 
 
-def gaps(arms: Sequence[ArmResult]) -> Element | None:
+def draw_difference_curves(arms: Sequence[ArmResult]) -> Element | None:
     """Draw the mean difference of each arm from its baseline over the steps, in a band that contains all pairs.
 
     None if no arm has two steps at which all its pairs were evaluated: runs may differ in length.
     """
     indexed = [
-        (arm.base, ChartLine(index, _gaps(curve_pairs), arm.name)) for index, arm, curve_pairs in _compared(arms)
+        (arm.base, ChartLine(index, _difference_points(curve_pairs), arm.name))
+        for index, arm, curve_pairs in _compared_arms(arms)
     ]
     lines = [(base, line) for base, line in indexed if len(line.points) > 1]
     if not lines:
@@ -230,14 +235,14 @@ def gaps(arms: Sequence[ArmResult]) -> Element | None:
     return curves([ground, *(line for _, line in lines)], words="differences over the steps", height=GAPS)
 
 
-def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
+def draw_forest_plot(arms: Sequence[ArmResult], margin: float | None) -> Element:
     """Draw the difference of each arm from its baseline, its interval and each pair; the margin is a band.
 
     The name of an arm is above its points, so that large text on a phone does not overlap them.
     """
     rows = [
         (index, arm, [curve.last - base.last for curve, base in curve_pairs])
-        for index, arm, curve_pairs in _compared(arms)
+        for index, arm, curve_pairs in _compared_arms(arms)
     ]
     around = 0.0 if margin is None else margin
     ends = [-around, around, *(value for _, _, values in rows for value in values)]
@@ -253,7 +258,7 @@ def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     for row, (index, arm, values) in enumerate(rows):
         assert arm.difference is not None
         y = row * ROW + 38
-        name = cut(arm.name, CHART_WIDTH, 26.0)
+        name = shortened_text(arm.name, CHART_WIDTH, 26.0)
         picture.append(tag("text", name, tag("title", arm.name), x=0.0, y=y - 16, class_="arm"))
         if arm.difference.interval is not None:
             low, high = map(x, arm.difference.interval)
@@ -264,7 +269,7 @@ def forest(arms: Sequence[ArmResult], margin: float | None) -> Element:
     return picture
 
 
-def scaling(laws: Sequence[Scaling]) -> Element:
+def draw_scaling_laws(laws: Sequence[Scaling]) -> Element:
     """Draw the loss of each seed over the size, on a log scale, and the law of each variant as a line."""
     sizes = sorted({size for variant in laws for size in variant.sizes})
     all_losses = [loss for variant in laws for row in variant.losses for loss in row]
@@ -286,29 +291,33 @@ def scaling(laws: Sequence[Scaling]) -> Element:
     return picture
 
 
-def _points(arm: ArmResult) -> list[tuple[int, list[float]]]:
+def _seed_points(arm: ArmResult) -> list[tuple[int, list[float]]]:
     """Return the values of all seeds at each step where every seed was evaluated."""
-    return _common([dict(zip(curve.steps, curve.values, strict=True)) for curve in arm.curves])
+    return _common_points([dict(zip(curve.steps, curve.values, strict=True)) for curve in arm.curves])
 
 
-def _gaps(curve_pairs: Sequence[tuple[Curve, Curve]]) -> list[tuple[int, list[float]]]:
+def _difference_points(curve_pairs: Sequence[tuple[Curve, Curve]]) -> list[tuple[int, list[float]]]:
     """Return the differences of all pairs at each step where every pair was evaluated."""
     differences = []
     for curve, base in curve_pairs:
         base_values = dict(zip(base.steps, base.values, strict=True))
         values = zip(curve.steps, curve.values, strict=True)
         differences.append({step: value - base_values[step] for step, value in values if step in base_values})
-    return _common(differences)
+    return _common_points(differences)
 
 
-def _common(curves: Sequence[Mapping[int, float]]) -> list[tuple[int, list[float]]]:
+def _common_points(curves: Sequence[Mapping[int, float]]) -> list[tuple[int, list[float]]]:
     """Return the values of all curves at each step that all of them contain."""
     return [
         (step, [values[step] for values in curves]) for step in curves[0] if all(step in values for values in curves)
     ]
 
 
-def _compared(arms: Sequence[ArmResult]) -> list[tuple[int, ArmResult, list[tuple[Curve, Curve]]]]:
+def _compared_arms(arms: Sequence[ArmResult]) -> list[tuple[int, ArmResult, list[tuple[Curve, Curve]]]]:
     """Return the arms that are compared to a baseline, each with its index among all arms and its pairs."""
     named = {arm.name: arm for arm in arms}
-    return [(index, arm, pairs(arm, named[arm.base])) for index, arm in enumerate(arms) if arm.difference is not None]
+    return [
+        (index, arm, paired_curves(arm, named[arm.base]))
+        for index, arm in enumerate(arms)
+        if arm.difference is not None
+    ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfkit.run.run_facts import Facts, read_facts
 from tfkit.run.training.loop import DIVERGED
-from tfkit.tools.common.history import lines
+from tfkit.tools.common.history import read_metric_lines
 from tfkit.tools.sweep.arms import SweepRun
 from tfkit.tools.sweep.statistics import Interval, Paired
 
@@ -133,7 +133,7 @@ class ArmResult:
         return len(self.curves) + len(self.diverged)
 
 
-def pairs(arm: ArmResult, base: ArmResult) -> list[tuple[Curve, Curve]]:
+def paired_curves(arm: ArmResult, base: ArmResult) -> list[tuple[Curve, Curve]]:
     """Return the curves of an arm and of its baseline, for each seed that both have."""
     base_curves = {curve.seed: curve for curve in base.curves}
     return [(curve, base_curves[curve.seed]) for curve in arm.curves if curve.seed in base_curves]
@@ -189,28 +189,35 @@ class Curve:
 
 def curve_of(sweep_run: SweepRun, on: str) -> Curve:
     """Return the curve of a run up to its last evaluation."""
-    points = {line["step"]: line[on] for line in lines(sweep_run.folder) if isinstance(line.get(on), float)}
+    points = {line["step"]: line[on] for line in read_metric_lines(sweep_run.folder) if isinstance(line.get(on), float)}
     finite = {step: value for step, value in points.items() if math.isfinite(value)}
-    facts = _facts(sweep_run)
+    facts = _facts_of_run(sweep_run)
     diverged = facts.ended == DIVERGED or not all(map(math.isfinite, list(points.values())[-1:]))
     memory = max((session["memory"] for session in facts.sessions if "memory" in session), default=None)
     steps, values = tuple(finite), tuple(finite.values())
     return Curve(
-        sweep_run.seed, str(sweep_run.folder), steps, values, _speed(sweep_run, facts), memory, facts.bits, diverged
+        sweep_run.seed,
+        str(sweep_run.folder),
+        steps,
+        values,
+        _tokens_per_second(sweep_run, facts),
+        memory,
+        facts.bits,
+        diverged,
     )
 
 
 def speed_of(sweep_run: SweepRun) -> float | None:
     """Return the speed of a run in positions per second, including evaluations; None if it is not known."""
-    return _speed(sweep_run, _facts(sweep_run))
+    return _tokens_per_second(sweep_run, _facts_of_run(sweep_run))
 
 
-def _speed(sweep_run: SweepRun, facts: Facts) -> float | None:
+def _tokens_per_second(sweep_run: SweepRun, facts: Facts) -> float | None:
     seconds = facts.seconds_of_step
     return sweep_run.run.tokens_of_step / seconds if seconds else None
 
 
-def _facts(sweep_run: SweepRun) -> Facts:
+def _facts_of_run(sweep_run: SweepRun) -> Facts:
     facts = read_facts(sweep_run.folder)
     assert facts is not None
     return facts

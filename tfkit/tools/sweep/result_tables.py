@@ -18,47 +18,47 @@ _LATEX = str.maketrans(
 Rows = list[list[str]]
 
 
-def differences(results: Results) -> tuple[list[str], Rows]:
+def difference_table(results: Results) -> tuple[list[str], Rows]:
     """Return the head and the rows of the comparison."""
     head = ["", results.on, "seeds", "difference", "95% interval", "p", "verdict"]
-    return head, [_difference(arm, lower=results.lower) for arm in results.arms]
+    return head, [_difference_row(arm, lower=results.lower) for arm in results.arms]
 
 
-def costs(results: Results) -> tuple[list[str], Rows]:
+def cost_table(results: Results) -> tuple[list[str], Rows]:
     """Return the head and the rows of sizes, speeds, and the correlations of pairs."""
     head = ["", "params", "FLOPs", "tokens/s", "memory", "to equal", "r"]
-    return head, [_cost(arm) for arm in results.arms]
+    return head, [_cost_row(arm) for arm in results.arms]
 
 
-def trials(results: Results) -> tuple[list[str], Rows]:
+def trial_table(results: Results) -> tuple[list[str], Rows]:
     """Return the head and the rows of all trials; a star marks the values that an arm was trained with."""
     return ["", "tried", results.trials[0].on, "best"], [
         [trial.arm, trial.words, _trial_mean(trial), "*" if trial.best else ""] for trial in results.trials
     ]
 
 
-def laws(results: Results) -> tuple[list[str], Rows]:
+def law_table(results: Results) -> tuple[list[str], Rows]:
     """Return the head and the rows of scaling laws."""
-    rows = [row for law in results.laws for row in _law(law)]
+    rows = [row for law in results.laws for row in _law_rows(law)]
     return ["", "L = E + A / N^a", "value", "95% interval"], rows
 
 
-def tables(results: Results) -> list[tuple[list[str], Rows]]:
+def all_tables(results: Results) -> list[tuple[list[str], Rows]]:
     """Return all tables of a sweep. If a tuned sweep has only trials so far, return only the table of trials."""
-    parts = [trials(results)] if results.trials else []
+    parts = [trial_table(results)] if results.trials else []
     if any(arm.curves for arm in results.arms) or not parts:
-        parts = [differences(results), costs(results), *parts]
-    return [*parts, *([laws(results)] if results.laws else [])]
+        parts = [difference_table(results), cost_table(results), *parts]
+    return [*parts, *([law_table(results)] if results.laws else [])]
 
 
-def markdown(results: Results) -> str:
+def markdown_tables(results: Results) -> str:
     """Return all tables in Markdown."""
-    return "\n\n".join(_markdown(*table) for table in tables(results))
+    return "\n\n".join(_markdown_table(*table) for table in all_tables(results))
 
 
-def latex(results: Results) -> str:
+def latex_tables(results: Results) -> str:
     """Return all tables in LaTeX with booktabs."""
-    return "\n\n".join(_latex(*table) for table in tables(results))
+    return "\n\n".join(_latex_table(*table) for table in all_tables(results))
 
 
 def _trial_mean(trial: TrialResult) -> str:
@@ -67,7 +67,7 @@ def _trial_mean(trial: TrialResult) -> str:
     return NONE if trial.mean is None else f"{trial.mean:.4f}"
 
 
-def _difference(arm: ArmResult, *, lower: bool) -> list[str]:
+def _difference_row(arm: ArmResult, *, lower: bool) -> list[str]:
     mean, verdict = NONE if arm.mean is None else f"{arm.mean:.4f}", verdict_text(arm, lower=lower)
     difference = arm.difference
     if difference is None:
@@ -90,7 +90,7 @@ def verdict_text(arm: ArmResult, *, lower: bool) -> str:
     return f"{counts[word]} of {arm.difference.pairs} {word}"
 
 
-def _cost(arm: ArmResult) -> list[str]:
+def _cost_row(arm: ArmResult) -> list[str]:
     speed = NONE if arm.speed is None else f"{arm.speed:,.0f}"
     difference, reached = arm.difference, NONE
     if arm.reached is not None:
@@ -102,7 +102,7 @@ def _cost(arm: ArmResult) -> list[str]:
     return [arm.name, count_text(arm.parameters), flops_text(arm.flops), speed, memory, reached, correlation]
 
 
-def _law(scaling: Scaling) -> Rows:
+def _law_rows(scaling: Scaling) -> Rows:
     numbers = {"E": scaling.law.floor, "A": scaling.law.scale, "a": scaling.law.exponent}
     between = (
         [NONE] * 3
@@ -121,12 +121,12 @@ def interval_text(interval: Interval | None) -> str:
     return NONE if interval is None else f"{interval[0]:+.4f} .. {interval[1]:+.4f}"
 
 
-def _markdown(head: Sequence[str], rows: Rows) -> str:
+def _markdown_table(head: Sequence[str], rows: Rows) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _latex(head: Sequence[str], rows: Rows) -> str:
+def _latex_table(head: Sequence[str], rows: Rows) -> str:
     def line(cells: Sequence[str]) -> str:
         return " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\"
 
@@ -137,7 +137,7 @@ def _latex(head: Sequence[str], rows: Rows) -> str:
 
 WIDEST = 12
 """Maximum characters in a line of a table's head, so that the table fits a narrow terminal."""
-FORMS = {"markdown": markdown, "latex": latex}
+FORMS = {"markdown": markdown_tables, "latex": latex_tables}
 
 
 def show_results(results: Results, form: str | None) -> None:
@@ -147,7 +147,7 @@ def show_results(results: Results, form: str | None) -> None:
         for note in results.notes:
             click.echo(note, err=True)
         return
-    for head, rows in tables(results):
+    for head, rows in all_tables(results):
         lines = [_in_lines(column) for column in head]
         print_tables(table(lines, rows, right=lines[1:]), "")
     if results.notes:

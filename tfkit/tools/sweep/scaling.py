@@ -18,7 +18,7 @@ import numpy as np
 from tfkit.tools.sweep.arms import Arms, SweepRun
 from tfkit.tools.sweep.equal import SIZES
 from tfkit.tools.sweep.result import Law, Scaling, curve_of
-from tfkit.tools.sweep.statistics import Interval, half_width, scipy
+from tfkit.tools.sweep.statistics import Interval, half_width, import_scipy
 from tfkit.tools.train.plan import Plan
 
 if TYPE_CHECKING:
@@ -46,26 +46,28 @@ def law_of(sizes: Sequence[float], losses: Sequence[Sequence[float]]) -> Law:
     """
     order = np.argsort(sizes)
     n, values = np.asarray(sizes, float)[order], np.asarray(losses, float)[order]
-    delta = _delta(values)
-    parameters = _fitted(n, values, delta, STARTS)
-    smaller = _fitted(n[:-1], values[:-1], delta, STARTS)
-    missed = float(values[-1].mean() - _law(smaller).at(n[-1]))
-    return _law(parameters, _intervals(n, values, delta, parameters), missed)
+    delta = _huber_threshold(values)
+    parameters = _fitted_parameters(n, values, delta, STARTS)
+    smaller = _fitted_parameters(n[:-1], values[:-1], delta, STARTS)
+    missed = float(values[-1].mean() - _law_of_parameters(smaller).at(n[-1]))
+    return _law_of_parameters(parameters, _parameter_intervals(n, values, delta, parameters), missed)
 
 
-def _law(parameters: Numbers, intervals: tuple[Interval, Interval, Interval] | None = None, missed: float = 0.0) -> Law:
+def _law_of_parameters(
+    parameters: Numbers, intervals: tuple[Interval, Interval, Interval] | None = None, missed: float = 0.0
+) -> Law:
     floor, log_scale, exponent = map(float, parameters)
     return Law(floor, math.exp(log_scale), exponent, intervals, missed)
 
 
-def _delta(values: Numbers) -> float:
+def _huber_threshold(values: Numbers) -> float:
     """Return the difference of logarithms beyond which a loss counts less: twice the standard deviation of seeds."""
     if values.shape[1] < 2:
         return HUBER
     return 2 * float(np.sqrt(np.log(values).var(axis=1, ddof=1).mean())) or HUBER
 
 
-def _fitted(n: Numbers, values: Numbers, delta: float, starts: Sequence[float]) -> Numbers:
+def _fitted_parameters(n: Numbers, values: Numbers, delta: float, starts: Sequence[float]) -> Numbers:
     """Return E, the logarithm of A, and a."""
     middle, least = np.log(n).mean(), values.min()
     x, y = np.log(n) - middle, np.log(values)
@@ -81,9 +83,9 @@ def _fitted(n: Numbers, values: Numbers, delta: float, starts: Sequence[float]) 
 
     bounds = ([0, -50, 0], [values.max(), 50, STEEPEST])
     fits = [
-        scipy().optimize.least_squares(
+        import_scipy().optimize.least_squares(
             residuals,
-            _start(x, values, guess),
+            _initial_parameters(x, values, guess),
             slopes,
             bounds=bounds,
             loss="huber",
@@ -96,7 +98,7 @@ def _fitted(n: Numbers, values: Numbers, delta: float, starts: Sequence[float]) 
     return np.array([floor, scale + exponent * middle, exponent])
 
 
-def _start(x: Numbers, values: Numbers, exponent: float) -> Numbers:
+def _initial_parameters(x: Numbers, values: Numbers, exponent: float) -> Numbers:
     """Return the law with the given exponent that is nearest to the means, within the bounds of a law."""
     shape = np.stack([np.ones_like(x), np.exp(-exponent * x)], axis=1)
     floor, scale = np.linalg.lstsq(shape, values.mean(axis=1))[0]
@@ -104,7 +106,7 @@ def _start(x: Numbers, values: Numbers, exponent: float) -> Numbers:
     return np.array([np.clip(floor, 0.001 * least, 0.999 * least), math.log(max(scale, 0.001 * least)), exponent])
 
 
-def _intervals(
+def _parameter_intervals(
     n: Numbers, values: Numbers, delta: float, parameters: Numbers
 ) -> tuple[Interval, Interval, Interval] | None:
     """Return the 95% intervals of E, A and a; None for a single seed."""
@@ -115,15 +117,15 @@ def _intervals(
     drawn = []
     for _ in range(DRAWS):
         columns = random.integers(seeds, size=seeds)
-        drawn.append(_fitted(n, values[:, columns], delta, (parameters[2],)))
+        drawn.append(_fitted_parameters(n, values[:, columns], delta, (parameters[2],)))
     error = np.std(drawn, axis=0, ddof=1) * math.sqrt(seeds / (seeds - 1))
     half = error * half_width(seeds - 1)
     (floor, scale, exponent), (floor_to, scale_to, exponent_to) = parameters - half, parameters + half
-    scales = (_power(scale), _power(scale_to))
+    scales = (_bounded_exponential(scale), _bounded_exponential(scale_to))
     return (max(0.0, float(floor)), float(floor_to)), scales, (max(0.0, float(exponent)), float(exponent_to))
 
 
-def _power(value: float) -> float:
+def _bounded_exponential(value: float) -> float:
     return math.exp(min(value, 700.0))
 
 
@@ -133,7 +135,7 @@ def check_laws(arms: Arms, plans: Mapping[str, Plan]) -> None:
     if fit is None:
         return
     words = SIZES[fit.on][0]
-    for variant, sizes in _sizes(arms, plans).items():
+    for variant, sizes in _variant_sizes(arms, plans).items():
         if len(set(sizes.values())) < len(sizes):
             message, help = (
                 f"run variants of {variant} must have different numbers of {words}",
@@ -147,7 +149,7 @@ def check_laws(arms: Arms, plans: Mapping[str, Plan]) -> None:
             )
 
 
-def _sizes(arms: Arms, plans: Mapping[str, Plan]) -> dict[str, dict[str, float]]:
+def _variant_sizes(arms: Arms, plans: Mapping[str, Plan]) -> dict[str, dict[str, float]]:
     """Return the size of each arm, by its variant and its name, from the smallest to the largest."""
     assert arms.config.fit is not None
     of = SIZES[arms.config.fit.on][1]
@@ -158,13 +160,13 @@ def _sizes(arms: Arms, plans: Mapping[str, Plan]) -> dict[str, dict[str, float]]
     }
 
 
-def scalings(arms: Arms, complete: Mapping[str, Sequence[SweepRun]], plans: Mapping[str, Plan]) -> list[Scaling]:
+def scaling_laws(arms: Arms, complete: Mapping[str, Sequence[SweepRun]], plans: Mapping[str, Plan]) -> list[Scaling]:
     """Return the laws of all variants that have at least one seed with a run at every size."""
     if arms.config.fit is None:
         return []
     laws = []
-    for variant, sizes in _sizes(arms, plans).items():
-        rows = [_losses(complete[name], arms.config.fitted) for name in sizes]
+    for variant, sizes in _variant_sizes(arms, plans).items():
+        rows = [_losses_by_seed(complete[name], arms.config.fitted) for name in sizes]
         seeds = [seed for seed in arms.config.seeds if all(seed in row for row in rows)]
         losses = tuple(tuple(row[seed] for seed in seeds) for row in rows)
         if seeds:
@@ -173,7 +175,7 @@ def scalings(arms: Arms, complete: Mapping[str, Sequence[SweepRun]], plans: Mapp
     return laws
 
 
-def _losses(runs: Sequence[SweepRun], number: str) -> dict[int, float]:
+def _losses_by_seed(runs: Sequence[SweepRun], number: str) -> dict[int, float]:
     """Return the last loss of each seed, if it is a finite number above 0."""
     last = {sweep_run.seed: curve_of(sweep_run, number).last for sweep_run in runs}
     return {seed: value for seed, value in last.items() if 0 < value < math.inf}

@@ -85,7 +85,7 @@ def compare_pairs(arms: Mapping[str, Pairs], margin: float | None = None) -> dic
         arms: the pairs of each arm, at least one. Arms may lack seeds.
         margin: the smallest difference that matters.
     """
-    compared = {name: _described(list(pairs.values())) for name, pairs in arms.items()}
+    compared = {name: _pair_statistics(list(pairs.values())) for name, pairs in arms.items()}
     tested = {
         name: {seed: value - base for seed, (value, base) in pairs.items()}
         for name, pairs in arms.items()
@@ -110,7 +110,7 @@ def compare_pairs(arms: Mapping[str, Pairs], margin: float | None = None) -> dic
     return compared
 
 
-def _described(pairs: Sequence[tuple[float, float]]) -> Paired:
+def _pair_statistics(pairs: Sequence[tuple[float, float]]) -> Paired:
     values, base = np.array(pairs).T
     differences = values - base
     several = len(pairs) > 1
@@ -178,7 +178,7 @@ class _Flips:
         rest = np.maximum(square - sums**2 / self._count, max(ROUNDING * square, np.finfo(float).tiny))
         self._error = math.sqrt(rest[0] / (self._count * (self._count - 1)))
         t = np.abs(sums) * np.sqrt((self._count - 1) / (self._count * rest))
-        self.tails: Array = scipy().special.stdtr(self._count - 1, -t)
+        self.tails: Array = import_scipy().special.stdtr(self._count - 1, -t)
         flipped = np.sum(signs < 0, axis=1)
         is_mixed = (flipped > 0) & (flipped < self._count)
         sizes = np.where(is_mixed, flipped, 1)
@@ -203,7 +203,7 @@ class _Flips:
         low, high = self._low, self._high
         if rest:
             tails = np.min([arm.tails for arm in rest], axis=0)
-            radius = -self._error * scipy().special.stdtrit(self._count - 1, tails)
+            radius = -self._error * import_scipy().special.stdtrit(self._count - 1, tails)
             low, high = np.minimum(low, self._mean - radius), np.maximum(high, self._mean + radius)
         return low - self._slack, high + self._slack
 
@@ -217,10 +217,10 @@ def interval_of(values: Sequence[float]) -> Interval:
 
 def half_width(freedom: float) -> float:
     """Return half the width of the 95% interval of a mean with standard error 1, by the degrees of freedom."""
-    return float(scipy().special.stdtrit(freedom, (1 + LEVEL) / 2))
+    return float(import_scipy().special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
-def enough(deviation: float, margin: float, comparisons: int) -> int | None:
+def sufficient_pairs(deviation: float, margin: float, comparisons: int) -> int | None:
     """Return the number of pairs whose interval lies within a margin, in 4 of 5 cases without a difference.
 
     It is computed for t intervals, which are nearly as wide. None beyond 1,000.
@@ -231,13 +231,13 @@ def enough(deviation: float, margin: float, comparisons: int) -> int | None:
         comparisons: the number of arms that share the test.
     """
     counts = np.arange(NEEDED_PAIRS, MAX_PAIRS + 1)
-    quantile = scipy().special.stdtrit
+    quantile = import_scipy().special.stdtrit
     halves = quantile(counts - 1, 1 - (1 - LEVEL) / 2 / comparisons) + quantile(counts - 1, (1 + POWER) / 2)
     matches = counts[halves * deviation <= margin * np.sqrt(counts)]
     return int(matches[0]) if len(matches) else None
 
 
-def scipy() -> Any:
+def import_scipy() -> Any:
     """Import scipy; raise SpecError if it is not installed. Its `stats` takes half as long to import as torch."""
     try:
         import scipy  # type: ignore[import-untyped]

@@ -14,14 +14,21 @@ from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.read_sweep import read_sweep
 from tfkit.run.sweep_spec import CompareConfig
-from tfkit.tools.sweep.arms import EMPTY_CHOICE, Arms, Choice, SweepRun, check_margin, check_number, collected
-from tfkit.tools.sweep.comparison import plan_remarks, results
-from tfkit.tools.sweep.equal import check_equal, sizes
+from tfkit.tools.sweep.arms import EMPTY_CHOICE, Arms, Choice, SweepRun, call_all, check_margin, check_number
+from tfkit.tools.sweep.comparison import plan_remarks, sweep_results
+from tfkit.tools.sweep.equal import arm_sizes, check_equal
 from tfkit.tools.sweep.result import Results, Tuned, speed_of
 from tfkit.tools.sweep.scaling import check_laws
-from tfkit.tools.sweep.statistics import NEEDED_PAIRS, scipy
-from tfkit.tools.sweep.tuning import Search, Tuning
-from tfkit.tools.sweep.work import OnFailure, check_runs, commands, is_complete, missing, work
+from tfkit.tools.sweep.statistics import NEEDED_PAIRS, import_scipy
+from tfkit.tools.sweep.tuning import OptunaSearch, Tuning
+from tfkit.tools.sweep.work import (
+    OnFailure,
+    check_runs,
+    is_complete,
+    missing_runs,
+    train_missing_runs,
+    training_commands,
+)
 from tfkit.tools.train.plan import Plan
 
 PAGE = "report.html"
@@ -121,13 +128,13 @@ class Sweep:
         tune = self.file.config.tune
         if tune is None:
             return {}
-        kind = Tuning if tune.search is None else Search
+        kind = Tuning if tune.search is None else OptunaSearch
         return {
-            tuning.arm.name: tuning for tuning in collected(partial(kind.of, self.arms, arm) for arm in self.arms.arms)
+            tuning.arm.name: tuning for tuning in call_all(partial(kind.of, self.arms, arm) for arm in self.arms.arms)
         }
 
     def _checked(self) -> dict[str, Plan]:
-        plans = sizes(self.arms, self._sized, self._plugins)
+        plans = arm_sizes(self.arms, self._sized, self._plugins)
         check_equal(self.arms, plans, self.folder)
         check_laws(self.arms, plans)
         return plans
@@ -151,12 +158,12 @@ class Sweep:
             }
             if tuning is not None:
                 n_runs = tuning.count * len(tuning.trials[0].runs)
-                rows.append(_row(f"{arm.name}, tuning", trials, size, complete, n_runs=n_runs))
+                rows.append(_outline_row(f"{arm.name}, tuning", trials, size, complete, n_runs=n_runs))
                 unknown += n_runs - len(trials)
-            rows.append(_row(arm.name, runs, size, complete))
+            rows.append(_outline_row(arm.name, runs, size, complete))
             all_runs += [*trials, *runs]
         different = len({sweep_run.run.digest for sweep_run in all_runs})
-        to_make = len(missing(all_runs)) + unknown
+        to_make = len(missing_runs(all_runs)) + unknown
         needed = NEEDED_PAIRS if any(arm.base != arm.name for arm in self.arms.arms) else None
         seeds = len(self.file.config.seeds)
         return Outline(self.file.name, str(self.folder), different + unknown, to_make, seeds, needed, tuple(rows))
@@ -178,16 +185,16 @@ class Sweep:
             on_failure: called with the folder of a failed run, and its error, while other runs continue.
         """
         if len(self.file.config.seeds) > 1 and any(arm.base != arm.name for arm in self.arms.arms):
-            scipy()  # before hours of training, not after them
+            import_scipy()  # before hours of training, not after them
         errors = dict[str, str]()
         more = bool(self._tunings)
         while more:
-            errors |= _train("tuning", self._waiting(), jobs, options, on_progress, on_failure)
+            errors |= _train_stage("tuning", self._waiting(), jobs, options, on_progress, on_failure)
             more = sum(tuning.go_on() for tuning in self._tunings.values()) > 0
         if self._choices() != self._sized:
             self._sized = self._choices()
             self._sizes = self._checked()
-        errors |= _train("runs", list(self._runs(self._chosen())), jobs, options, on_progress, on_failure)
+        errors |= _train_stage("runs", list(self._runs(self._chosen())), jobs, options, on_progress, on_failure)
         return self.so_far(errors)
 
     def commands(self, options: Sequence[str]) -> tuple[list[str], bool]:
@@ -197,7 +204,7 @@ class Sweep:
         order, in parallel, and on several machines that share the folder.
         """
         trials = self._waiting()
-        return commands(trials or list(self._runs(self._chosen())), options), bool(trials)
+        return training_commands(trials or list(self._runs(self._chosen())), options), bool(trials)
 
     def _waiting(self) -> list[SweepRun]:
         """Return the runs of the trials that are not complete."""
@@ -206,13 +213,13 @@ class Sweep:
     def so_far(self, errors: Mapping[str, str] | None = None) -> Results:
         """Compare the runs that are complete; `errors` are the errors of failed runs by folder."""
         trials = [trial for tuning in self._tunings.values() for trial in tuning.results()]
-        compared = results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._comparison)
+        compared = sweep_results(self.arms, self._chosen(), trials, self._sizes, dict(errors or {}), self._comparison)
         notes = plan_remarks(self.folder, compared.arms, compared.on, self.file.config.seeds)
         return replace(compared, notes=(*compared.notes, *notes))
 
     def write(self, results: Results) -> Path:
         """Write the page of the results; return its path."""
-        from tfkit.tools.sweep.page import page
+        from tfkit.tools.sweep.page import results_page
 
         path = self.folder / PAGE
         with writing(path):
@@ -220,7 +227,7 @@ class Sweep:
         config = self.file.config
         counts = f"{len(config.seeds)} seeds, {len(results.arms)} arms, base {config.base}"
         lines, origin = [config.description, counts], {"sweep": self.file.file}
-        text = page(results, self._first_runs(), of="sweep", lines=lines, origin=origin)
+        text = results_page(results, self._first_runs(), of="sweep", lines=lines, origin=origin)
         write_file(path, text, inside=self.folder)
         return path
 
@@ -248,7 +255,7 @@ class Sweep:
             yield from pair
 
 
-def _train(
+def _train_stage(
     stage: str,
     runs: Sequence[SweepRun],
     jobs: int,
@@ -257,9 +264,9 @@ def _train(
     on_failure: OnFailure,
 ) -> dict[str, str]:
     """Train the missing runs of a stage; return the errors by folder."""
-    to_train = missing(runs)
+    to_train = missing_runs(runs)
     steps = sum(sweep_run.run.steps for sweep_run in to_train)
-    failures = work(
+    failures = train_missing_runs(
         to_train,
         jobs=jobs,
         options=options,
@@ -273,7 +280,7 @@ def _train(
     }
 
 
-def _row(
+def _outline_row(
     name: str, runs: Sequence[SweepRun], size: Plan, complete: Mapping[Path, SweepRun], *, n_runs: int | None = None
 ) -> OutlineRow:
     """Return the row of an arm with `runs`, or with `n_runs` if more will follow; `complete` includes trials."""
@@ -287,11 +294,11 @@ def _row(
         steps=steps,
         flops=round(size.flops / size.steps * steps),
         memory=size.memory,
-        seconds=_seconds(complete.values(), steps, size),
+        seconds=_predicted_seconds(complete.values(), steps, size),
     )
 
 
-def _seconds(complete: Iterable[SweepRun], steps: int, size: Plan) -> float | None:
+def _predicted_seconds(complete: Iterable[SweepRun], steps: int, size: Plan) -> float | None:
     """Predict the time of `steps` from the speed of complete runs, or else from the limits of the device."""
     measured = [
         (speed, sweep_run.run.tokens_of_step) for sweep_run in complete if (speed := speed_of(sweep_run)) is not None

@@ -17,8 +17,8 @@ from typing import Any, Self
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.run.read_sweep import Setting
 from tfkit.run.sweep_spec import Range, SearchConfig
-from tfkit.spec.source import plain
-from tfkit.tools.sweep.arms import Arm, Arms, Choice, Trial, choices, collected
+from tfkit.spec.source import plain_data
+from tfkit.tools.sweep.arms import Arm, Arms, Choice, Trial, all_choices, call_all
 from tfkit.tools.sweep.result import TrialResult, Tuned, curve_of
 from tfkit.tools.sweep.work import is_complete
 
@@ -43,7 +43,7 @@ class Tuning:
     @classmethod
     def of(cls, arms: Arms, arm: Arm) -> Self:
         """Return the trials of an arm; raise SpecError with the errors of all their runs."""
-        trials = collected(partial(arms.trial, arm, choice) for choice in choices(arms.file.tuned))
+        trials = call_all(partial(arms.trial, arm, choice) for choice in all_choices(arms.file.tuned))
         return cls(arms, arm, trials, len(trials))
 
     def waiting(self) -> list[Trial]:
@@ -138,14 +138,14 @@ DIGITS = 4
 """Significant digits of a value from a range. More digits would not affect a result."""
 
 
-class Search(Tuning):
+class OptunaSearch(Tuning):
     """The trials of an arm. Each is suggested after all earlier trials are complete."""
 
     def __init__(self, arms: Arms, arm: Arm, trials: Sequence[Trial], count: int) -> None:
         super().__init__(arms, arm, trials, count)
         assert arms.config.tune is not None
         assert arms.config.tune.search is not None
-        self._study = _study(arms.config.tune.search)
+        self._study = _optuna_study(arms.config.tune.search)
         self._reported = 0
         self._suggested: Any = None
         self._catch_up()
@@ -172,7 +172,7 @@ class Search(Tuning):
                 with warnings.catch_warnings():  # the values of diverged trials are infinite, and `gp` clips them
                     warnings.filterwarnings("ignore", "Clip non-finite values")
                     self._suggested = self._study.ask()
-                    choice = _choice(self._suggested, self.arms.file.tuned)
+                    choice = _suggested_choice(self._suggested, self.arms.file.tuned)
                 self.trials.append(self.arms.trial(self.arm, choice))
             if not is_trained(self.trials[-1]):
                 return True
@@ -187,36 +187,36 @@ class Search(Tuning):
         if math.isfinite(rank) or diverged:
             self._study.tell(self._suggested, rank)
         else:
-            self._study.tell(self._suggested, state=_optuna().trial.TrialState.FAIL)
+            self._study.tell(self._suggested, state=_import_optuna().trial.TrialState.FAIL)
         self._reported += 1
 
 
-def _study(config: SearchConfig) -> Any:
-    samplers = _optuna().samplers
+def _optuna_study(config: SearchConfig) -> Any:
+    samplers = _import_optuna().samplers
     kinds = {"tpe": samplers.TPESampler, "gp": samplers.GPSampler, "random": samplers.RandomSampler}
-    return _optuna().create_study(sampler=kinds[config.sampler](seed=config.seed))
+    return _import_optuna().create_study(sampler=kinds[config.sampler](seed=config.seed))
 
 
-def _choice(suggestion: Any, settings: Sequence[Setting]) -> Choice:
+def _suggested_choice(suggestion: Any, settings: Sequence[Setting]) -> Choice:
     """Return the values that Optuna suggests."""
     changes = []
     for setting in settings:
         if setting.range is None:
             changes.append(setting.values[suggestion.suggest_categorical(setting.path, range(len(setting.values)))])
         else:
-            changes.append(setting.change(_number(suggestion, setting.path, setting.range)))
-    values = {setting.path: plain(change.value) for setting, change in zip(settings, changes, strict=True)}
+            changes.append(setting.change(_suggested_number(suggestion, setting.path, setting.range)))
+    values = {setting.path: plain_data(change.value) for setting, change in zip(settings, changes, strict=True)}
     return Choice(values, tuple(changes))
 
 
-def _number(suggestion: Any, path: str, range: Range) -> int | float:
+def _suggested_number(suggestion: Any, path: str, range: Range) -> int | float:
     if range.scale == "whole":
         integer: int = suggestion.suggest_int(path, int(range.low), int(range.high))
         return integer
     return float(f"{suggestion.suggest_float(path, range.low, range.high, log=range.scale == 'log'):.{DIGITS}g}")
 
 
-def _optuna() -> ModuleType:
+def _import_optuna() -> ModuleType:
     try:
         import optuna  # type: ignore[import-not-found,unused-ignore]
     except ImportError as missing:

@@ -30,7 +30,7 @@ from tfkit.run.run_facts import Facts, facts_of
 from tfkit.run.run_spec import render_run
 from tfkit.spec.folder import RUN
 from tfkit.spec.header import open_regular
-from tfkit.tools.common.atomic_files import held
+from tfkit.tools.common.atomic_files import try_lock
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.sweep.arms import SweepRun
 
@@ -69,7 +69,7 @@ def _check_code(records: Sequence[tuple[SweepRun, Facts | None]]) -> None:
     check_code(runs, help=CHANGE_HELP)
 
 
-def missing(runs: Sequence[SweepRun]) -> list[SweepRun]:
+def missing_runs(runs: Sequence[SweepRun]) -> list[SweepRun]:
     """Return the runs that are not complete, without duplicates."""
     return [
         sweep_run
@@ -78,7 +78,7 @@ def missing(runs: Sequence[SweepRun]) -> list[SweepRun]:
     ]
 
 
-def work(
+def train_missing_runs(
     runs: Sequence[SweepRun], *, jobs: int, options: Sequence[str], on_progress: OnProgress, on_failure: OnFailure
 ) -> dict[str, str]:
     """Train the missing runs; return the errors of failed runs by digest.
@@ -90,28 +90,28 @@ def work(
         on_progress: called with the number of complete runs, and the total number of completed steps.
         on_failure: called with the folder of a failed run, and its error, as soon as the run fails.
     """
-    to_train, errors = missing(runs), dict[str, str]()
+    to_train, errors = missing_runs(runs), dict[str, str]()
     waiting, running = list(to_train), list[_Process]()
     try:
         while waiting or running:
             for sweep_run in list(waiting):
-                if len(running) < jobs and (lock := _lock(sweep_run)) is not None:
+                if len(running) < jobs and (lock := _lock_run(sweep_run)) is not None:
                     waiting.remove(sweep_run)
-                    running += _start(sweep_run, lock, options, _gpu(sweep_run, running))
+                    running += _start_process(sweep_run, lock, options, _least_used_gpu(sweep_run, running))
             for process in [process for process in running if process.popen.poll() is not None]:
                 running.remove(process)
-                cause = _cause(process)
+                cause = _cause_of_failure(process)
                 if not is_complete(process.sweep_run):
                     errors[process.sweep_run.run.digest] = cause
                     on_failure(process.sweep_run.folder, cause)
-            on_progress(len(to_train) - len(waiting) - len(running), sum(map(_steps, to_train)))
+            on_progress(len(to_train) - len(waiting) - len(running), sum(map(_completed_steps, to_train)))
             time.sleep(PAUSE)
     finally:
-        _end(running)
+        _terminate_processes(running)
     return errors
 
 
-def _gpu(sweep_run: SweepRun, running: Sequence[_Process]) -> str | None:
+def _least_used_gpu(sweep_run: SweepRun, running: Sequence[_Process]) -> str | None:
     """Return the GPU with the fewest processes, a name in `CUDA_VISIBLE_DEVICES`; None if the run names its device."""
     if sweep_run.run.config.machine.device != "cuda":
         return None
@@ -120,12 +120,12 @@ def _gpu(sweep_run: SweepRun, running: Sequence[_Process]) -> str | None:
     return min(gpus, key=[process.gpu for process in running].count, default=None)
 
 
-def _start(sweep_run: SweepRun, lock: int, options: Sequence[str], gpu: str | None) -> list[_Process]:
+def _start_process(sweep_run: SweepRun, lock: int, options: Sequence[str], gpu: str | None) -> list[_Process]:
     """Start the process of a run; return an empty list if another process has completed it."""
     try:
         if is_complete(sweep_run):
             return []
-        write_file(sweep_run.folder / RUN, _text(sweep_run.run), inside=sweep_run.sweep_folder)
+        write_file(sweep_run.folder / RUN, _run_text(sweep_run.run), inside=sweep_run.sweep_folder)
         command = [sys.executable, "-m", "tfkit", *arguments_of(sweep_run, options)]
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
@@ -143,12 +143,12 @@ def _start(sweep_run: SweepRun, lock: int, options: Sequence[str], gpu: str | No
         os.close(lock)
 
 
-def commands(runs: Sequence[SweepRun], options: Sequence[str]) -> list[str]:
+def training_commands(runs: Sequence[SweepRun], options: Sequence[str]) -> list[str]:
     """Write the files of the missing runs, and return for each the command that trains it."""
-    to_train = missing(runs)
+    to_train = missing_runs(runs)
     for sweep_run in to_train:
         create_folder(sweep_run.folder, inside=sweep_run.sweep_folder)
-        write_file(sweep_run.folder / RUN, _text(sweep_run.run), inside=sweep_run.sweep_folder)
+        write_file(sweep_run.folder / RUN, _run_text(sweep_run.run), inside=sweep_run.sweep_folder)
     return [shlex.join(["tfkit", *arguments_of(sweep_run, options)]) for sweep_run in to_train]
 
 
@@ -157,24 +157,24 @@ def arguments_of(sweep_run: SweepRun, options: Sequence[str]) -> list[str]:
     return ["train", str(sweep_run.folder), *options]
 
 
-def _text(run: Run) -> str:
+def _run_text(run: Run) -> str:
     return render_run(run.config, run.graph.spec.model)
 
 
-def _lock(sweep_run: SweepRun) -> int | None:
+def _lock_run(sweep_run: SweepRun) -> int | None:
     """Lock a run and return the file descriptor; None if another process holds the lock."""
     create_folder(sweep_run.folder, inside=sweep_run.sweep_folder)
     check_inside(sweep_run.folder / LOCK, sweep_run.folder)
     with writing(sweep_run.folder):
         lock = os.open(sweep_run.folder / LOCK, os.O_CREAT | os.O_RDWR)
     with suppress(OSError):  # the system has no locks
-        if not held(lock):
+        if not try_lock(lock):
             os.close(lock)
             return None
     return lock
 
 
-def _end(running: Sequence[_Process]) -> None:
+def _terminate_processes(running: Sequence[_Process]) -> None:
     """Terminate processes, which then write their checkpoints, and wait for them."""
     for process in running:
         process.popen.terminate()
@@ -183,7 +183,7 @@ def _end(running: Sequence[_Process]) -> None:
         process.errors.close()
 
 
-def _cause(process: _Process) -> str:
+def _cause_of_failure(process: _Process) -> str:
     """Return the error that a process printed after its progress, or else the end of its output."""
     with process.errors as file:
         file.seek(0)
@@ -192,7 +192,7 @@ def _cause(process: _Process) -> str:
     return match[0] if match else text[-TAIL:] or f"the process ended with status {process.popen.returncode}"
 
 
-def _steps(sweep_run: SweepRun) -> int:
+def _completed_steps(sweep_run: SweepRun) -> int:
     """Return the steps of a run so far, from the last line of its metrics."""
     try:
         with open_regular(sweep_run.folder / METRICS) as file:

@@ -13,11 +13,11 @@ from torch import Tensor, fx, nn
 
 from tfkit.arguments import checked
 from tfkit.building.builder import graph_of, inputs_of
-from tfkit.building.model import BuiltModel, whole
+from tfkit.building.model import BuiltModel, complete_model
 from tfkit.graph.expand import Graph
 from tfkit.tools.show.points import points_of
-from tfkit.tools.trace.attention_weights import softmaxes, written_out
-from tfkit.tools.trace.trace import Hook, hooked
+from tfkit.tools.trace.attention_weights import softmax_names, written_out
+from tfkit.tools.trace.trace import Hook, registered_hooks
 
 DEAD = 1e-3
 """Threshold: a unit of an FFN is dead if its magnitude never exceeds this."""
@@ -48,23 +48,23 @@ def activity(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> d
         ValueError: the model was not built by `tfkit.build`, its modules were changed since, or its parameters are
             sharded.
     """
-    model = whole(model)
+    model = complete_model(model)
     graph = graph_of(model)
     twin, tensors = written_out(model)
     arguments = dict(zip(inputs_of(model), inputs, strict=False)) | named
-    meters = list(_meters(graph, twin, arguments))
-    with hooked(twin, meters) as values, ExitStack() as hooks, torch.no_grad():
-        for path, name in softmaxes(twin).items():
-            record = partial(_record_entropy, values, f"entropy/{name}.heads", _mask(graph, name, arguments))
+    meters = list(_activity_meters(graph, twin, arguments))
+    with registered_hooks(twin, meters) as values, ExitStack() as hooks, torch.no_grad():
+        for path, name in softmax_names(twin).items():
+            record = partial(_record_entropy, values, f"entropy/{name}.heads", _token_mask(graph, name, arguments))
             hooks.callback(twin.get_submodule(path).register_forward_hook(record).remove)
         torch.func.functional_call(twin, tensors, inputs, named)
     means = {name: torch.stack(runs).mean(0) for name, runs in values.items()}
     # A single transfer, so that a GPU is synchronized once.
     numbers = torch.cat([mean.reshape(-1) for mean in means.values()]).tolist()
-    return dict(zip(_names(means), numbers, strict=True))
+    return dict(zip(_number_names(means), numbers, strict=True))
 
 
-def _names(means: dict[str, Tensor]) -> Iterator[str]:
+def _number_names(means: dict[str, Tensor]) -> Iterator[str]:
     """Yield the name of each number; a value with heads has a number for each head."""
     for name, mean in means.items():
         yield from [name] if mean.dim() == 0 else (f"{name}.{head}" for head in range(len(mean)))
@@ -77,33 +77,33 @@ class _Meter(Hook):
     mask: Tensor | None = None
 
     def _keep(self, value: Tensor) -> None:
-        name, measure = f"rms/{self.point.name}", _rms
+        name, measure = f"rms/{self.point.name}", _root_mean_square
         if name.endswith(".hidden"):
-            name, measure = f"dead/{self.point.name.removesuffix('.hidden')}", _dead
+            name, measure = f"dead/{self.point.name.removesuffix('.hidden')}", _dead_fraction
         self.values.setdefault(name, []).append(measure(value.float(), self.mask))
 
 
-def _meters(graph: Graph, model: fx.GraphModule, arguments: dict[str, Any]) -> Iterator[_Meter]:
+def _activity_meters(graph: Graph, model: fx.GraphModule, arguments: dict[str, Any]) -> Iterator[_Meter]:
     embeddings = {node.name for node in graph.nodes if node.stack is None and node.output.type == "sequence"}
     modules = {path for path, _ in model.named_modules()}
     for point in points_of(graph):
         measured = point.name in embeddings or point.name.endswith((".out", ".heads", ".hidden"))
         if measured and point.module in modules:
-            yield _Meter(point, mask=_mask(graph, point.name, arguments))
+            yield _Meter(point, mask=_token_mask(graph, point.name, arguments))
 
 
-def _mask(graph: Graph, name: str, arguments: dict[str, Any]) -> Tensor | None:
+def _token_mask(graph: Graph, name: str, arguments: dict[str, Any]) -> Tensor | None:
     """Return True for each position of a value that is not padding, [b, t]; None without padding."""
     mask = arguments.get(graph.node(name.partition(".")[0]).output.mask or "")
     return mask if mask is None or mask.dim() == 2 else mask.diagonal(dim1=1, dim2=2)
 
 
-def _rms(value: Tensor, mask: Tensor | None) -> Tensor:
+def _root_mean_square(value: Tensor, mask: Tensor | None) -> Tensor:
     """Return the root mean square of a value [b, t, width], or of each head of [b, h, t, width]."""
-    return _mean(value.square().mean(-1), mask).sqrt()
+    return _token_mean(value.square().mean(-1), mask).sqrt()
 
 
-def _dead(value: Tensor, mask: Tensor | None) -> Tensor:
+def _dead_fraction(value: Tensor, mask: Tensor | None) -> Tensor:
     sizes = value.abs() if mask is None else value.abs() * mask[..., None]
     return (sizes.flatten(0, -2).amax(0) <= DEAD).float().mean()
 
@@ -111,10 +111,10 @@ def _dead(value: Tensor, mask: Tensor | None) -> Tensor:
 def _record_entropy(
     values: dict[str, Any], name: str, mask: Tensor | None, _module: nn.Module, _args: object, weights: Tensor
 ) -> None:
-    values.setdefault(name, []).append(_mean(torch.special.entr(weights.float()).sum(-1), mask))
+    values.setdefault(name, []).append(_token_mean(torch.special.entr(weights.float()).sum(-1), mask))
 
 
-def _mean(value: Tensor, mask: Tensor | None) -> Tensor:
+def _token_mean(value: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean over sequences and positions of [b, t], or for each head of [b, h, t]."""
     if mask is None or mask.shape != (value.size(0), value.size(-1)):
         return value.mean((0, -1))

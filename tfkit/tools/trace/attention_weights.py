@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.arguments import checked
-from tfkit.building.builder import assemble, graph_of
-from tfkit.building.model import BuiltModel, whole
+from tfkit.building.builder import assemble_model, graph_of
+from tfkit.building.model import BuiltModel, complete_model
 from tfkit.nn import Softmax
 
 
@@ -38,18 +38,18 @@ def attention_weights(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | N
         ValueError: the model was not built by `tfkit.build`, its modules were changed since, or none of its attentions
             exposes its weights.
     """
-    model = whole(model)
+    model = complete_model(model)
     twin, tensors = written_out(model)
-    names = softmaxes(twin)
+    names = softmax_names(twin)
     if not names:
         raise ValueError(f"`{graph_of(model).name}` has no attention that exposes its weights")
     runs: list[tuple[str, Tensor]] = []
     with ExitStack() as hooks, torch.no_grad():
         for path, name in names.items():
-            handle = twin.get_submodule(path).register_forward_hook(partial(_record, runs, name))
+            handle = twin.get_submodule(path).register_forward_hook(partial(_record_weights, runs, name))
             hooks.callback(handle.remove)
         torch.func.functional_call(twin, tensors, inputs, named)
-    return _numbered(runs)
+    return _numbered_runs(runs)
 
 
 _TWINS: WeakKeyDictionary[fx.GraphModule, fx.GraphModule] = WeakKeyDictionary()
@@ -64,7 +64,7 @@ def written_out(model: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, Tensor
     graph = graph_of(model)
     if model not in _TWINS:
         with torch.device("meta"):
-            _TWINS[model] = assemble(graph, attention_backend="eager")
+            _TWINS[model] = assemble_model(graph, attention_backend="eager")
     twin = _TWINS[model].eval()
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     if tensors.keys() != {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}:
@@ -72,7 +72,7 @@ def written_out(model: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, Tensor
     return twin, tensors
 
 
-def softmaxes(model: fx.GraphModule) -> dict[str, str]:
+def softmax_names(model: fx.GraphModule) -> dict[str, str]:
     """Map the path of each softmax in an attention to the attention's path, or to its own path if there are several."""
     attentions = [path for path, config in model.meta["components"].items() if config.slot == "attention"]
     owners: dict[str, str] = {}
@@ -84,11 +84,13 @@ def softmaxes(model: fx.GraphModule) -> dict[str, str]:
     return {path: owner if counts[owner] == 1 else path for path, owner in owners.items()}
 
 
-def _record(runs: list[tuple[str, Tensor]], name: str, _module: nn.Module, _args: object, weights: Tensor) -> None:
+def _record_weights(
+    runs: list[tuple[str, Tensor]], name: str, _module: nn.Module, _args: object, weights: Tensor
+) -> None:
     runs.append((name, weights))
 
 
-def _numbered(runs: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def _numbered_runs(runs: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
     total, seen = Counter(name for name, _ in runs), Counter[str]()
     weights_by_name: dict[str, Tensor] = {}
     for name, weights in runs:

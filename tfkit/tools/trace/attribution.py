@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.arguments import checked, shown
-from tfkit.building.model import BuiltModel, unwrapped
-from tfkit.tools.common.heat_map import HeatMap, picture
-from tfkit.tools.show.points import Point
-from tfkit.tools.trace.interventions import Inputs, matching_points, run, values_of
-from tfkit.tools.trace.trace import Hook, hooked, trace
+from tfkit.arguments import checked, value_text
+from tfkit.building.model import BuiltModel, unwrapped_model
+from tfkit.tools.common.heat_map import HeatMap, heat_map_picture
+from tfkit.tools.show.points import TracePoint
+from tfkit.tools.trace.interventions import Inputs, call_model, matching_points, values_of
+from tfkit.tools.trace.trace import Hook, registered_hooks, trace
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Attribution:
         rows = [row.tolist() for row in self.effects.values()]
         columns = [str(position) for position in range(max(map(len, rows)))]
         title = f"change of the metric from {self.before:.4g}; {self.source:.4g} for the other inputs"
-        return picture(title, [HeatMap(title, rows, list(self.effects), columns)], per_line=1, square=False)
+        return heat_map_picture(title, [HeatMap(title, rows, list(self.effects), columns)], per_line=1, square=False)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
@@ -84,19 +84,19 @@ def attribution(
     Raises:
         ValueError: a name does not exist, its values have no positions, or `inputs` and `source` differ in size.
     """
-    built = unwrapped(model)
+    built = unwrapped_model(model)
     points = matching_points(built, names)
     if without := [point.name for point in points if point.layer is None or point.position_axis is None]:
         raise ValueError(f"`{without[0]}` must be a value of a layer, with positions")
     with torch.no_grad():
         values, replacements = values_of(built, points, inputs), values_of(built, points, source)
-        before, after = (_number(metric(run(built, of))) for of in (inputs, source))
+        before, after = (_metric_number(metric(call_model(built, of))) for of in (inputs, source))
     for name, value in values.items():
         if value.shape != replacements[name].shape:
             sizes = f"{[*value.shape]} and {[*replacements[name].shape]}"
             raise ValueError(f"`inputs` and `source` must have the same sizes; the sizes of `{name}` are {sizes}")
     effects = {}
-    gradients = _gradients(built, points, inputs, metric) if gradient else {}
+    gradients = _metric_gradients(built, points, inputs, metric) if gradient else {}
     for point in points:
         new = replacements[point.name]
         changes = new - values[point.name]
@@ -104,52 +104,57 @@ def attribution(
             effects[point.name] = _by_position(point, changes * gradients[point.name]).sum(1)
         else:
             differs = _by_position(point, changes != 0).any(1).tolist()
-            effects[point.name] = _effects(built, point, new, differs, inputs, metric)
+            effects[point.name] = _position_effects(built, point, new, differs, inputs, metric)
     return Attribution(effects, float(before), float(after))
 
 
-def _by_position(point: Point, value: Tensor) -> Tensor:
+def _by_position(point: TracePoint, value: Tensor) -> Tensor:
     """Arrange a value as [t, all other axes]."""
     assert point.position_axis is not None
     return value.movedim(point.position_axis, 0).flatten(1)
 
 
-def _effects(
-    model: fx.GraphModule, point: Point, new: Tensor, differs: list[bool], inputs: Inputs, metric: Callable[..., Any]
+def _position_effects(
+    model: fx.GraphModule,
+    point: TracePoint,
+    new: Tensor,
+    differs: list[bool],
+    inputs: Inputs,
+    metric: Callable[..., Any],
 ) -> Tensor:
     """Return the change of the metric for each position of one value."""
     with torch.no_grad():
         # The same attention backend as below, so that rounding differences do not appear as effects.
-        with hooked(model, [Hook(point)]):
-            before = _number(metric(run(model, inputs)))
+        with registered_hooks(model, [Hook(point)]):
+            before = _metric_number(metric(call_model(model, inputs)))
         effects = [torch.zeros_like(before) for _ in differs]
         for position in (position for position, change in enumerate(differs) if change):
-            with hooked(model, [Hook(point, new, (position,))]):
-                effects[position] = _number(metric(run(model, inputs))) - before
+            with registered_hooks(model, [Hook(point, new, (position,))]):
+                effects[position] = _metric_number(metric(call_model(model, inputs))) - before
     return torch.stack(effects)
 
 
-def _gradients(
-    model: fx.GraphModule, points: Collection[Point], inputs: Inputs, metric: Callable[..., Any]
+def _metric_gradients(
+    model: fx.GraphModule, points: Collection[TracePoint], inputs: Inputs, metric: Callable[..., Any]
 ) -> dict[str, Tensor]:
     """Return the gradient of the metric with respect to each value."""
     names = [point.name for point in points]
-    with torch.enable_grad(), trace(model, read=names, write=dict.fromkeys(names, _differentiable)) as values:
-        number = _number(metric(run(model, inputs)))
+    with torch.enable_grad(), trace(model, read=names, write=dict.fromkeys(names, _with_gradient)) as values:
+        number = _metric_number(metric(call_model(model, inputs)))
     if not number.requires_grad:
         raise ValueError("`metric` must be differentiable: return a tensor that was computed from the output")
     gradients = torch.autograd.grad(number, [*values.values()], allow_unused=True, materialize_grads=True)
     return dict(zip(values, gradients, strict=True))
 
 
-def _differentiable(value: Tensor) -> Tensor:
+def _with_gradient(value: Tensor) -> Tensor:
     """Return the value with a gradient, even if all parameters are frozen."""
     return value if value.requires_grad else value.requires_grad_()
 
 
-def _number(value: Any) -> Tensor:
+def _metric_number(value: Any) -> Tensor:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = torch.tensor(float(value))
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise ValueError(f"`metric` must return one number; got {shown(value)}")
+        raise ValueError(f"`metric` must return one number; got {value_text(value)}")
     return value.reshape(())

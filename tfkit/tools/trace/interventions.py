@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.arguments import checked
-from tfkit.building.model import BuiltModel, unwrapped
-from tfkit.tools.show.points import Point
+from tfkit.building.model import BuiltModel, unwrapped_model
+from tfkit.tools.show.points import TracePoint
 from tfkit.tools.trace.trace import Edit, named_points, trace
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
@@ -49,18 +49,18 @@ def ablate(
         ValueError: a name does not exist, or `mean` does not contain its values.
     """
     edits: dict[str, Edit] = {}
-    for point in matching_points(unwrapped(model), names):
-        edits[point.name] = torch.zeros_like if mean is None else partial(_expanded, _mean(point, mean))
+    for point in matching_points(unwrapped_model(model), names):
+        edits[point.name] = torch.zeros_like if mean is None else partial(_expanded_mean, _recorded_mean(point, mean))
     return trace(model, write=edits, positions=positions)
 
 
-def _mean(point: Point, values: Mapping[str, Tensor | list[Tensor]]) -> Tensor:
+def _recorded_mean(point: TracePoint, values: Mapping[str, Tensor | list[Tensor]]) -> Tensor:
     """Return the mean of values over sequences, positions and calls, whose axes have size 1."""
     if point.name not in values:
         raise ValueError(f"`mean` must contain `{point.name}`: read the names that are ablated")
     value, axis = values[point.name], point.position_axis
     runs = value if isinstance(value, list) else [value]
-    if not runs or not all(_fits(run, point) for run in runs):
+    if not runs or not all(_has_shape(run, point) for run in runs):
         got = ", ".join(str([*run.shape]) for run in runs) or "an empty list"
         raise ValueError(f"`mean` must contain `{point.name}` with the sizes {point.shape}; got {got}")
     if point.sizes.count("t") + point.sizes.count("k") > 1 or not all(run.is_floating_point() for run in runs):
@@ -70,7 +70,7 @@ def _mean(point: Point, values: Mapping[str, Tensor | list[Tensor]]) -> Tensor:
     return torch.cat([run.movedim(axis, 1).flatten(0, 1) for run in runs]).mean(0)[None].unsqueeze(axis)
 
 
-def _fits(value: Tensor, point: Point) -> bool:
+def _has_shape(value: Tensor, point: TracePoint) -> bool:
     """Return True if a value has the axes of a point, and the sizes that its shape has as numbers."""
     if "..." in point.sizes:
         return True
@@ -78,7 +78,7 @@ def _fits(value: Tensor, point: Point) -> bool:
     return value.dim() == len(point.sizes) and all(str(n) == size for size, n in pairs if size.isdecimal())
 
 
-def _expanded(mean: Tensor, value: Tensor) -> Tensor:
+def _expanded_mean(mean: Tensor, value: Tensor) -> Tensor:
     return mean.to(value).expand_as(value)
 
 
@@ -112,29 +112,29 @@ def patch(
     Raises:
         ValueError: a name does not exist, or its layer runs several times.
     """
-    built = unwrapped(model)
+    built = unwrapped_model(model)
     values = values_of(built, matching_points(built, names), source)
     return trace(model, write=values, positions=positions)
 
 
-def matching_points(model: fx.GraphModule, names: str | Collection[str]) -> list[Point]:
+def matching_points(model: fx.GraphModule, names: str | Collection[str]) -> list[TracePoint]:
     """Return the points that match the names. Raise ValueError for a name without matches, and for an empty list."""
     if not names:
         raise ValueError("`names` must contain the name of a value")
     return [point for points in named_points(model, names).values() for point in points]
 
 
-def values_of(model: fx.GraphModule, points: Collection[Point], inputs: Inputs) -> dict[str, Tensor]:
+def values_of(model: fx.GraphModule, points: Collection[TracePoint], inputs: Inputs) -> dict[str, Tensor]:
     """Run the model and return the values of `points`. Raise ValueError if a layer runs several times."""
     with trace(model, read=[point.name for point in points]) as values:
-        run(model, inputs)
+        call_model(model, inputs)
     for name, value in values.items():
         if isinstance(value, list):
             raise ValueError(f"`{name}` cannot be patched: its layer runs {len(value)} times")
     return values
 
 
-def run(model: fx.GraphModule, inputs: Inputs) -> Any:
+def call_model(model: fx.GraphModule, inputs: Inputs) -> Any:
     """Call a model with its first input, or with inputs by name."""
     return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
 
@@ -167,14 +167,14 @@ def steer(
         ValueError: a name does not exist, or the vector does not have the width of a value.
     """
     edits: dict[str, Edit] = {}
-    for point in matching_points(unwrapped(model), names):
+    for point in matching_points(unwrapped_model(model), names):
         channel = point.unit is not None and point.unit[0] == len(point.sizes)
         expected = [] if channel else point.sizes[-1:]
         if [str(size) for size in vector.shape] != expected:
             raise ValueError(f"the vector for `{point.name}` must be [{', '.join(expected)}]; got {[*vector.shape]}")
-        edits[point.name] = partial(_moved, vector)
+        edits[point.name] = partial(_steered_value, vector)
     return trace(model, write=edits, positions=positions)
 
 
-def _moved(vector: Tensor, value: Tensor) -> Tensor:
+def _steered_value(vector: Tensor, value: Tensor) -> Tensor:
     return value + vector.to(value)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from tfkit.arguments import checked
 from tfkit.building.builder import graph_of
-from tfkit.building.model import BuiltModel, unwrapped
+from tfkit.building.model import BuiltModel, unwrapped_model
 from tfkit.component import Call, Dropout, Learned, ResidualConfig, Step
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph, Node
-from tfkit.tools.show.points import Point
-from tfkit.tools.trace.trace import Hook, hooked, trace
+from tfkit.tools.show.points import TracePoint
+from tfkit.tools.trace.trace import Hook, registered_hooks, trace
 
 
 @checked
@@ -37,15 +37,15 @@ def lens(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[
         ValueError: the model does not have exactly one such head, or its residual replaces the stream by several
             streams.
     """
-    built = unwrapped(model)
-    head, stack = _head(graph_of(built))
+    built = unwrapped_model(model)
+    head, stack = _head_and_stack(graph_of(built))
     modules = {"head": built.get_submodule(head.name)}
     if stack.stack is not None and stack.stack.final_norm is not None:
         modules["norm"] = built.get_submodule(f"{stack.name}.final_norm")
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
     with ExitStack() as hooks, trace(built, read=f"{stack.name}.layers.*.stream.out") as streams:
         for name, module in modules.items():
-            handle = module.register_forward_pre_hook(partial(_capture, calls, name), with_kwargs=True)
+            handle = module.register_forward_pre_hook(partial(_capture_arguments, calls, name), with_kwargs=True)
             hooks.callback(handle.remove)
         built(*inputs, **named)
 
@@ -61,7 +61,7 @@ def lens(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[
     }
 
 
-def _head(graph: Graph) -> tuple[Node, Node]:
+def _head_and_stack(graph: Graph) -> tuple[Node, Node]:
     """Return the head whose input is the output of a stack, and the stack."""
     stacks = {node.name: node for node in graph.nodes if node.stack is not None}
     sources = [(node, node.wires.get("input")) for node in graph.nodes if node.output.type == "logits"]
@@ -72,7 +72,7 @@ def _head(graph: Graph) -> tuple[Node, Node]:
     return pairs[0]
 
 
-def _capture(
+def _capture_arguments(
     calls: dict[str, Any], name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     calls[name] = args, kwargs
@@ -97,7 +97,7 @@ def contributions(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None)
     Raises:
         ValueError: the model has no stack, or the stream is not a sum of outputs: post-LN, for instance, normalizes it.
     """
-    built = unwrapped(model)
+    built = unwrapped_model(model)
     graph = graph_of(built)
     hooks, scales = [], {}
     for node in graph.nodes:
@@ -108,13 +108,13 @@ def contributions(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None)
                 raise ValueError(
                     f"`{path}` must add to the residual stream; got the residual `{layer.around.kind_name()}`"
                 )
-            hooks += [Hook(Point(f"{path}.stream.in", "", path, 0))] * (number == 0)
+            hooks += [Hook(TracePoint(f"{path}.stream.in", "", path, 0))] * (number == 0)
             for step in layer.steps:
-                hooks.append(Hook(_addition(path, step)))
+                hooks.append(Hook(_addition_point(path, step)))
                 scales[f"{path}.{step.name}"] = step.addition.scale
     if not hooks:
         raise ValueError(f"`{graph.name}` must have a stack of layers, such as `decoder`")
-    with hooked(built, hooks) as values:
+    with registered_hooks(built, hooks) as values:
         built(*inputs, **named)
     for name, value in values.items():
         scale, several = scales.get(name), isinstance(value, list)
@@ -125,7 +125,7 @@ def contributions(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None)
     return values
 
 
-def _addition(path: str, step: Step) -> Point:
+def _addition_point(path: str, step: Step) -> TracePoint:
     """Return the output of the last module before an addition. Raise ValueError if the stream is more than a sum."""
     name, residual = f"{path}.{step.name}", step.residual
     added = isinstance(residual, ResidualConfig) and residual.onto == "previous" and residual.learned_onto == "none"
@@ -137,4 +137,4 @@ def _addition(path: str, step: Step) -> Point:
             last = part.name
         elif isinstance(part, Dropout):
             last = f"{step.name}_dropout"
-    return Point(name, "[b, t, m]", f"{path}.{last}", None, name if last == step.name and step.ordered else None)
+    return TracePoint(name, "[b, t, m]", f"{path}.{last}", None, name if last == step.name and step.ordered else None)

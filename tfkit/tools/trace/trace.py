@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.arguments import checked, shown
+from tfkit.arguments import checked, value_text
 from tfkit.building.builder import graph_of
-from tfkit.building.model import BuiltModel, unwrapped, whole
-from tfkit.errors import quoted, similar
+from tfkit.building.model import BuiltModel, complete_model, unwrapped_model
+from tfkit.errors import quoted, similar_name_help
 from tfkit.nn import Context, Past, order_tokens, restore_order
-from tfkit.tools.show.points import Point, points_of
+from tfkit.tools.show.points import TracePoint, points_of
 from tfkit.tools.trace.attention_weights import written_out
 from tfkit.torch_private.hooks import borrowed_hooks
 
@@ -71,7 +71,7 @@ def trace(
             was not computed before the context ended, or the model was built with `recompute`, which runs layers a
             second time.
     """
-    built = unwrapped(model)
+    built = unwrapped_model(model)
     chosen = None if positions is None else (positions,) if isinstance(positions, int) else tuple(positions)
     if chosen is not None and not (write and chosen):
         missing = "`positions` must contain a position" if write else "`positions` has no effect without `write`"
@@ -79,15 +79,15 @@ def trace(
     edits, hooks = write or {}, list[tuple[str, list[Hook]]]()
     for name, points in named_points(built, edits).items():
         hooks.append((name, [Hook(point, edits[name], chosen) for point in points]))
-    readers: dict[Point, Hook] = {}
+    readers: dict[TracePoint, Hook] = {}
     for name, points in named_points(built, read).items():
         hooks.append((name, [readers.setdefault(point, Hook(point)) for point in points]))
-    return _traced(built, hooks)
+    return _complete_trace(built, hooks)
 
 
 @contextmanager
-def _traced(model: fx.GraphModule, hooks: Sequence[tuple[str, Sequence[Hook]]]) -> Iterator[dict[str, Any]]:
-    with hooked(model, list(dict.fromkeys(hook for _, matched in hooks for hook in matched))) as values:
+def _complete_trace(model: fx.GraphModule, hooks: Sequence[tuple[str, Sequence[Hook]]]) -> Iterator[dict[str, Any]]:
+    with registered_hooks(model, list(dict.fromkeys(hook for _, matched in hooks for hook in matched))) as values:
         yield values
     for name, matched in hooks:
         if not any(hook.ran for hook in matched):
@@ -99,7 +99,7 @@ def _traced(model: fx.GraphModule, hooks: Sequence[tuple[str, Sequence[Hook]]]) 
 
 
 @contextmanager
-def hooked(model: fx.GraphModule, hooks: Sequence[Hook]) -> Iterator[dict[str, Any]]:
+def registered_hooks(model: fx.GraphModule, hooks: Sequence[Hook]) -> Iterator[dict[str, Any]]:
     """Register hooks until the context ends. The value of the context is a mapping that the hooks fill."""
     if model.meta.get("recompute"):
         # The second run, in the backward pass, would be read as well, and after the context it would lack the edits.
@@ -131,18 +131,18 @@ def hooked(model: fx.GraphModule, hooks: Sequence[Hook]) -> Iterator[dict[str, A
 @contextmanager
 def _written_out(model: fx.GraphModule, names: Collection[str]) -> Iterator[fx.GraphModule]:
     """Run the nodes of these names with attention written out. The value of the context is the model that runs them."""
-    twin, _ = written_out(whole(model))
+    twin, _ = written_out(complete_model(model))
     with ExitStack() as stack:
         for name in names:
             module = model.get_submodule(name)
             attributes, previous = module.__dict__, {"forward": module.forward} if "forward" in vars(module) else {}
             stack.callback(attributes.update, previous)
-            attributes["forward"] = partial(_run, module, twin.get_submodule(name))
+            attributes["forward"] = partial(_run_twin, module, twin.get_submodule(name))
             stack.callback(attributes.pop, "forward")
         yield twin
 
 
-def _run(module: nn.Module, twin: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+def _run_twin(module: nn.Module, twin: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """Call `twin` in place of `module`, with the parameters, the modes and the hooks of `module`."""
     training = {path: inner.training for path, inner in module.named_modules()}
     for path, inner in twin.named_modules():
@@ -152,28 +152,28 @@ def _run(module: nn.Module, twin: nn.Module, /, *args: Any, **kwargs: Any) -> An
         return torch.func.functional_call(twin, dict(tensors), args, kwargs)
 
 
-def named_points(model: fx.GraphModule, names: str | Collection[str]) -> dict[str, list[Point]]:
+def named_points(model: fx.GraphModule, names: str | Collection[str]) -> dict[str, list[TracePoint]]:
     """Return the points that each name matches. Raise ValueError for a name without matches."""
     modules = {path for path, _ in model.named_modules()}
     points = [point for point in points_of(graph_of(model)) if point.written_out or point.module in modules]
-    return {name: _matching(model, points, name) for name in ([names] if isinstance(names, str) else names)}
+    return {name: _matching_points(model, points, name) for name in ([names] if isinstance(names, str) else names)}
 
 
-def _matching(model: fx.GraphModule, points: Sequence[Point], name: str) -> list[Point]:
-    matched = [point for point in points if _matches(name, point.name)]
+def _matching_points(model: fx.GraphModule, points: Sequence[TracePoint], name: str) -> list[TracePoint]:
+    matched = [point for point in points if _is_match(name, point.name)]
     value, _, unit = name.rpartition(".")
     if not matched and (unit == "*" or unit.isdecimal()):
-        matched = [part for point in points if _matches(value, point.name) for part in point.units(unit)]
+        matched = [part for point in points if _is_match(value, point.name) for part in point.units(unit)]
     if matched:
         return matched
     word = re.sub(r"\.\d+\.", ".*.", name)
-    help = similar("a value", word, dict.fromkeys(point.pattern for point in points))
+    help = similar_name_help("a value", word, dict.fromkeys(point.pattern for point in points))
     raise ValueError(
         f"`{graph_of(model).name}` has no value {quoted(name)}: {help or '`tfkit show SPEC --points` lists its values'}"
     )
 
 
-def _matches(name: str, point: str) -> bool:
+def _is_match(name: str, point: str) -> bool:
     return re.fullmatch(re.escape(name).replace(r"\*", "[^.]+"), point) is not None
 
 
@@ -181,7 +181,7 @@ def _matches(name: str, point: str) -> bool:
 class Hook:
     """The hook of a value, which stores the value, or replaces it if `edit` is set."""
 
-    point: Point
+    point: TracePoint
     edit: Edit | None = None
     positions: tuple[int, ...] | None = None
     """The positions that are replaced; None for all."""
@@ -258,7 +258,7 @@ class Hook:
             return self._replacement(value, edit)
         start = self._start(axis)
         if isinstance(edit, Tensor) and self.past is not None:
-            edit = _aligned(edit, value, axis, start)
+            edit = _aligned_replacement(edit, value, axis, start)
         result = self._replacement(value, edit)
         if self.positions is None:
             return result
@@ -282,7 +282,7 @@ class Hook:
         result = edit if isinstance(edit, Tensor) else edit(value.clone())
         if isinstance(result, Tensor) and (result.shape, result.dtype) == (value.shape, value.dtype):
             return result
-        got = f"{result.dtype} {[*result.shape]}" if isinstance(result, Tensor) else shown(result)
+        got = f"{result.dtype} {[*result.shape]}" if isinstance(result, Tensor) else value_text(result)
         expected = f"{value.dtype} {[*value.shape]}"
         raise ValueError(f"the replacement of `{self.point.name}` must be a tensor, {expected}; got {got}")
 
@@ -298,7 +298,7 @@ class Hook:
             self.values[name] = [self.values[name], value]
 
 
-def _aligned(new: Tensor, value: Tensor, axis: int, start: int) -> Tensor:
+def _aligned_replacement(new: Tensor, value: Tensor, axis: int, start: int) -> Tensor:
     """Return the positions of `new` that this step reads, followed by the positions that only `value` has."""
     if new.dim() != value.dim():
         return new

@@ -29,9 +29,9 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import label_of
 from tfkit.run.run_facts import read_facts, read_json
-from tfkit.run.training.checkpoint import LOSS, SEPARATOR, Checkpoint, Restored, named_for, owned
+from tfkit.run.training.checkpoint import LOSS, SEPARATOR, Checkpoint, Restored, named_for, tensors_of_owner
 from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, WEIGHTS, checkpoints_in
-from tfkit.spec.header import shown
+from tfkit.spec.header import quoted_path
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.companions import Companions
 
@@ -44,7 +44,7 @@ MAX_NAMES = 6
 Count = Annotated[int, Field(ge=0)]
 
 
-class State(BaseModel):
+class CheckpointState(BaseModel):
     """The contents of `state.json`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -75,7 +75,7 @@ class State(BaseModel):
     """Digest of all other fields."""
 
 
-STATES = TypeAdapter(State)
+STATES = TypeAdapter(CheckpointState)
 
 
 def run_companions(run: Run, checkpoint: Path | None) -> Companions:
@@ -138,7 +138,7 @@ def read_checkpoint(
     *,
     branch: bool = False,
     earlier: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> tuple[State, Restored]:
+) -> tuple[CheckpointState, Restored]:
     """Read a checkpoint and check its full contents. Neither the disk nor the model changes.
 
     With `branch`, the checkpoint belongs to a different run, and the states of its callbacks are not read. `earlier`
@@ -150,33 +150,33 @@ def read_checkpoint(
     """
     state = _read_state(folder, run, branch=branch, earlier=earlier)
     with TensorFiles.open(folder / WEIGHTS) as file:
-        _check_names(folder / WEIGHTS, _described(model.state_dict()), _described(file.names))
-        weights = _tensors(file, folder / WEIGHTS, state.model)
+        _check_names(folder / WEIGHTS, _tensor_descriptions(model.state_dict()), _tensor_descriptions(file.names))
+        weights = _checked_tensors(file, folder / WEIGHTS, state.model)
     with TensorFiles.open(folder / OPTIMIZER) as file:
         names = {name for name, _ in model.named_parameters()}
         _check_parameters(folder / OPTIMIZER, names, file.names)
-        optimizer = _tensors(file, folder / OPTIMIZER, state.optimizer)
+        optimizer = _checked_tensors(file, folder / OPTIMIZER, state.optimizer)
     tensors: dict[str, Tensor] = {}
     if state.tensors is not None:
         with TensorFiles.open(folder / TENSORS) as file:
-            tensors = _tensors(file, folder / TENSORS, state.tensors)
+            tensors = _checked_tensors(file, folder / TENSORS, state.tensors)
     if branch:
-        tensors = named_for(LOSS, owned(tensors, LOSS))
+        tensors = named_for(LOSS, tensors_of_owner(tensors, LOSS))
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         optimizer = {name: tensor for name, tensor in optimizer.items() if name.partition(SEPARATOR)[0] in trained}
         return state, Restored(state.step, weights, optimizer, (), None, tensors=tensors, branch=True)
     states, ended = tuple[Mapping[str, Any] | None, ...](state.callbacks), state.ended
     if state.meaning != run.digest:
-        numbers = _numbers(earlier[state.meaning], [label_of(config) for config in run.config.callbacks])
+        numbers = _previous_indices(earlier[state.meaning], [label_of(config) for config in run.config.callbacks])
         states, ended = tuple(None if old is None else state.callbacks[old] for old in numbers), None
-        callbacks = {new: owned(tensors, old) for new, old in enumerate(numbers) if old is not None}
-        tensors = named_for(LOSS, owned(tensors, LOSS))
+        callbacks = {new: tensors_of_owner(tensors, old) for new, old in enumerate(numbers) if old is not None}
+        tensors = named_for(LOSS, tensors_of_owner(tensors, LOSS))
         for new, named in callbacks.items():
             tensors |= named_for(new, named)
     return state, Restored(state.step, weights, optimizer, states, ended, state.skipped, tensors)
 
 
-def _numbers(before: Sequence[str], labels: Sequence[str]) -> list[int | None]:
+def _previous_indices(before: Sequence[str], labels: Sequence[str]) -> list[int | None]:
     """Return for each callback the previous index of a callback of its name; None if it begins without a state."""
     free, numbers = dict(enumerate(before)), list[int | None]()
     for label in labels:
@@ -202,32 +202,32 @@ def read_branch(run: Run, model: fx.GraphModule) -> Restored:
         return restored
     except SpecError as error:
         first = error.diagnostics[0]
-        message = f"cannot branch from {shown(run.branch)}: {first.message}"
+        message = f"cannot branch from {quoted_path(run.branch)}: {first.message}"
         path = ("branch",)
         raise SpecError(Diagnostic(message, run.file.place(path), *path, first.notes, first.help)) from error
 
 
-def unusable(folder: Path, error: SpecError) -> SpecError:
+def resume_error(folder: Path, error: SpecError) -> SpecError:
     """Build the error of a checkpoint that cannot be used, from the first of its errors."""
     older = [path.name for path in reversed(checkpoints_in(folder.parent)) if path != folder][:MAX_NAMES]
     first = error.diagnostics[0]
-    message = f"cannot resume from the checkpoint {shown(folder)}: {first.message}"
+    message = f"cannot resume from the checkpoint {quoted_path(folder)}: {first.message}"
     help = "train in a new folder: -o DIR"
     if older:
-        help = f"write the name of an earlier checkpoint to {shown(folder.parent / LATEST)}: {', '.join(older)}"
+        help = f"write the name of an earlier checkpoint to {quoted_path(folder.parent / LATEST)}: {', '.join(older)}"
     return SpecError(Diagnostic(message, notes=first.notes, help=help))
 
 
-def _read_state(folder: Path, run: Run, *, branch: bool, earlier: Mapping[str, Sequence[str]]) -> State:
+def _read_state(folder: Path, run: Run, *, branch: bool, earlier: Mapping[str, Sequence[str]]) -> CheckpointState:
     path = folder / STATE
     state = read_json(path, STATES)
     message = None
     if _digest_of(state.model_dump(exclude={"digest"})) != state.digest:
-        message = f"{shown(path)} was changed after it was written"
+        message = f"{quoted_path(path)} was changed after it was written"
     elif not branch and state.meaning not in {run.digest, *earlier}:
         message = f"it belongs to a different run, {state.meaning}; this run is {run.digest}"
     elif folder.name != f"step-{state.step}":
-        message = f"{shown(path)} belongs to step {state.step}"
+        message = f"{quoted_path(path)} belongs to step {state.step}"
     elif state.step > run.steps:
         message = f"it has {state.step:,} steps, but the run has {run.steps:,}"
     elif not branch and len(state.callbacks) != (n := len(earlier.get(state.meaning, run.config.callbacks))):
@@ -237,13 +237,13 @@ def _read_state(folder: Path, run: Run, *, branch: bool, earlier: Mapping[str, S
     return state
 
 
-def _tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
+def _checked_tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
     if content_of(path) != digest:
-        raise SpecError(Diagnostic(f"the tensors in {shown(path)} were changed after the checkpoint was written"))
+        raise SpecError(Diagnostic(f"the tensors in {quoted_path(path)} were changed after the checkpoint was written"))
     return {name: file.read(name) for name in file.names}
 
 
-def _described(tensors: Mapping[str, Tensor | TensorInfo]) -> dict[str, str]:
+def _tensor_descriptions(tensors: Mapping[str, Tensor | TensorInfo]) -> dict[str, str]:
     """Describe each tensor by its dtype and shape."""
     return {name: f"{name_of(tensor.dtype)} {list(tensor.shape)}" for name, tensor in tensors.items()}
 
@@ -255,7 +255,7 @@ def _check_names(path: Path, expected: Mapping[str, str], actual: Mapping[str, s
         texts = [(name, actual.get(name, "missing"), expected.get(name, "missing")) for name in names]
         notes = [f"{name}: {in_file} in the file, {in_model} in the model" for name, in_file, in_model in texts]
         more = [f"and {len(notes) - MAX_NAMES:,} more"] if len(notes) > MAX_NAMES else []
-        message = f"{shown(path)} must have the tensors of the model"
+        message = f"{quoted_path(path)} must have the tensors of the model"
         raise SpecError(Diagnostic(message, notes=(*notes[:MAX_NAMES], *more)))
 
 
@@ -263,4 +263,6 @@ def _check_parameters(path: Path, names: set[str], actual: Iterable[str]) -> Non
     """Raise SpecError if the optimizer's state contains tensors for parameters that the model lacks."""
     unknown = [name for name in actual if name.partition(SEPARATOR)[0] not in names]
     if unknown:
-        raise SpecError(Diagnostic(f"the model has no parameter for the tensor {quoted(unknown[0])} of {shown(path)}"))
+        raise SpecError(
+            Diagnostic(f"the model has no parameter for the tensor {quoted(unknown[0])} of {quoted_path(path)}")
+        )

@@ -102,26 +102,26 @@ def train(
     if plan:
         from tfkit.run.training.start import check_start
 
-        loaded = _loaded(reader, run)
+        loaded = _load_run(reader, run)
         check_start(loaded)
         if processes is None:
-            _plan(loaded, reader.plugins, json=json)
+            _plan_run(loaded, reader.plugins, json=json)
         else:
             _plan_processes(reader, loaded, processes, device, network, json=json)
         return
 
-    from tfkit.run.training.processes import launched
+    from tfkit.run.training.processes import launched_count
 
-    if launched() > 1:
-        from tfkit.run.training.parallel import together
+    if launched_count() > 1:
+        from tfkit.run.training.parallel import distributed_processes
 
-        with together() as connected:
-            _train(reader, run, output, stop_after, connected, allow_change=allow_change, json=json)
+        with distributed_processes() as connected:
+            _train_in_process(reader, run, output, stop_after, connected, allow_change=allow_change, json=json)
     else:
-        _train(reader, run, output, stop_after, None, allow_change=allow_change, json=json)
+        _train_in_process(reader, run, output, stop_after, None, allow_change=allow_change, json=json)
 
 
-def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
+def _load_run(reader: Reader, run: str, *, quiet: bool = False) -> Run:
     from tfkit.run.checked_run import load_run
     from tfkit.tools.common.plugin_checks import warnings_of
     from tfkit.tools.cost.of_run import flops_of_step
@@ -133,11 +133,11 @@ def _loaded(reader: Reader, run: str, *, quiet: bool = False) -> Run:
     return loaded
 
 
-def _plan(run: Run, plugins: Plugins, *, json: bool) -> None:
+def _plan_run(run: Run, plugins: Plugins, *, json: bool) -> None:
     from tfkit.commands import print_json
-    from tfkit.tools.train.plan import floors, plan
+    from tfkit.tools.train.plan import metric_floors, run_plan
 
-    planned, least = plan(run), floors(run, plugins)
+    planned, least = run_plan(run), metric_floors(run, plugins)
     print_json({**vars(planned), "floors": least}) if json else _show_plan(planned, least)
 
 
@@ -147,7 +147,7 @@ def _plan_processes(
     """Print the memory of each process, the minimum time of a step, and changes with which a process fits a device."""
     from tfkit.commands import bytes_text, print_json, print_tables, table, time_text
     from tfkit.tools.cost.command import limits_of
-    from tfkit.tools.train.per_process import fitting, least_time, per_process
+    from tfkit.tools.train.per_process import fitting_changes, least_time, per_process
     from tfkit.tools.train.plan import states_of
 
     device = None if name is None else limits_of(reader, name)
@@ -160,7 +160,7 @@ def _plan_processes(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device") from None
     fits = device is None or needs.peak <= device.memory
-    change = None if device is None or fits else fitting(run, count, states_of(run), device, network)
+    change = None if device is None or fits else fitting_changes(run, count, states_of(run), device, network)
     if json:
         sums = {"total": needs.total, "fits": None if device is None else fits, "change": change}
         least = time and {**vars(time), "seconds": time.seconds, "bound": time.bound}
@@ -183,7 +183,7 @@ def _plan_processes(
         click.echo(f"{lack}: {change or 'use more processes or shorter examples'}")
 
 
-def _train(
+def _train_in_process(
     reader: Reader,
     name: str,
     output: Path | None,
@@ -194,16 +194,16 @@ def _train(
     json: bool,
 ) -> None:
     """Train in this process, with any other processes of the launch."""
-    run = _loaded(reader, name, quiet=launched is not None and launched.rank > 0)
+    run = _load_run(reader, name, quiet=launched is not None and launched.rank > 0)
 
     from tfkit.run.run_code import code_of, digest_of
-    from tfkit.run.run_facts import resumed
+    from tfkit.run.run_facts import continued_run
     from tfkit.run.training.processes import Processes
     from tfkit.tools.train.progress import TrainingProgress
     from tfkit.tools.train.train import folder_of, follow_run, train_run
 
     folder, processes = output or folder_of(name, run), launched or Processes()
-    run = resumed(run, folder)
+    run = continued_run(run, folder)
     processes.check_equal(run.digest, "reads a different run: its file, its data or its versions differ")
     if processes.count > 1:
         processes.check_equal(digest_of(code_of(run)), "has different code, of tfkit or of a plugin")
@@ -221,17 +221,17 @@ def _train(
         progress=TrainingProgress(run.tokens_of_step, quiet=json),
         processes=processes,
     )
-    _show(trained, run, json=json)
+    _show_result(trained, run, json=json)
 
 
-def _show(trained: Trained, run: Run, *, json: bool) -> None:
+def _show_result(trained: Trained, run: Run, *, json: bool) -> None:
     """Print the result as a table, or as JSON."""
     from tfkit.commands import print_json, print_tables, table
     from tfkit.tools.train.components import without_components
-    from tfkit.tools.train.plan import known_device, padding_of, utilisation
+    from tfkit.tools.train.plan import device_of_run, device_utilisation, padding_of
 
     numbers, speed = trained.history.latest, trained.tokens_per_second
-    mfu = utilisation(run, speed, known_device(run)) if speed else None
+    mfu = device_utilisation(run, speed, device_of_run(run)) if speed else None
     if json:
         result = {"folder": str(trained.folder), "step": trained.step, "ended": trained.ended}
         speeds = {"tokens_per_second": speed, "padding_per_second": speed and speed * padding_of(run)}
@@ -252,12 +252,12 @@ def _show(trained: Trained, run: Run, *, json: bool) -> None:
 def _show_components(history: History) -> None:
     """Print the last numbers of the components, and conspicuous values, if the run measures its components."""
     from tfkit.commands import print_tables, table
-    from tfkit.tools.train.components import component_table, findings, heat_maps
+    from tfkit.tools.train.components import component_findings, component_table, heat_maps
 
     columns, rows = component_table(history)
     if rows:
         print_tables("", table(columns, rows, right=columns[1:]))
-        for text in findings(heat_maps(history)):
+        for text in component_findings(heat_maps(history)):
             click.echo(text)
 
 

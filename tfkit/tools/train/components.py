@@ -49,7 +49,7 @@ Row: TypeAlias = tuple[int, int | None]
 
 
 @dataclass(frozen=True)
-class HeatMap:
+class ComponentHeatMap:
     """A quantity of the same component in all layers of a stack, over the steps."""
 
     quantity: str
@@ -107,7 +107,7 @@ class HeatMap:
         return self.stack, int(self.of_heads or self.quantity == "dead")
 
 
-def heat_maps(history: History) -> list[HeatMap]:
+def heat_maps(history: History) -> list[ComponentHeatMap]:
     """Return the maps of a run in the order of its numbers; updates are relative to the weights."""
     rows: dict[tuple[str, str, str, bool], dict[Row, Mapping[int, float]]] = {}
     for name, points in history.curves.items():
@@ -123,14 +123,14 @@ def heat_maps(history: History) -> list[HeatMap]:
         head = None if match[5] is None else int(match[5])
         key = (match[1], match[2], match[4], head is not None)
         rows.setdefault(key, {})[int(match[3]), head] = values
-    maps = [HeatMap(*key[:3], by_row) for key, by_row in rows.items()]
+    maps = [ComponentHeatMap(*key[:3], by_row) for key, by_row in rows.items()]
     sublayers = {heat_map.component.removesuffix(".out") for heat_map in maps if heat_map.quantity == "rms"}
     shown = [m for m in maps if m.quantity not in ("gradient", "update") or m.component in sublayers]  # no norms
     order = list(_TITLES)
     return sorted(shown, key=lambda m: (*m.line, order.index(m.quantity), m.component != "stream.out"))
 
 
-def findings(maps: Sequence[HeatMap]) -> Iterator[str]:
+def component_findings(maps: Sequence[ComponentHeatMap]) -> Iterator[str]:
     """Yield a sentence for each component whose last value is far from the median of its map."""
     for heat_map in maps:
         for (layer, head), row in heat_map.rows.items():
@@ -144,16 +144,16 @@ def findings(maps: Sequence[HeatMap]) -> Iterator[str]:
                 yield f"{name}: {words}: RMS {value:.3g} at step {step:,}; {middle}"
 
 
-def components(history: History) -> Iterator[PageContent]:
+def component_contents(history: History) -> Iterator[PageContent]:
     """Yield the picture of a run's components, its legend, and the findings; nothing if the run did not log them."""
     maps = heat_maps(history)
     if not maps:
         return
-    yield _picture(maps)
+    yield _draw_maps(maps)
     low = ("low", f"below the median of the map; darkest at 1/{OUTLIER_RATIO:g} and at 0")
     high = ("high", f"above the median; darkest at {OUTLIER_RATIO:g} times")
     yield legend([low, high, ("part", "dead units; entropy in relation to the largest")])
-    sentences = list(findings(maps))
+    sentences = list(component_findings(maps))
     yield bullets(sentences) if sentences else None
     yield remark(
         "Rows are layers, the first layer at the top; in maps of heads each layer has a row for each head. "
@@ -161,12 +161,12 @@ def components(history: History) -> Iterator[PageContent]:
     )
 
 
-def _picture(maps: Sequence[HeatMap]) -> Element:
+def _draw_maps(maps: Sequence[ComponentHeatMap]) -> Element:
     """Draw all maps, at most three next to each other."""
-    lines: list[tuple[float, float, Sequence[HeatMap]]] = []
+    lines: list[tuple[float, float, Sequence[ComponentHeatMap]]] = []
     top = 0.0
     for _, group in groupby(maps, lambda m: m.line):
-        group_maps: Sequence[HeatMap] = list(group)
+        group_maps: Sequence[ComponentHeatMap] = list(group)
         for line in (group_maps[start : start + COLUMNS] for start in range(0, len(group_maps), COLUMNS)):
             height = min(max(MIN_HEIGHT, ROW * max(len(m.rows) for m in line)), MAX_HEIGHT)
             lines.append((top + TOP, height, line))
@@ -175,11 +175,11 @@ def _picture(maps: Sequence[HeatMap]) -> Element:
     width = CHART_WIDTH / COLUMNS
     for y, height, line in lines:
         for column, heat_map in enumerate(line):
-            _draw(chart, heat_map, column * width, y, width - 16, height)
+            _draw_map(chart, heat_map, column * width, y, width - 16, height)
     return chart
 
 
-def _draw(chart: Element, heat_map: HeatMap, x: float, y: float, width: float, height: float) -> None:
+def _draw_map(chart: Element, heat_map: ComponentHeatMap, x: float, y: float, width: float, height: float) -> None:
     steps = sorted({step for row in heat_map.rows.values() for step in row})
     steps = steps[:: -1 - (len(steps) - 1) // MAX_COLUMNS][::-1]  # the last step is always drawn
     left, rows = 26.0, sorted(heat_map.rows, key=lambda row: (row[0], row[1] or 0))
@@ -216,8 +216,8 @@ def component_table(history: History) -> tuple[list[str], list[list[str]]]:
     for heat_map in maps:
         for layer, head in heat_map.rows:
             row = cells.setdefault(f"{heat_map.stack} {layer}" if several else f"{layer}", {})
-            row.setdefault(_column(heat_map), []).append(heat_map.latest((layer, head)))
-    columns = list(dict.fromkeys(_column(heat_map) for heat_map in maps))
+            row.setdefault(_column_name(heat_map), []).append(heat_map.latest((layer, head)))
+    columns = list(dict.fromkeys(_column_name(heat_map) for heat_map in maps))
     combine: dict[str, Callable[[list[float]], float]] = {HEAD_ENTROPY: min, "entropy": fmean}
     rows = [
         [name, *(f"{combine.get(column, max)(row[column]):.2g}" if column in row else "-" for column in columns)]
@@ -226,7 +226,7 @@ def component_table(history: History) -> tuple[list[str], list[list[str]]]:
     return ["layer", *columns], rows
 
 
-def _column(heat_map: HeatMap) -> str:
+def _column_name(heat_map: ComponentHeatMap) -> str:
     if heat_map.quantity == "rms":
         return HEAD_ENTROPY if heat_map.of_heads else heat_map.component.removesuffix(".out")
     return heat_map.quantity

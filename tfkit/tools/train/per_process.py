@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfkit.graph.expand import Graph
-from tfkit.learning.chunked_loss import count_pieces
+from tfkit.learning.chunked_loss import chunk_count
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import MachineConfig
 from tfkit.run.training.processes import check_count
@@ -98,7 +98,7 @@ def per_process(
         bfloat16 = run.config.precision == "bfloat16"
         counted[micro] = memory_of_step(run.graph, micro, run.data.length, bfloat16=bfloat16)
     memory, total = counted[micro], counted[micro].parameters
-    layers = _sizes(run, memory)
+    layers = _layer_sizes(run, memory)
     largest, single = max(layers, default=0), total - sum(layers)
     sent = NUMBER if machine.gather == "float32" else 2
     rows = micro * run.data.length
@@ -107,12 +107,12 @@ def per_process(
     gathers = (shard - 1) / shard * (2 * sent * sum(layers) + NUMBER * single + NUMBER * total)
     copied = 2 * (processes - shard) / processes * NUMBER * total / shard
     weights, states = -(-NUMBER * total // shard), -(-bytes_of_states(optimizer, NUMBER) * total // shard)
-    logits = NUMBER * vocabulary * -(-rows // count_pieces(rows, vocabulary)) if vocabulary else 0
+    logits = NUMBER * vocabulary * -(-rows // chunk_count(rows, vocabulary)) if vocabulary else 0
     layer = max((layer.kept for layer in memory.layers.values()), default=memory.activations)
     copies = NUMBER * single + 2 * sent * largest if processes > 1 else 0
     evaluated = 2 * weights + states + copies + layer + 2 * logits
     shared = {"weights": weights, "gradients": weights, "states": states}
-    moments = _moments(memory, machine, _gathered(processes, machine, run.graph, single, largest), logits)
+    moments = _peak_moments(memory, machine, _gathered_bytes(processes, machine, run.graph, single, largest), logits)
     fullest = max(moments, key=lambda moment: sum(moment.values()))
     return PerProcess(
         processes=processes,
@@ -126,22 +126,22 @@ def per_process(
     )
 
 
-def _gathered(processes: int, machine: MachineConfig, graph: Graph, single: int, largest: int) -> tuple[int, int]:
+def _gathered_bytes(processes: int, machine: MachineConfig, graph: Graph, single: int, largest: int) -> tuple[int, int]:
     """Return the bytes of full weights and gradients in the loss, and in the backward pass of a layer."""
     if processes == 1:  # the gradients of a chunk and of a layer, until they are added to the gradients of the step
-        return 2 * NUMBER * _head(graph), NUMBER * (_head(graph) + largest)
+        return 2 * NUMBER * _largest_head_size(graph), NUMBER * (_largest_head_size(graph) + largest)
     # Of a layer: its weights, its gradients and a copy to send, and the next weights.
     layer = 3 * NUMBER if machine.gather == "float32" else 2 * 2 + 6
     # In the loss the weights, the head's gradient, and the part of a chunk; then the gradient of the head.
-    return 2 * NUMBER * single, NUMBER * (single + _head(graph)) + layer * largest
+    return 2 * NUMBER * single, NUMBER * (single + _largest_head_size(graph)) + layer * largest
 
 
-def _moments(
+def _peak_moments(
     memory: StepMemory, machine: MachineConfig, gathered: tuple[int, int], logits: int
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the parts that vary, at the two possible moments of peak memory: the loss, and a layer's backward pass."""
     inside = machine.gather == "float32"  # else the weights of layers arrive in bfloat16
-    again = _recomputed(memory, machine)
+    again = _recomputed_layers(memory, machine)
     products = machine.recompute == "selective"
     rerun = [memory.layers[path].kept - products * memory.layers[path].products for path in again]
     kept = memory.activations - sum(
@@ -164,25 +164,25 @@ def _moments(
     return loss, backward
 
 
-def _recomputed(memory: StepMemory, machine: MachineConfig) -> set[str]:
+def _recomputed_layers(memory: StepMemory, machine: MachineConfig) -> set[str]:
     """Return the paths of the layers that the backward pass recomputes."""
     return {path for path in memory.layers if machine.recomputes(int(path.rpartition(".")[2]))}
 
 
 def _flops_again(memory: StepMemory, machine: MachineConfig) -> int:
     """Return the FLOPs of recomputed layers; with `selective`, the results of all matrix products are saved."""
-    again = set[str]() if machine.recompute == "selective" else _recomputed(memory, machine)
+    again = set[str]() if machine.recompute == "selective" else _recomputed_layers(memory, machine)
     return sum(memory.layers[path].forward for path in again)
 
 
-def _head(graph: Graph) -> int:
+def _largest_head_size(graph: Graph) -> int:
     """Return the number of weights of the largest head."""
     widths = [node.output.width or 0 for node in graph.nodes if node.stack is not None]
     heads = [node.output.width or 0 for node in graph.nodes if node.output.type == "logits"]
     return max(heads, default=0) * max(widths, default=0)
 
 
-def _sizes(run: Run, memory: StepMemory) -> list[int]:
+def _layer_sizes(run: Run, memory: StepMemory) -> list[int]:
     """Return the number of parameters of each layer that is gathered separately."""
     stacks = [(node.name, node.stack) for node in run.graph.nodes if node.stack is not None and node.stack.repeats == 1]
     return [memory.layers[f"{name}.layers.{i}"].parameters for name, stack in stacks for i in range(len(stack.layers))]
@@ -233,7 +233,7 @@ def least_time(needs: PerProcess, precision: str, device: Device, network: float
     )
 
 
-def fitting(run: Run, processes: int, optimizer: Optimizer, device: Device, network: float) -> str | None:
+def fitting_changes(run: Run, processes: int, optimizer: Optimizer, device: Device, network: float) -> str | None:
     """Return changes of `machine` with which a process fits a device; None if no changes suffice.
 
     The changes affect results only by rounding. Of all sufficient changes, these have the minimum time of a step.

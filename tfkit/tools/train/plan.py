@@ -63,7 +63,7 @@ class Plan:
     rates: tuple[tuple[int, float], ...]
 
 
-def plan(run: Run, device: Device | None = None) -> Plan:
+def run_plan(run: Run, device: Device | None = None) -> Plan:
     """Return the size of a run, with its least time on a device, by default the run's device.
 
     Only the costs are computed.
@@ -85,15 +85,15 @@ def plan(run: Run, device: Device | None = None) -> Plan:
         padding=round(run.steps * run.tokens_of_step * padding_of(run)),
         passes=run.steps * config.batch.sequences / len(windows),
         flops=round(run.steps * parts * (total.flops_forward + total.flops_backward)),
-        flops_of_evaluations=round(_evaluated(run) / micro * total.flops_forward),
+        flops_of_evaluations=round(_evaluated_examples(run) / micro * total.flops_forward),
         memory=longest.peak + (longest.memory.gradients if config.batch.sequences > micro else 0),
-        seconds=_seconds(run, parts, costs, device or known_device(run)),
+        seconds=_minimum_seconds(run, parts, costs, device or device_of_run(run)),
         float8=config.machine.float8 and matrices_in_float8(build(run.graph, device="meta"), run)[1],
-        rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _points(run)),
+        rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _sampled_steps(run)),
     )
 
 
-def _points(run: Run) -> list[int]:
+def _sampled_steps(run: Run) -> list[int]:
     """Return evenly spaced steps, including the first and the last."""
     return sorted({1 + (run.steps - 1) * point // (POINTS - 1) for point in range(POINTS)})
 
@@ -102,7 +102,7 @@ def padding_of(run: Run) -> float:
     """Return the number of positions of padding for each position without, in the batches of five steps."""
     config, examples = run.config, run.data.examples("train", run.config.data.order)
     n_tokens = n_positions = 0
-    for step in _points(run):
+    for step in _sampled_steps(run):
         indices = indices_of(
             config.data.order, config.seed, step, sequences=config.batch.sequences, examples=len(examples)
         )
@@ -116,7 +116,7 @@ def padding_of(run: Run) -> float:
     return n_positions / n_tokens - 1 if n_tokens else 0.0
 
 
-def _evaluated(run: Run) -> float:
+def _evaluated_examples(run: Run) -> float:
     """Return the number of examples in all evaluations of a run, in units of `Run.length` positions."""
     config = run.config.eval
     if config is None:
@@ -139,7 +139,7 @@ def states_of(run: Run) -> Optimizer:
     return "sgd_momentum" if optimizer.material().get("momentum") else "sgd"
 
 
-def _seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> float | None:
+def _minimum_seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> float | None:
     """Return the minimum time of all steps on a device; None if its limits are not known."""
     if device is None:
         return None
@@ -162,7 +162,7 @@ class Utilisation:
     full: float
 
 
-def known_device(run: Run) -> Device | None:
+def device_of_run(run: Run) -> Device | None:
     """Return the device of a run; None if its limits are not known."""
     name = run.config.machine.device
     if not name.startswith("cuda") or not torch.cuda.is_available():
@@ -171,7 +171,7 @@ def known_device(run: Run) -> Device | None:
     return device if device is not None and run.config.fastest in device.tera_flops else None
 
 
-def utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Utilisation | None:
+def device_utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Utilisation | None:
     """Return the utilisation of a device at `tokens_per_second`; None if the device is not known."""
     if device is None:
         return None
@@ -188,7 +188,7 @@ MAX_EXAMPLES, AT_ONCE = 10_000, 500
 """Maximum number of examples to read from a split, and the number to read at a time."""
 
 
-def floors(run: Run, plugins: Plugins) -> dict[str, float]:
+def metric_floors(run: Run, plugins: Plugins) -> dict[str, float]:
     """Return the floors of each split whose examples are questions with answers, as `test.constant_accuracy`."""
     values: dict[str, float] = {}
     kinds = plugins.registry.kinds("metric")

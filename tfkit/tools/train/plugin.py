@@ -63,8 +63,14 @@ def tfkit_properties() -> list[tfkit.Property | tfkit.SubjectType]:
 
     return [
         RunSubject(),
-        *(step.steps, step.sums, step.loss, step.noise, step.clipping),
-        *(schedule.schedule, schedule.rates, optimizer.groups, optimizer.decay, optimizer.formula),
-        *(options.options, data.examples, data.passes, data.metrics),
-        *(record.evaluation, record.callbacks, record.resume, record.digest),
+        *(step.finite_steps, step.loss_sums, step.loss_formula, step.dropout_noise, step.gradient_clipping),
+        *(
+            schedule.schedule_factors,
+            schedule.step_rates,
+            optimizer.group_settings,
+            optimizer.decay_effect,
+            optimizer.optimizer_formula,
+        ),
+        *(options.option_effects, data.example_independence, data.epoch_order, data.metric_values),
+        *(record.evaluation_effect, record.callback_effects, record.resumed_run, record.digest_coverage),
     ]

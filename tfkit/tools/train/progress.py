@@ -44,7 +44,7 @@ class TrainingProgress(Callback):
     def on_start(self, training: Training) -> None:
         self.first = self.last = training.step
         if not self._quiet and sys.stderr.isatty():
-            self._bar = _bar()
+            self._bar = _progress_bar()
             self._task = self._bar.add_task("", total=training.steps, completed=training.step, rate="", loss="")
             self._bar.start()
         if training.step:
@@ -68,7 +68,7 @@ class TrainingProgress(Callback):
         self._since = time.perf_counter()
         self.numbers |= numbers
         texts = [f"{name} {number:.4f}" for name, number in numbers.items()]
-        for line in _lines(f"step {training.step:>7,}", texts):
+        for line in _wrapped_lines(f"step {training.step:>7,}", texts):
             self.note(line)
 
     def on_end(self, training: Training) -> None:
@@ -97,7 +97,7 @@ class TrainingProgress(Callback):
             click.echo(text, err=True)
 
 
-def _lines(head: str, parts: Iterable[str]) -> Iterator[str]:
+def _wrapped_lines(head: str, parts: Iterable[str]) -> Iterator[str]:
     """Break the parts after the head into lines. Parts that exceed the width are indented below the first part."""
     line = head
     for part in parts:
@@ -108,7 +108,7 @@ def _lines(head: str, parts: Iterable[str]) -> Iterator[str]:
     yield line
 
 
-def _bar() -> Progress:
+def _progress_bar() -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from tfkit.commands import console

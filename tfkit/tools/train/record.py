@@ -32,7 +32,7 @@ from tfkit.building.builder import graph_of
 from tfkit.checkpoint.folder_format import write_model
 from tfkit.commands import check_inside, write_file, writing, written_folder
 from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, quoted
-from tfkit.plugin.discover import BUILT_IN, own_version
+from tfkit.plugin.discover import BUILT_IN, tfkit_version
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
@@ -40,11 +40,11 @@ from tfkit.run.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
-from tfkit.spec.header import open_regular, shown
+from tfkit.spec.header import open_regular, quoted_path
 from tfkit.spec.weight_files import content_of
-from tfkit.tools.common.atomic_files import NEW_NAME, check_entries, held, sweep, workshop
+from tfkit.tools.common.atomic_files import NEW_NAME, check_entries, remove_leftover_folders, staging_folder, try_lock
 from tfkit.tools.common.history import METRICS
-from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, run_companions, unusable, write_checkpoint
+from tfkit.tools.train.checkpoints import read_branch, read_checkpoint, resume_error, run_companions, write_checkpoint
 
 LOCK, SHARDS = "lock", "shards"
 CHUNK = 2**20
@@ -62,7 +62,7 @@ class RunFolder:
         self._run = run
         self.facts = self._facts(bits, environment)
         for leftover in folder.glob(".*.new"):  # of a killed process
-            sweep(folder / leftover.name[1:].rsplit(".", 2)[0])
+            remove_leftover_folders(folder / leftover.name[1:].rsplit(".", 2)[0])
         self._trackers: dict[int, Tracker] = {}
         """Trackers that have not failed, by their index in the run."""
         self._metrics: IO[bytes] | None = None
@@ -147,7 +147,7 @@ class RunFolder:
         tracked = TrackedRun(run.config.name, self.folder, step, run.meaning.values, run.graph)
         for number, config in enumerate(run.config.track):
             with self._run.guarded(config, "`build`", "track", str(number)):
-                self._trackers[number] = _built(config, tracked)
+                self._trackers[number] = _build_tracker(config, tracked)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._line({"step": step, **numbers})
@@ -189,7 +189,7 @@ class RunFolder:
             on_disk, opened = os.stat(path), os.fstat(self._metrics.fileno())
         if not os.path.samestat(on_disk, opened) or opened.st_size != self._size:
             # The lock excludes a second process only where the file system has locks.
-            message = f"another process writes to {shown(path)}: no checkpoint is written"
+            message = f"another process writes to {quoted_path(path)}: no checkpoint is written"
             raise SpecError(
                 Diagnostic(message, help="end one of the processes, and train in a different folder with -o")
             )
@@ -197,7 +197,7 @@ class RunFolder:
 
     @contextmanager
     def shards(self) -> Iterator[Path]:
-        with writing(self.folder), workshop(self.folder / SHARDS) as folder:
+        with writing(self.folder), staging_folder(self.folder / SHARDS) as folder:
             yield folder / NEW_NAME
 
     def _save(self, position: int, digest: str, checkpoint: Checkpoint) -> None:
@@ -210,7 +210,7 @@ class RunFolder:
         self._write(LATEST, f"{place.name}\n")
         for path in self._later:
             if path != place:  # `place` was replaced
-                _remove(path)
+                _remove_checkpoint(path)
         self._later = []
         self._remove_old()
 
@@ -218,7 +218,7 @@ class RunFolder:
         """Remove old checkpoints. The later checkpoints of a previous process do not count as checkpoints to keep."""
         checkpoints = [path for path in checkpoints_in(self.folder) if _is_checkpoint(path) and path not in self._later]
         for path in checkpoints[: -self._run.config.checkpoint.last]:
-            _remove(path)
+            _remove_checkpoint(path)
 
     def save_model(self, name: str, model: fx.GraphModule) -> None:
         folder = self.folder / name
@@ -274,7 +274,7 @@ def _is_checkpoint(folder: Path) -> bool:
     return os.path.isfile(folder / STATE) or (os.path.isdir(folder) and not os.listdir(folder))
 
 
-def _remove(checkpoint: Path) -> None:
+def _remove_checkpoint(checkpoint: Path) -> None:
     """Remove a checkpoint, and last its `state.json`, by which a later process knows the remains of a checkpoint."""
     with suppress(OSError):
         for path in sorted(checkpoint.iterdir(), key=lambda path: path.name == STATE):
@@ -289,7 +289,7 @@ def _check_replaceable(folder: Path) -> None:
     """Raise SpecError if a folder has the name of a checkpoint, but does not contain a checkpoint."""
     check_inside(folder, folder.parent)
     if os.path.lexists(folder) and not _is_checkpoint(folder):
-        message = f"{shown(folder)} must be a checkpoint, which the run can replace; got no file `{STATE}` in it"
+        message = f"{quoted_path(folder)} must be a checkpoint, which the run can replace; got no file `{STATE}` in it"
         raise SpecError(Diagnostic(message, help="move it out of the folder of the run"))
 
 
@@ -312,17 +312,17 @@ def _read_latest(folder: Path, run: Run, model: fx.GraphModule) -> _Latest | Non
         branch = run.config.branch
         return None if branch is None else _Latest(read_branch(run, model), 0, hashlib.sha256())
     try:
-        state, restored = read_checkpoint(checkpoint, run, model, earlier=_earlier(folder))
+        state, restored = read_checkpoint(checkpoint, run, model, earlier=_callbacks_by_digest(folder))
         digest = _digest_of_beginning(folder / METRICS, state.position)
         if digest.hexdigest() != state.metrics:
-            message = f"{shown(folder / METRICS)} was changed in its first {state.position:,} bytes"
+            message = f"{quoted_path(folder / METRICS)} was changed in its first {state.position:,} bytes"
             raise SpecError(Diagnostic(message))
     except SpecError as error:
-        raise unusable(checkpoint, error) from error
+        raise resume_error(checkpoint, error) from error
     return _Latest(restored, state.position, digest)
 
 
-def _earlier(folder: Path) -> dict[str, list[str]]:
+def _callbacks_by_digest(folder: Path) -> dict[str, list[str]]:
     """Return the digests that checkpoints in a folder may have, and the names of their callbacks."""
     facts = read_facts(folder)
     return {} if facts is None else {**facts.earlier, facts.digest: callbacks_in(facts.meaning)}
@@ -334,7 +334,7 @@ def _digest_of_beginning(path: Path, size: int) -> Any:
     with open_regular(path) as file:
         length = os.fstat(file.fileno()).st_size
         if length < size:
-            message = f"{shown(path)} must have the {size:,} bytes of its checkpoint; got {length:,}"
+            message = f"{quoted_path(path)} must have the {size:,} bytes of its checkpoint; got {length:,}"
             raise SpecError(Diagnostic(message))
         for start in range(0, size, CHUNK):
             digest.update(file.read(min(CHUNK, size - start)))
@@ -342,7 +342,7 @@ def _digest_of_beginning(path: Path, size: int) -> Any:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def locked_folder(folder: Path) -> Iterator[bool]:
     """Create and lock a run folder for this process; yield False if its file system has no locks.
 
     Raise SpecError if the folder is locked, or is not a run folder.
@@ -354,15 +354,15 @@ def locked(folder: Path) -> Iterator[bool]:
         check_inside(folder / LOCK, folder)
         number = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
     try:
-        yield _lock(number, folder)
+        yield _lock_folder(number, folder)
     finally:
         os.close(number)
 
 
-def _lock(number: int, folder: Path) -> bool:
+def _lock_folder(number: int, folder: Path) -> bool:
     """Lock a run folder; return False if its file system has no locks."""
     try:
-        locked = held(number)
+        locked = try_lock(number)
     except OSError:
         return False
     if not locked:
@@ -390,7 +390,7 @@ def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
     bits: dict[str, str | int | bool | None] = {
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "device": _device(machine.device),
+        "device": _device_name(machine.device),
         "threads": machine.threads,
         "micro_batch": machine.micro_batch,
         "compile": machine.compile,
@@ -405,18 +405,18 @@ def bits_of(run: Run, processes: int) -> dict[str, str | int | bool | None]:
     return bits
 
 
-def environment(plugins: Plugins) -> dict[str, Any]:
+def current_environment(plugins: Plugins) -> dict[str, Any]:
     """Return the versions in use, and the commit of the current folder."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "tfkit": own_version(),
+        "tfkit": tfkit_version(),
         "plugins": {plugin.name: plugin.version for plugin in plugins.loaded if plugin.origin != BUILT_IN},
-        "git": _commit(Path()),
+        "git": _git_commit(Path()),
     }
 
 
-def _device(name: str) -> str:
+def _device_name(name: str) -> str:
     if name.startswith("cuda"):
         try:
             return torch.cuda.get_device_name(name)
@@ -425,7 +425,7 @@ def _device(name: str) -> str:
     return f"{name}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _commit(folder: Path) -> str | None:
+def _git_commit(folder: Path) -> str | None:
     """Return the commit of a folder; None outside of git. Changes of files since the commit are not recorded."""
     # `rev-parse` reads no file of the working tree. Commands that do, such as `status`, start the programs that the
     # configuration of the repository names: its monitor of files, and filters that files pass through.
@@ -437,7 +437,7 @@ def _commit(folder: Path) -> str | None:
     return done.stdout.strip()
 
 
-def _built(config: TrackerConfig, run: TrackedRun) -> Tracker:
+def _build_tracker(config: TrackerConfig, run: TrackedRun) -> Tracker:
     """Build the tracker of a run. If its package is missing, raise `Invalid` with the extra that installs it."""
     try:
         return config.build(run)

@@ -10,7 +10,7 @@ from tfkit.graph.expand import load
 from tfkit.graph.input_shapes import max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import load_run
-from tfkit.spec.source import parse, plain
+from tfkit.spec.source import parse, plain_data
 
 LENGTH = 64
 """Length of the examples, unless the model accepts fewer positions."""
@@ -61,7 +61,7 @@ def run_text(spec: str, folder: Path, plugins: Plugins) -> str:
     # A bare word would be the name of a spec.
     model = f"./{model}" if is_path and os.sep not in model else model
     text = RUN.format(name=f"train_{graph.name}"[:100], model=model, data=data, batch=batch, metrics=metrics)
-    values = plain(parse(text, "the new run")) | {"model": os.path.abspath(spec) if is_path else spec}
+    values = plain_data(parse(text, "the new run")) | {"model": os.path.abspath(spec) if is_path else spec}
     try:
         load_run(values, plugins)
     except SpecError as error:

@@ -17,18 +17,18 @@ from tfkit.errors import Diagnostic, SpecError, SpecWarning, quoted
 from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.read_run import AnyRun
-from tfkit.run.run_code import changes, check_code, code_of, session_code
-from tfkit.run.run_facts import resumed
+from tfkit.run.run_code import check_code, code_changes, code_of, session_code
+from tfkit.run.run_facts import continued_run
 from tfkit.run.training import memory
 from tfkit.run.training.loop import DIVERGED, DivergedError, Trainer
 from tfkit.run.training.processes import Processes
 from tfkit.spec.folder import RUN
 from tfkit.spec.merge import as_changes
-from tfkit.tools.common.history import History, history
+from tfkit.tools.common.history import History, read_history
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.progress import TrainingProgress
-from tfkit.tools.train.record import Follower, RunFolder, bits_of, environment, locked
-from tfkit.tools.train.report import report
+from tfkit.tools.train.record import Follower, RunFolder, bits_of, current_environment, locked_folder
+from tfkit.tools.train.report import run_report
 
 REPORT = "report.html"
 CHANGE_HELP = "--allow-change, or `allow_change=True`, continues with the current code; -o names a new folder"
@@ -89,7 +89,7 @@ def train(
     for note in loaded.file.notes:
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=3)
     folder = Path(output) if output is not None else folder_of(run, loaded)
-    loaded = resumed(loaded, folder)
+    loaded = continued_run(loaded, folder)
     progress = TrainingProgress(loaded.tokens_of_step, quiet=quiet)
     return train_run(
         loaded, folder, plugins, until=stop_after, allow_change=allow_change, progress=progress, command="tfkit.train"
@@ -117,15 +117,15 @@ def train_run(
     """Train in this process, with any other processes of the launch, and write the run folder, including `command`."""
     progress = progress or TrainingProgress(run.tokens_of_step, quiet=True)
     processes = processes or Processes()
-    with locked(folder) as has_lock:
+    with locked_folder(folder) as has_lock:
         if not has_lock:
             progress.warn(f"the file system of {folder} has no locks: start only one process that trains there")
-        record = RunFolder(folder, run, bits_of(run, processes.count), environment(plugins))
+        record = RunFolder(folder, run, bits_of(run, processes.count), current_environment(plugins))
         code = code_of(run)
         if not allow_change:
             check_code([(folder, record.facts, code)], help=CHANGE_HELP)
         if processes.agreed(record.facts.ended):
-            return _ended(record, run)
+            return _report_result(record, run)
         for part in record.companions.omitted:
             progress.warn(f"not copied to checkpoints: {part}")
         if run.start_error is not None:
@@ -134,7 +134,7 @@ def train_run(
             progress.warn(f"the last digits may differ from before: {note}")
         for note in record.changes:
             progress.note(f"changed: {note}")
-        for note in changes(record.facts, folder, code):
+        for note in code_changes(record.facts, folder, code):
             progress.warn(f"the run continues with other code: {note}")
         begin = time.perf_counter()
         with asked_to_end() as asked:
@@ -144,7 +144,7 @@ def train_run(
             for name, text in trainer.notes.items():
                 progress.note(f"{name}: {text}")
             _train_session(trainer, record, progress, begin)
-        return _ended(record, run, progress)
+        return _report_result(record, run, progress)
 
 
 def _train_session(trainer: Trainer, record: RunFolder, progress: TrainingProgress, begin: float) -> None:
@@ -158,15 +158,15 @@ def _train_session(trainer: Trainer, record: RunFolder, progress: TrainingProgre
     finally:
         progress.stop()
         finished = trainer.ended is not None and how != "failed"
-        seconds, used = time.perf_counter() - begin, memory.peak(trainer.device)
+        seconds, used = time.perf_counter() - begin, memory.peak_memory(trainer.device)
         record.end(how, seconds, used, trainer.step, finished=finished)
         if how == DIVERGED:
-            _report(record, trainer.run)
+            _write_report(record, trainer.run)
 
 
-def _ended(record: RunFolder, run: Run, progress: TrainingProgress | None = None) -> Trained:
+def _report_result(record: RunFolder, run: Run, progress: TrainingProgress | None = None) -> Trained:
     """Write the report of a run and return its result; raise SpecError if the run diverged in an earlier process."""
-    last, numbers = record.facts.sessions[-1], _report(record, run)
+    last, numbers = record.facts.sessions[-1], _write_report(record, run)
     if record.facts.ended == DIVERGED:
         causes = [text for _, name, text in numbers.texts if name == DIVERGED]
         message = f"the run in {quoted(str(record.folder))} diverged after step {last['step']:,}"
@@ -176,10 +176,10 @@ def _ended(record: RunFolder, run: Run, progress: TrainingProgress | None = None
     return Trained(record.folder, last["step"], last["ended"], numbers, steps, speed)
 
 
-def _report(record: RunFolder, run: Run) -> History:
+def _write_report(record: RunFolder, run: Run) -> History:
     """Write the report of a run, and return its numbers."""
-    numbers = history(record.folder)
-    write_file(record.folder / REPORT, report(run, record.facts, numbers), inside=record.folder)
+    numbers = read_history(record.folder)
+    write_file(record.folder / REPORT, run_report(run, record.facts, numbers), inside=record.folder)
     return numbers
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import tfkit.building.initialize
 from tfkit.checkpoint import folder_format
-from tfkit.checkpoint.weight_map import Link, TensorPlace, WeightMap
+from tfkit.checkpoint.weight_map import Link, TensorLocation, WeightMap
 from tfkit.components import feedforward, head, rope_scaling, stack
 from tfkit.components.context import AttentionContext, ContextKey
 from tfkit.tools.cost import shape_rules
@@ -48,7 +48,7 @@ def doubled(self: Any, x: Tensor, weight: Tensor) -> Tensor:
     "like",
 )
 def in_one_order(value: Tensor, dtype: Any = None) -> Tensor:
-    return shape_rules.empty(value.shape, dtype or value.dtype)
+    return shape_rules.empty_tensor(value.shape, dtype or value.dtype)
 
 
 make = head.TiedOutput.__init__
@@ -70,19 +70,19 @@ def emptied(model: nn.Module, file: str, metadata: Any) -> None:
 
 
 @plant("a converter exchanges gate and up", "two names of one shape", "trained", "places", WeightMap, "places_of")
-def exchanged(self: Any, link: Link) -> list[TensorPlace]:
+def exchanged(self: Any, link: Link) -> list[TensorLocation]:
     gate, up = (f"decoder.layers.1.ffn.{name}.weight" for name in ("gate", "up"))
     other = {gate: up, up: gate}
     return places_of(self, replace(link, model=tuple(other.get(name, name) for name in link.model)))
 
 
 @plant("a family exchanges gate and up", "read and written in one way", "llama", "transformers", WeightMap, "places_of")
-def gate_for_up(self: Any, link: Link) -> list[TensorPlace]:
+def gate_for_up(self: Any, link: Link) -> list[TensorLocation]:
     return places_of(self, renamed(link, "ffn.gate.", "ffn.up."))
 
 
 @plant("a family exchanges two norms", "read and written in one way", "llama", "transformers", WeightMap, "places_of")
-def one_norm_for_the_other(self: Any, link: Link) -> list[TensorPlace]:
+def one_norm_for_the_other(self: Any, link: Link) -> list[TensorLocation]:
     return places_of(self, renamed(link, "attention_norm_in.", "ffn_norm_in."))
 
 

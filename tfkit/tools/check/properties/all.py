@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfkit.errors import Diagnostic, SpecError, closest, listing, quoted, similar
+from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted, similar_name_help
 from tfkit.plugin.discover import DISABLE
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.components import SLOTS
@@ -27,20 +27,38 @@ from tfkit.tools.check.properties import (
 
 def _of_tfkit() -> tuple[Property, ...]:
     return (
-        *(basics.building, basics.weights, basics.forward, basics.eval_mode),
-        *(trained.in_places, values.fields_read),
-        *(reading.alone, numbers.types, reading.look_ahead, reading.look_ahead_gradient),
-        *(attention.extents, attention.nothing_to_read, reading.padding, reading.neighbours, reading.documents),
+        *(basics.model_building, basics.seeded_weights, basics.forward_pass, basics.eval_mode),
+        *(trained.tensor_locations, values.fields_read),
+        *(reading.position_independence, numbers.bfloat16_outputs, reading.look_ahead, reading.look_ahead_gradient),
+        *(
+            attention.mask_extents,
+            attention.nothing_to_read,
+            reading.padding_independence,
+            reading.row_independence,
+            reading.document_independence,
+        ),
         *(attention.memory_order, reading.token_order, attention.head_order),
-        *(steps.cached_steps, steps.cached_types, steps.state, steps.cached_step),
-        *(numbers.meaning, choices.equal_scores, attention.backends, numbers.silent, values.values, values.neutral),
-        *(numbers.rounding, numbers.large, numbers.inputs_kept),
-        *(training.gradients, training.gradients_beside_padding, training.every_row, training.finite_differences),
-        *(training.ties, training.recompute, training.train_mode, training.dropout),
-        *(basics.init, basics.first_loss),
-        *(forms.state, forms.copies, forms.saved, forms.publish, forms.in_transformers),
-        *(costs.counts, costs.flops, costs.kept_bytes, costs.cache_bytes),
-        *(forms.scripted, forms.captured, forms.exported),
+        *(steps.cached_steps, steps.cached_types, steps.states_without_padding, steps.cached_step),
+        *(
+            numbers.reference_agreement,
+            choices.equal_scores,
+            attention.backend_agreement,
+            numbers.silent_sublayers,
+            values.value_effects,
+            values.neutral_values,
+        ),
+        *(numbers.rounding_errors, numbers.large_inputs, numbers.inputs_kept),
+        *(
+            training.finite_gradients,
+            training.gradients_beside_padding,
+            training.every_row,
+            training.finite_differences,
+        ),
+        *(training.tied_gradients, training.recomputed_layers, training.train_mode, training.dropout_rates),
+        *(basics.declared_init, basics.first_loss),
+        *(forms.state_dict_copy, forms.model_copies, forms.saved_model, forms.published_model, forms.in_transformers),
+        *(costs.parameter_counts, costs.forward_flops, costs.kept_bytes, costs.cache_bytes),
+        *(forms.scripted_model, forms.captured_model, forms.exported_files),
     )
 
 
@@ -74,7 +92,7 @@ class PropertySet:
         by_name = {prop.name: prop for prop in self.properties}
         for name in names:
             if name not in by_name:
-                near = closest(name, by_name)
+                near = closest_name(name, by_name)
                 help = f"one with a similar name exists: `{near}`" if near else f"they are: {', '.join(by_name)}"
                 raise SpecError(Diagnostic(f"there is no property {quoted(name)}", help=help))
         if names:
@@ -88,13 +106,13 @@ def properties_of(plugins: Plugins) -> PropertySet:
     Raise SpecError if two properties or subjects share a name, or two subjects a slot. A property whose subject no
     plugin has is omitted, with a warning.
     """
-    answers = plugins.hooks.call("tfkit_properties", _properties)
-    names = [*(name for prop in PROPERTIES for name in _names(prop)), "subjects have the name `model`"]
+    answers = plugins.hooks.call("tfkit_properties", _returned_properties)
+    names = [*(name for prop in PROPERTIES for name in _unique_names(prop)), "subjects have the name `model`"]
     owners = dict.fromkeys([*names, *(f"subjects have the slot `{slot}`" for slot in SLOTS)], "tfkit")
     properties, types = [(prop, "tfkit") for prop in PROPERTIES], dict[str, SubjectType]()
     for plugin, returned in reversed(answers.values):  # the built-in properties first
         for item in returned:
-            for name in _names(item):
+            for name in _unique_names(item):
                 if name in owners:
                     notes = (f"from {owners[name]}", f"from {plugin}")
                     raise SpecError(Diagnostic(f"two {name}", notes=notes, help=SWITCH_OFF))
@@ -104,12 +122,12 @@ def properties_of(plugins: Plugins) -> PropertySet:
             else:
                 types[item.name] = item
     subjects = ["model", *types]
-    faults = [_unknown(prop, plugin, subjects) for prop, plugin in properties if prop.of not in subjects]
+    faults = [_unknown_subject(prop, plugin, subjects) for prop, plugin in properties if prop.of not in subjects]
     usable = tuple(prop for prop, _ in properties if prop.of in subjects)
     return PropertySet(usable, types, (*answers.faults, *faults))
 
 
-def _names(item: Property | SubjectType) -> Iterator[str]:
+def _unique_names(item: Property | SubjectType) -> Iterator[str]:
     """Yield, as the end of an error, the names that only one property or type of subject may have."""
     if isinstance(item, Property):
         yield f"properties have the name `{item.name}`"
@@ -118,12 +136,12 @@ def _names(item: Property | SubjectType) -> Iterator[str]:
         yield from (f"subjects have the slot `{slot}`" for slot in item.slots)
 
 
-def _unknown(prop: Property, plugin: str, names: Sequence[str]) -> Diagnostic:
+def _unknown_subject(prop: Property, plugin: str, names: Sequence[str]) -> Diagnostic:
     message = f"property `{prop.name}` of plugin {plugin} is omitted: no plugin has the subject {quoted(prop.of)}"
-    return Diagnostic(message, notes=(f"known: {listing(names)}",), help=similar("a subject", prop.of, names))
+    return Diagnostic(message, notes=(f"known: {listing(names)}",), help=similar_name_help("a subject", prop.of, names))
 
 
-def _properties(returned: object) -> list[Property | SubjectType]:
+def _returned_properties(returned: object) -> list[Property | SubjectType]:
     """Return the properties and types of subjects that a hook returned; raise TypeError for anything else."""
     properties = []
     for item in returned if isinstance(returned, Iterable) else [returned]:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tfkit.checkpoint.weight_map import places
+from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.component import AttentionConfig, MaskConfig, ScoreBiasConfig, Signal
 from tfkit.graph.decode_split import memory_field
 from tfkit.nn import Context
-from tfkit.tools.check.measure import Deviation, compared, difference, property_of, require
+from tfkit.tools.check.measure import Deviation, output_deviations, property_of, require, tensor_deviation
 from tfkit.tools.check.model_under_test import Attends, ModelUnderTest
 from tfkit.tools.check.runs import Inputs, Padding, arguments_of
 
@@ -32,7 +32,7 @@ HEADS_ALONG: Mapping[str, int | None] = {
 """The axis of the heads in the weights of each module of an attention; None if the heads share the weights."""
 
 
-def _calls(subject: ModelUnderTest, inputs: Inputs) -> Iterator[tuple[Attends, nn.Module, Tensor, Context]]:
+def _attention_calls(subject: ModelUnderTest, inputs: Inputs) -> Iterator[tuple[Attends, nn.Module, Tensor, Context]]:
     """Yield each attention that runs, with the arguments of its first call."""
     calls = arguments_of(subject.model, [attention.path for attention in subject.attentions], inputs)
     for attention in subject.attentions:
@@ -45,7 +45,7 @@ def _calls(subject: ModelUnderTest, inputs: Inputs) -> Iterator[tuple[Attends, n
 
 
 @property_of("extents", "attends to the keys that masks allow", follows=("alone",))
-def extents(subject: ModelUnderTest) -> Iterator[Deviation]:
+def mask_extents(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Each attention attends to exactly the keys that its mask grants, also next to padding."""
     # With a state, an attention also depends on tokens that its mask hides. Keys of another layer do not come from x.
     further = {attention.path for attention in subject.attentions if attention.step.keeps_state or attention.step.takes}
@@ -53,25 +53,25 @@ def extents(subject: ModelUnderTest) -> Iterator[Deviation]:
     paddings: tuple[Padding, ...] = ("none", "left", "right") if subject.padded else ("none",)
     for padding in paddings:
         inputs = subject.inputs(padding=padding)
-        for attention, module, x, context in _calls(subject, inputs):
+        for attention, module, x, context in _attention_calls(subject, inputs):
             # A mask that a block computes is not among the inputs.
-            masked = padding == "none" or not _signal(subject, attention, context.memory).gaps
+            masked = padding == "none" or not _key_signal(subject, attention, context.memory).gaps
             if masked and attention.path not in further:
-                granted = _granted(subject, attention, inputs, x.size(1), context.memory)
-                yield from _extent(attention, module, x, context, granted, padding)
+                granted = _granted_keys(subject, attention, inputs, x.size(1), context.memory)
+                yield from _extent_deviations(attention, module, x, context, granted, padding)
 
 
-def _extent(
+def _extent_deviations(
     attention: Attends, module: nn.Module, x: Tensor, context: Context, granted: Tensor, padding: str
 ) -> Iterator[Deviation]:
     """Compare the keys that a module's outputs have a gradient to with the keys that the spec grants."""
     memory, fewer = context.memory, attention.config.chooses_keys
     for size in SIZES:
-        read = _read(module, x * size, None if memory is None else memory * size, context)
+        read = _attended_keys(module, x * size, None if memory is None else memory * size, context)
         for shift in range(1, TRIES if size == 1 and not fewer else 1):  # a gate may be closed by chance
             if (read | ~granted).all():
                 break
-            read |= _read(module, x.roll(shift, dims=-1), memory, context)
+            read |= _attended_keys(module, x.roll(shift, dims=-1), memory, context)
         errors = (read & ~granted) if size > 1 or fewer else (read != granted)
         if memory is None:
             errors = errors & ~torch.eye(x.size(1), dtype=torch.bool)
@@ -79,12 +79,12 @@ def _extent(
         yield Deviation(int(errors.sum()), detail, 0, attention.path)
 
 
-def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
+def _attended_keys(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context) -> Tensor:
     """Return where a query's output has a gradient to a key's vector, bool [b, q, k]."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         keys = x if memory is None else memory.detach().requires_grad_()
-        y = _output(module(x, context if memory is None else context._replace(memory=keys)))
+        y = _attention_output(module(x, context if memory is None else context._replace(memory=keys)))
         weights = torch.randn(y.size(-1), generator=torch.Generator().manual_seed(0)).to(y)
         gradients = []
         for query in range(y.size(1)):
@@ -93,13 +93,13 @@ def _read(module: nn.Module, x: Tensor, memory: Tensor | None, context: Context)
     return torch.stack(gradients, dim=1)
 
 
-def _output(result: Any) -> Tensor:
+def _attention_output(result: Any) -> Tensor:
     """Return the output of an attention, without the values that it may return for later layers."""
     output: Tensor = result[0] if isinstance(result, tuple) else result
     return output
 
 
-def _signal(subject: ModelUnderTest, attention: Attends, memory: Tensor | None) -> Signal:
+def _key_signal(subject: ModelUnderTest, attention: Attends, memory: Tensor | None) -> Signal:
     """Return the signal from which an attention computes its keys."""
     node = subject.graph.node(attention.path.partition(".")[0])
     signal = node.signals["input" if memory is None else memory_field(node)]
@@ -107,11 +107,11 @@ def _signal(subject: ModelUnderTest, attention: Attends, memory: Tensor | None) 
     return signal
 
 
-def _granted(
+def _granted_keys(
     subject: ModelUnderTest, attention: Attends, inputs: Inputs, queries: int, memory: Tensor | None
 ) -> Tensor:
     """Return where the spec lets a query attend to a key, bool [b, q, k]."""
-    node, signal = subject.graph.node(attention.path.partition(".")[0]), _signal(subject, attention, memory)
+    node, signal = subject.graph.node(attention.path.partition(".")[0]), _key_signal(subject, attention, memory)
     batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory.size(1)
     tokens = inputs.get(str(signal.mask), torch.ones(batch, keys, dtype=torch.bool))
     if memory is not None:
@@ -145,19 +145,19 @@ def _first_error(errors: Tensor, granted: Tensor, mask: MaskConfig | None, paddi
 def nothing_to_read(subject: ModelUnderTest) -> Iterator[Deviation]:
     """If all keys are padding, attention returns the output for values of zero, and no gradient reaches the keys."""
     require(subject.attentions and subject.padded, "no attention may be without a key: nothing can be padded")
-    for attention, module, x, context in _calls(subject, subject.inputs(padding="rows")):
+    for attention, module, x, context in _attention_calls(subject, subject.inputs(padding="rows")):
         if context.mask is not None:
-            yield from _unread(module, x, context, attention.path)
+            yield from _padding_row_effect(module, x, context, attention.path)
 
 
-def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterator[Deviation]:
+def _padding_row_effect(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterator[Deviation]:
     """Measure the deviation of the last row, which is all padding, after its values change."""
     crossing = context.memory is not None
     keys = (context.memory if context.memory is not None else x).detach().requires_grad_()
 
     def last_row(keys: Tensor) -> Tensor:
         result = module(x, context._replace(memory=keys)) if crossing else module(keys, context)
-        return _output(result)[-1]
+        return _attention_output(result)[-1]
 
     with torch.enable_grad():
         y, zeroed = last_row(keys), last_row(torch.zeros_like(keys))
@@ -165,7 +165,7 @@ def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterat
     if not (y.isfinite().all() and gradient.isfinite().all()):
         yield Deviation.fault("a query without a key has values or gradients that are not finite", path)
     else:
-        yield difference(y, zeroed, "a query without a key reads padding: it changes by {}", where=path)
+        yield tensor_deviation(y, zeroed, "a query without a key reads padding: it changes by {}", where=path)
 
 
 # ---- order ----
@@ -175,13 +175,13 @@ def _unread(module: nn.Module, x: Tensor, context: Context, path: str) -> Iterat
 def memory_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Cross-attention returns the same output if the vectors of its memory are reordered."""
     require(any(attention.step.reads_memory for attention in subject.attentions), "the spec has no cross-attention")
-    for attention, module, x, context in _calls(subject, subject.inputs()):
+    for attention, module, x, context in _attention_calls(subject, subject.inputs()):
         if attention.step.reads_memory:
             assert context.memory is not None
             with torch.no_grad():
                 expected, reordered = module(x, context), module(x, context._replace(memory=context.memory.flip(1)))
             detail = "a memory in reverse order changes cross-attention by {}"
-            yield difference(reordered, expected, detail, where=attention.path)
+            yield tensor_deviation(reordered, expected, detail, where=attention.path)
 
 
 @property_of("head-order", "has heads in any order")
@@ -192,13 +192,13 @@ def head_order(subject: ModelUnderTest) -> Iterator[Deviation]:
         by_head = isinstance(attending.config.position, ScoreBiasConfig) or attending.config.n_heads < 2
         wired = attending.config.gives or attending.config.takes  # the heads of other layers have the same order
         attention = model.get_submodule(attending.path)
-        modules = {name.rpartition(".")[0] for name in places(attention)}
+        modules = {name.rpartition(".")[0] for name in tensor_locations_of(attention)}
         if by_head or wired or not modules <= HEADS_ALONG.keys():
             continue
         applied = True
         _reverse_heads(attention, attending.config)
         detail = "heads in reverse order change the outputs by {}"
-        yield from compared(subject.model, inputs, inputs, detail, second=model, where=attending.path)
+        yield from output_deviations(subject.model, inputs, inputs, detail, second=model, where=attending.path)
         _reverse_heads(attention, attending.config)  # back again
     require(applied, "no attention has several heads whose weights are known")
 
@@ -207,7 +207,7 @@ def _reverse_heads(attention: nn.Module, config: AttentionConfig) -> None:
     """Reverse the order of query heads, and of key-value heads, in place."""
     state = attention.state_dict()
     with torch.no_grad():
-        for name, place in places(attention).items():
+        for name, place in tensor_locations_of(attention).items():
             view, path = place.view(state), name.rpartition(".")[0]
             axis = 0 if view.dim() == 2 and path in ("q_norm", "k_norm") else HEADS_ALONG[path]
             if axis is not None and axis < view.dim():  # the bias of the output belongs to no head
@@ -216,10 +216,12 @@ def _reverse_heads(attention: nn.Module, config: AttentionConfig) -> None:
 
 
 @property_of("backends", "is equal with every attention backend", follows=("alone",))
-def backends(subject: ModelUnderTest) -> Iterator[Deviation]:
+def backend_agreement(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every attention backend returns the same outputs as attention that is written out, also next to padding."""
     require(subject.attentions, "the spec has no stack with attention")
     eager = subject.build(attention_backend="eager")
     for padding in ("none", "left") if subject.padded else ("none",):
         inputs = subject.inputs(padding=padding)
-        yield from compared(subject.model, inputs, inputs, "attention that is written out differs by {}", second=eager)
+        yield from output_deviations(
+            subject.model, inputs, inputs, "attention that is written out differs by {}", second=eager
+        )

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.building.builder import assemble, build, inputs_of
+from tfkit.building.builder import assemble_model, build, inputs_of
 from tfkit.building.first_loss import first_losses
 from tfkit.building.initialize import initialize
-from tfkit.building.placement import threads
+from tfkit.building.placement import thread_count
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.build.first_run import run_watched
-from tfkit.tools.check.measure import Deviation, compared, in_words, outputs_of, property_of, require
+from tfkit.tools.check.measure import Deviation, in_words, output_deviations, outputs_of, property_of, require
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import call
 
@@ -30,7 +30,7 @@ NATS = 1.0
 
 
 @property_of("building", "is built", basic=True, of_spec=True)
-def building(subject: ModelUnderTest) -> Iterator[Deviation]:
+def model_building(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model can be built from the spec."""
     try:
         build(subject.graph, seed=subject.seed)
@@ -39,12 +39,12 @@ def building(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 @property_of("weights", "is filled from its seed alone", basic=True, of_weights=False)
-def weights(subject: ModelUnderTest) -> Iterator[Deviation]:
+def seeded_weights(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every parameter and buffer is initialized, and equal seeds give equal models."""
-    yield from filled(subject.graph)
+    yield from unfilled_tensors(subject.graph)
 
 
-def filled(graph: Graph) -> Iterator[Deviation]:
+def unfilled_tensors(graph: Graph) -> Iterator[Deviation]:
     """Find parameters and buffers that are not filled when the model is built, or not from the seed.
 
     Buffers outside the state dict are included; a tensor that is neither parameter nor buffer is a fault.
@@ -52,7 +52,7 @@ def filled(graph: Graph) -> Iterator[Deviation]:
     models = []
     for rubbish in (float("nan"), 0.0):
         with torch.device("meta"):
-            model = assemble(graph)
+            model = assemble_model(graph)
         plain = [
             f"`{path}.{name}`"
             for path, module in model.named_modules()
@@ -85,7 +85,7 @@ def every_one(names: Sequence[str]) -> str:
 
 
 @property_of("forward", "runs, and keeps shapes and types", basic=True)
-def forward(subject: ModelUnderTest) -> Iterator[Deviation]:
+def forward_pass(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A forward runs, and no component changes shape, type or input that it must keep."""
     inputs = subject.inputs()
     try:
@@ -99,12 +99,12 @@ def eval_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Nothing is random in eval mode: two forwards return the same bits, by one thread and by two."""
     inputs, detail = subject.inputs(), "something is random in eval mode: two forwards differ by {}"
     for number in (1, 2):
-        with threads(number):
-            yield from compared(subject.model, inputs, inputs, detail, limit=0.0)
+        with thread_count(number):
+            yield from output_deviations(subject.model, inputs, inputs, detail, limit=0.0)
 
 
 @property_of("init", "has weights as its init declares", of_weights=False)
-def init(subject: ModelUnderTest) -> Iterator[Deviation]:
+def declared_init(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Each matrix has the standard deviation of a matrix of the same role and shape that `init` fills separately.
 
     Whether a matrix writes to the residual stream follows from the outputs of a run instead of the module's attribute.
@@ -118,7 +118,7 @@ def init(subject: ModelUnderTest) -> Iterator[Deviation]:
         if isinstance(module, nn.Embedding):
             sample = torch.empty(4096, module.embedding_dim)
             (declared.tied_table if path in tied else declared.table)(sample, generator=generator)
-            yield _spread(path, module.weight, sample)
+            yield _spread_deviation(path, module.weight, sample)
         elif isinstance(module, Linear | StackedLinear):
             parts = list(module.parts.values()) if module.parts else [module.weight.size(-2)]
             residual, depth = writes.get(path, False), depths.get(path.partition(".")[0])
@@ -126,7 +126,7 @@ def init(subject: ModelUnderTest) -> Iterator[Deviation]:
                 sample = torch.empty(part.size(-2), part.size(-1)).repeat(max(1, 4096 // part[..., 0].numel()), 1, 1)
                 for matrix in sample:
                     declared.linear(matrix, residual=residual, n_layers=depth, generator=generator)
-                yield _spread(path, part, sample)
+                yield _spread_deviation(path, part, sample)
 
 
 def _writes_to_stream(subject: ModelUnderTest) -> dict[str, bool]:
@@ -159,7 +159,7 @@ def _writes_to_stream(subject: ModelUnderTest) -> dict[str, bool]:
     return writes
 
 
-def _spread(path: str, weight: Tensor, sample: Tensor) -> Deviation:
+def _spread_deviation(path: str, weight: Tensor, sample: Tensor) -> Deviation:
     """Compare the standard deviations of a weight and of a sample; the difference is in standard errors of both."""
     ours, theirs = float(weight.detach().std()), float(sample.std())
     allowed = SIGMAS * theirs * math.sqrt(0.5 / weight.numel() + 0.5 / sample.numel())

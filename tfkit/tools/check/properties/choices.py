@@ -12,8 +12,8 @@ from torch import fx
 from tfkit.component import SublayerConfig
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, property_of, require
 from tfkit.tools.check.model_under_test import ModelUnderTest
-from tfkit.tools.check.properties.numbers import meaning
-from tfkit.tools.check.properties.reading import padding
+from tfkit.tools.check.properties.numbers import reference_agreement
+from tfkit.tools.check.properties.reading import padding_independence
 from tfkit.tools.check.properties.steps import cached_steps
 
 
@@ -43,7 +43,7 @@ def equal_scores(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Decoding, padded rows and the reference choose equally if many keys or experts have equal scores."""
     require(score_parameters(subject.model), "no component chooses keys or experts")
     tied = ModelWithEqualScores(**{field.name: getattr(subject, field.name) for field in fields(subject)})
-    for measured in (cached_steps, padding, meaning):
+    for measured in (cached_steps, padding_independence, reference_agreement):
         try:
             for deviation in measured.measure(tied):
                 yield replace(deviation, detail=f"with equal scores: {deviation.detail}")

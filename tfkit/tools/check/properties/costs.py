@@ -30,7 +30,7 @@ STREAMS = 5e-2
 
 
 @property_of("counts", "has the parameters that are counted")
-def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
+def parameter_counts(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit params` counts exactly the parameters of the built model."""
     counted, model = count_params(subject.measured), subject.module or build(subject.graph, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -42,9 +42,9 @@ def counts(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 @property_of("flops", "costs the operations observed", of_spec=True)
-def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
+def forward_flops(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit cost` reports the FLOPs of a forward that torch counts on the meta device."""
-    counted = _cost(subject, batch=2, mode="train").total.flops_forward
+    counted = _model_cost(subject, batch=2, mode="train").total.flops_forward
     shape = StepShape("train", 2, subject.length, None)
     model = build(subject.graph, device="meta").train()
     with FlopCounterMode(display=False) as counter:
@@ -54,7 +54,7 @@ def flops(subject: ModelUnderTest) -> Iterator[Deviation]:
     yield Deviation(error, f"{counted:,} FLOPs are counted for a forward, but {observed:,} observed", 1e-3)
 
 
-def _cost(subject: ModelUnderTest, **options: Any) -> Cost:
+def _model_cost(subject: ModelUnderTest, **options: Any) -> Cost:
     try:
         return cost(subject.measured, length=subject.length, dtype=torch.float32, **options)
     except UncountableError as error:
@@ -64,7 +64,7 @@ def _cost(subject: ModelUnderTest, **options: Any) -> Cost:
 @property_of("kept-bytes", "saves the bytes that are counted")
 def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit cost` reports the bytes that autograd saves in a forward in train mode; weights do not count."""
-    counted = _cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
+    counted = _model_cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
     model, saved = subject.build().train(), WeakValueDictionary[int, Tensor]()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
 
@@ -95,7 +95,7 @@ def cache_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     parts = split_if_decodable(subject.graph)
     if parts is None:
         raise DoesNotApplyError("the model is not read in steps")
-    counted = _cost(subject, batch=3, mode="decode").memory.cache
+    counted = _model_cost(subject, batch=3, mode="decode").memory.cache
     cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs()
     cached.start(3, **{name: inputs[name] for name in parts.initial_inputs if name in inputs})
     padding = sum(3 * slot.heads * slot.width for slot in parts.cached if isinstance(slot, Cached)) * 4

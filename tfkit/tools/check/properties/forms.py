@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.building.builder import build, evaluating, inputs_of
+from tfkit.building.builder import build, evaluation_mode, inputs_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import heads_of_tables
@@ -22,25 +22,25 @@ from tfkit.tools.check.measure import (
     Deviation,
     DoesNotApplyError,
     UnsupportedError,
-    compared,
-    difference,
     in_words,
+    output_deviations,
     property_of,
     require,
+    tensor_deviation,
 )
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import Inputs, call, example_inputs
 from tfkit.tools.compare.comparison import compare
-from tfkit.tools.export.exported_programs import looping
-from tfkit.tools.export.torchscript_format import at_fault, refusal, script
+from tfkit.tools.export.exported_programs import looping_kinds
+from tfkit.tools.export.torchscript_format import at_fault, script_module, scripting_error
 from tfkit.tools.import_.importing import export_config
 from tfkit.tools.save.save import save
 from tfkit.torch_private import compiler
-from tfkit.torch_private.torchscript import as_written, quiet
+from tfkit.torch_private.torchscript import as_written, no_deprecation_warnings
 
 
 @property_of("state-dict", "is copied by its state dict", of_spec=True)
-def state(subject: ModelUnderTest) -> Iterator[Deviation]:
+def state_dict_copy(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model from a different seed that loads the state dict returns bit-identical outputs."""
     yield from state_dict(subject.graph)
 
@@ -50,17 +50,17 @@ def state_dict(graph: Graph) -> Iterator[Deviation]:
     first, second = build(graph, seed=0).eval(), build(graph, seed=1).eval()
     second.load_state_dict(first.state_dict(), strict=True)
     inputs, detail = example_inputs(graph), "the state dict is incomplete: the model that loads it differs"
-    yield from compared(first, inputs, inputs, detail, second=second, limit=0.0)
+    yield from output_deviations(first, inputs, inputs, detail, second=second, limit=0.0)
 
 
 @property_of("copies", "survives deepcopy, pickle, to_empty", follows=("state-dict",), of_spec=True)
-def copies(subject: ModelUnderTest) -> Iterator[Deviation]:
+def model_copies(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A deep copy, a pickled model, and a model that was moved from the meta device return the same outputs."""
-    yield from _same(subject, "a deep copy", copy.deepcopy(subject.model))
-    yield from _same(subject, "a pickled model", pickle.loads(pickle.dumps(subject.model)))
+    yield from _bit_deviations(subject, "a deep copy", copy.deepcopy(subject.model))
+    yield from _bit_deviations(subject, "a pickled model", pickle.loads(pickle.dumps(subject.model)))
     empty = build(subject.graph, device="meta").to_empty(device="cpu").eval()
     empty.load_state_dict(subject.model.state_dict())
-    yield from _same(subject, "a model that got memory later", empty)
+    yield from _bit_deviations(subject, "a model that got memory later", empty)
     state = empty.state_dict()
     for owner, heads in heads_of_tables(subject.graph).items():
         shape = state[f"{owner}.tokens.weight"].shape
@@ -71,19 +71,21 @@ def copies(subject: ModelUnderTest) -> Iterator[Deviation]:
                 )
 
 
-def _same(subject: ModelUnderTest, what: str, other: fx.GraphModule) -> Iterator[Deviation]:
+def _bit_deviations(subject: ModelUnderTest, what: str, other: fx.GraphModule) -> Iterator[Deviation]:
     inputs = subject.inputs()
-    yield from compared(subject.model, inputs, inputs, f"{what} returns a different output", second=other, limit=0.0)
+    yield from output_deviations(
+        subject.model, inputs, inputs, f"{what} returns a different output", second=other, limit=0.0
+    )
 
 
 @property_of("save", "is read again from its folder", follows=("state-dict",), of_spec=True)
-def saved(subject: ModelUnderTest) -> Iterator[Deviation]:
+def saved_model(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The model that is built from the folder of a saved model returns the same outputs."""
     yield from _read_again(subject, "tfkit")
 
 
 @property_of("publish", "is read again from a published folder", follows=("save",), of_spec=True)
-def publish(subject: ModelUnderTest) -> Iterator[Deviation]:
+def published_model(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The folder of a published model, with a config.json and the tensors of its family, builds the same model."""
     _require_published(subject)
     yield from _read_again(subject, "huggingface")
@@ -130,10 +132,10 @@ def _read_again(subject: ModelUnderTest, layout: str) -> Iterator[Deviation]:
         except SpecError as error:
             yield Deviation.fault(in_words(error))
             return
-    yield from _same(subject, "a model that was saved", again)
+    yield from _bit_deviations(subject, "a model that was saved", again)
 
 
-def _calls(subject: ModelUnderTest) -> list[Inputs]:
+def _call_inputs(subject: ModelUnderTest) -> list[Inputs]:
     """Return inputs of several lengths, with and without padding."""
     lengths = [max(1, subject.length - 4), subject.length]
     padded = [subject.inputs(length=n, padding="left") for n in lengths] if subject.padded else []
@@ -141,27 +143,27 @@ def _calls(subject: ModelUnderTest) -> list[Inputs]:
 
 
 @property_of("script", "is the same by TorchScript", follows=("eval-mode",))
-def scripted(subject: ModelUnderTest) -> Iterator[Deviation]:
+def scripted_model(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`torch.jit.script` compiles the model, and the scripted model returns the same outputs."""
-    yield from scripts(subject.model, *_calls(subject))
+    yield from scripted_outputs(subject.model, *_call_inputs(subject))
 
 
-def scripts(model: nn.Module, *calls: Inputs) -> Iterator[Deviation]:
+def scripted_outputs(model: nn.Module, *calls: Inputs) -> Iterator[Deviation]:
     """Script a model, and compare the results. Raise `UnsupportedError` if a plugin's component does not script."""
     try:
-        program = script(model)
+        program = script_module(model)
     except Exception as error:
         assert isinstance(model, fx.GraphModule)
         yield script_fault(model, error)
         return
-    with quiet(), as_written():
-        yield from list(_agree("the scripted model", model, program, calls))
+    with no_deprecation_warnings(), as_written():
+        yield from list(_call_deviations("the scripted model", model, program, calls))
 
 
 def script_fault(model: fx.GraphModule, error: Exception) -> Deviation:
     """Return TorchScript's error as a fault; raise `UnsupportedError` if a plugin's component may be the cause."""
     path, cause = at_fault(model, error)
-    why = refusal(model, path, cause)
+    why = scripting_error(model, path, cause)
     detail = f"{why.message}: {why.notes[0]}"
     # A component that scripts alone, without annotations for instance, may stop the component that calls it.
     inside = [config for name, config in model.meta["components"].items() if f"{name}.".startswith(path and f"{path}.")]
@@ -171,18 +173,20 @@ def script_fault(model: fx.GraphModule, error: Exception) -> Deviation:
 
 
 @property_of("capture", "is captured once by torch.compile", level="full")
-def captured(subject: ModelUnderTest) -> Iterator[Deviation]:
+def captured_model(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`torch.compile` captures the full model once for all lengths; once per length if a mixer fixes the length."""
-    yield from captures(subject.model, *_calls(subject)[1:], once=not looping(subject.graph))
+    yield from captured_outputs(subject.model, *_call_inputs(subject)[1:], once=not looping_kinds(subject.graph))
 
 
-def captures(model: nn.Module, *calls: Inputs, backend: str | None = None, once: bool = True) -> Iterator[Deviation]:
+def captured_outputs(
+    model: nn.Module, *calls: Inputs, backend: str | None = None, once: bool = True
+) -> Iterator[Deviation]:
     """Capture a model for `calls` that differ only in length, and compare the results.
 
     `backend` compiles the captured graph; by default, the graph runs as captured. `once`: for all lengths.
     """
     graphs: list[fx.GraphModule] = []
-    run = compiler.backend(backend or "eager")
+    run = compiler.backend_function(backend or "eager")
 
     def count(graph: fx.GraphModule, examples: list[Tensor]) -> Any:
         ready = run(graph, examples)
@@ -191,9 +195,9 @@ def captures(model: nn.Module, *calls: Inputs, backend: str | None = None, once:
 
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=count)
-    with compiler.sizes_apart():
+    with compiler.distinct_sizes():
         try:
-            yield from list(_agree("the compiled model", model, compiled, calls))
+            yield from list(_call_deviations("the compiled model", model, compiled, calls))
         except Exception as error:
             yield Deviation.fault(f"torch.compile does not capture the entire model: {in_words(error)}")
             return
@@ -201,28 +205,28 @@ def captures(model: nn.Module, *calls: Inputs, backend: str | None = None, once:
         yield Deviation.fault(f"the model was captured {len(graphs)} times for {len(calls)} lengths")
 
 
-def _agree(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> Iterator[Deviation]:
+def _call_deviations(what: str, model: nn.Module, other: Any, calls: Sequence[Inputs]) -> Iterator[Deviation]:
     names = inputs_of(model)
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         other.eval()
         for inputs in calls:
             for expected, output in zip(call(model, inputs), call(other, inputs, names), strict=True):
-                yield difference(output, expected, f"{what} differs from the model by {{}}")
+                yield tensor_deviation(output, expected, f"{what} differs from the model by {{}}")
 
 
 @property_of("export", "is exported to pt2 and ONNX", level="full", follows=("capture",))
-def exported(subject: ModelUnderTest) -> Iterator[Deviation]:
+def exported_files(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Files of torch.export and ONNX, read again, return the outputs of the model at different shapes."""
-    for kind in looping(subject.graph):
+    for kind in looping_kinds(subject.graph):
         raise DoesNotApplyError(f"the loop of mixer `{kind}` fixes the length of a program")
     from tfkit.tools.export.export import export
 
     for name in ("pt2", "onnx"):
         with tempfile.TemporaryDirectory() as folder:
-            yield from written(partial(export, subject.model, Path(folder) / f"model.{name}"))
+            yield from write_errors(partial(export, subject.model, Path(folder) / f"model.{name}"))
 
 
-def written(write: Callable[[], Any]) -> Iterator[Deviation]:
+def write_errors(write: Callable[[], Any]) -> Iterator[Deviation]:
     """Call a tool that verifies its files, and return its error as text."""
     try:
         write()

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.arguments import name_of
 from tfkit.building.builder import build, inputs_of
-from tfkit.checkpoint.weight_map import places
+from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.component import Layer, Layers, Learned, RopeScalingConfig, RotaryConfig, Scale
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, Node
@@ -30,18 +30,27 @@ from tfkit.tools.check.measure import (
     DoesNotApplyError,
     Pair,
     allow_rounding,
-    difference,
-    distance,
+    bit_difference,
     first_difference,
     in_words,
     outputs_of,
     property_of,
+    relative_distance,
     require,
-    unequal,
+    tensor_deviation,
 )
 from tfkit.tools.check.model_under_test import LENGTH, ModelUnderTest
 from tfkit.tools.check.reduced import ROTARY_MAX_LEN
-from tfkit.tools.check.runs import Choices, Inputs, Padding, arguments_of, call, cast, example_inputs, hooked
+from tfkit.tools.check.runs import (
+    Choices,
+    Inputs,
+    Padding,
+    arguments_of,
+    call,
+    cast_inputs,
+    example_inputs,
+    temporary_hooks,
+)
 from tfkit.torch_private.tensors import tensors_in
 
 Array = NDArray[np.float64]
@@ -55,17 +64,17 @@ VECTOR_FACTOR = 1e3
 
 
 @property_of("meaning", "computes what its spec describes", follows=("alone",))
-def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
+def reference_agreement(subject: ModelUnderTest) -> Iterator[Deviation]:
     """In float64, the outputs equal the outputs of `tfkit.reference`.
 
     Padded batches have as many rows as attention has heads: a mask over the wrong axis then broadcasts, and shows in
     the outputs. With scaled rotary positions, sequences are up to and above the original context length.
     """
-    model = _converted(subject, torch.float64)
+    model = _converted_model(subject, torch.float64)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    fused = _parts(model)
-    for values, limit in _batches(subject):
-        inputs = {name: x for name, x in cast(values, torch.float64).items() if name in inputs_of(model)}
+    fused = _fused_parts(model)
+    for values, limit in _reference_batches(subject):
+        inputs = {name: x for name, x in cast_inputs(values, torch.float64).items() if name in inputs_of(model)}
         arrays = {name: x.numpy() for name, x in inputs.items()}
         try:
             expected = run_reference(subject.graph, weights, arrays, kinds=subject.functions, fused=fused)
@@ -74,19 +83,19 @@ def meaning(subject: ModelUnderTest) -> Iterator[Deviation]:
         for output, (name, array) in zip(subject.run(inputs, model), expected.outputs.items(), strict=True):
             error = _distance_of_tokens(output, array, expected.real[name])
             detail = f"`{name}` differs from the reference of the spec by {error:.1e}"
-            yield Deviation(error, detail, limit, where=partial(_where, model, inputs, expected))
+            yield Deviation(error, detail, limit, where=partial(_differing_component, model, inputs, expected))
 
 
-def _parts(model: nn.Module) -> Mapping[str, Mapping[str, int]]:
+def _fused_parts(model: nn.Module) -> Mapping[str, Mapping[str, int]]:
     """Return the names and lengths of the parts of each module that is fused, by its path."""
     fused = defaultdict[str, dict[str, int]](dict)
-    for name, place in places(model).items():
+    for name, place in tensor_locations_of(model).items():
         if place.length is not None:
             fused[place.parameter.rpartition(".")[0]][name.split(".")[-2]] = place.length
     return fused
 
 
-def _batches(subject: ModelUnderTest) -> Iterator[tuple[Inputs, float]]:
+def _reference_batches(subject: ModelUnderTest) -> Iterator[tuple[Inputs, float]]:
     """Yield the inputs for which a model is compared with its reference, with the largest error allowed."""
     scalings = [dict(scaling) for _, scaling in subject.graph.configs(RopeScalingConfig)]
     trained = {value for fields in scalings for name, value in fields.items() if name.endswith("max_len")}
@@ -106,10 +115,14 @@ def _batches(subject: ModelUnderTest) -> Iterator[tuple[Inputs, float]]:
 
 def _distance_of_tokens(output: Tensor, expected: Array, real: Array) -> float:
     tokens = torch.from_numpy(real)
-    return distance(output[tokens], torch.from_numpy(expected)[tokens]) if output.shape == expected.shape else math.inf
+    return (
+        relative_distance(output[tokens], torch.from_numpy(expected)[tokens])
+        if output.shape == expected.shape
+        else math.inf
+    )
 
 
-def _where(model: fx.GraphModule, inputs: Inputs, expected: Result) -> str:
+def _differing_component(model: fx.GraphModule, inputs: Inputs, expected: Result) -> str:
     """Return the first component whose output differs; of a component that runs several times, the first run."""
     outputs, runs = outputs_of(model, partial(call, model, inputs)), defaultdict[str, int](int)
     tokens = {real.shape: real for real in expected.real.values()}
@@ -126,27 +139,27 @@ def _where(model: fx.GraphModule, inputs: Inputs, expected: Result) -> str:
 
 
 @property_of("silent", "is its norms, if sublayers are silent")
-def silent(subject: ModelUnderTest) -> Iterator[Deviation]:
+def silent_sublayers(subject: ModelUnderTest) -> Iterator[Deviation]:
     """With silent sublayers, the stream after each layer is what the spec's norms and residuals compute."""
     require(subject.stacks, "the spec has no stack")
-    stacks = [node for node in subject.stacks if node.stack is not None and _adds(node.stack)]
+    stacks = [node for node in subject.stacks if node.stack is not None and _is_additive(node.stack)]
     require(stacks, "no stack consists of additions and unconditioned norms")
     model, names, inputs = subject.model, [node.name for node in stacks], subject.inputs()
     sublayers = [f"{path}.{step.name}" for path, layer in subject.layers.items() for step in layer.steps]
-    handles = [model.get_submodule(path).register_forward_hook(_silenced) for path in sublayers]
-    with hooked(handles), torch.no_grad():
+    handles = [model.get_submodule(path).register_forward_hook(_silenced_output) for path in sublayers]
+    with temporary_hooks(handles), torch.no_grad():
         stack_inputs = arguments_of(model, names, inputs)
         outputs = outputs_of(model, partial(call, model, inputs), [*subject.layers, *names])
         for node in stacks:
             yield from _silent_stack(model, node, stack_inputs[node.name][0], outputs)
 
 
-def _silenced(_module: nn.Module, _args: Any, output: Any) -> Any:
+def _silenced_output(_module: nn.Module, _args: Any, output: Any) -> Any:
     """Return zeros for the output of a sublayer, and its values for later sublayers unchanged."""
     return (torch.zeros_like(output[0]), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(output)
 
 
-def _adds(stack: Layers) -> bool:
+def _is_additive(stack: Layers) -> bool:
     """Return True if all outputs are added to the stream, and no norm takes a condition."""
     steps = [step for layer in stack.layers for step in layer.steps]
     norms = [stack.final_norm, *(norm for step in steps for norm in (step.norm_in, step.norm_out, step.norm_after))]
@@ -162,15 +175,15 @@ def _silent_stack(model: fx.GraphModule, node: Node, x: Tensor, outputs: Mapping
     runs = stack.runs
     for run, number in enumerate(runs):
         path = f"{node.name}.layers.{number}"
-        x = _through(model.get_submodule(path), stack.layers[number], x)
+        x = _stream_after_layer(model.get_submodule(path), stack.layers[number], x)
         if number not in runs[:run]:
-            yield difference(outputs[path], x, detail.format("a layer"), where=path)
+            yield tensor_deviation(outputs[path], x, detail.format("a layer"), where=path)
     if stack.final_norm is not None:
         x = model.get_submodule(f"{node.name}.final_norm")(x)
-    yield difference(outputs[node.name], x, detail.format("a stack"), where=node.name)
+    yield tensor_deviation(outputs[node.name], x, detail.format("a stack"), where=node.name)
 
 
-def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
+def _stream_after_layer(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
     """Return the stream after a layer whose sublayers return zeros."""
     for step in layer.steps:
         base, y = x, torch.zeros_like(x)
@@ -197,14 +210,14 @@ def _through(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
 
 
 @property_of("types", "computes in bfloat16", of_spec=True)
-def types(subject: ModelUnderTest) -> Iterator[Deviation]:
+def bfloat16_outputs(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model in bfloat16 returns finite outputs in bfloat16."""
     yield from computes_in(subject.graph, torch.bfloat16)
 
 
 def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Deviation]:
     """Build a model in a different dtype, and find outputs of the wrong dtype or that are not finite."""
-    inputs = cast(example_inputs(graph), dtype)
+    inputs = cast_inputs(example_inputs(graph), dtype)
     try:
         model = build(graph, dtype=dtype).eval()
         run_watched(model, {name: x for name, x in inputs.items() if name in inputs_of(model)})
@@ -219,26 +232,26 @@ def computes_in(graph: Graph, dtype: torch.dtype) -> Iterator[Deviation]:
                 yield Deviation.fault(f"a model of {dtype} returns values that are not finite")
 
 
-def _converted(subject: ModelUnderTest, dtype: torch.dtype) -> fx.GraphModule:
+def _converted_model(subject: ModelUnderTest, dtype: torch.dtype) -> fx.GraphModule:
     return copy.deepcopy(subject.model).to(dtype)
 
 
 @property_of("rounding", "rounds no more than its type", follows=("types",))
-def rounding(subject: ModelUnderTest) -> Iterator[Deviation]:
+def rounding_errors(subject: ModelUnderTest) -> Iterator[Deviation]:
     """float32 and bfloat16 differ from float64 only by rounding, and float32 rounds equally at every position.
 
     All three select the same experts. A model may be sensitive to rounded weights: it may then differ by twice the
     change of its outputs when its weights are rounded.
     """
-    exact, inputs, choices = _converted(subject, torch.float64), subject.inputs(), Choices()
+    exact, inputs, choices = _converted_model(subject, torch.float64), subject.inputs(), Choices()
 
     def run(model: fx.GraphModule, dtype: torch.dtype) -> list[Tensor]:
         with choices:
-            return subject.run(cast(inputs, dtype), model)
+            return subject.run(cast_inputs(inputs, dtype), model)
 
     expected = run(exact, torch.float64)
     for dtype, limit in ((torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)):
-        model = _converted(subject, dtype)
+        model = _converted_model(subject, dtype)
         runs = partial(run, exact, torch.float64), partial(run, model, dtype)
         where = partial(first_difference, exact, *runs, _in_float64, second=model, limit=limit)
         for exact_output, output in zip(expected, run(model, dtype), strict=True):
@@ -247,7 +260,7 @@ def rounding(subject: ModelUnderTest) -> Iterator[Deviation]:
             deviation = Deviation(error, detail, limit, where)
             yield from allow_rounding(subject, [deviation], dtype, _relative_error, runs=1)
             if dtype == torch.float32 and output.dim() == 3 and output.size(1) > 4:
-                yield _growth(output.double(), exact_output)
+                yield _error_growth(output.double(), exact_output)
 
 
 def _relative_error(output: Tensor, exact: Tensor) -> float:
@@ -260,7 +273,7 @@ def _in_float64(exact: Tensor, output: Tensor) -> Pair:
     return output.double(), exact.double()
 
 
-def _growth(output: Tensor, exact: Tensor) -> Deviation:
+def _error_growth(output: Tensor, exact: Tensor) -> Deviation:
     """Compare the error of the last quarter of positions with the error of the first quarter."""
     part = exact.size(1) // 4
     first, last = (_relative_error(output[:, s], exact[:, s]) for s in (slice(part), slice(-part, None)))
@@ -270,7 +283,7 @@ def _growth(output: Tensor, exact: Tensor) -> Deviation:
 
 
 @property_of("large", "stays finite at large numbers", follows=("types",))
-def large(subject: ModelUnderTest) -> Iterator[Deviation]:
+def large_inputs(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Outputs and gradients stay finite if the input of a stack is 1000 times as large, and outputs in float16."""
     require(subject.stacks, "the spec has no stack")
     model, where = copy.deepcopy(subject.model), f"where a stack's input is {VECTOR_FACTOR:g} times as large"
@@ -283,8 +296,8 @@ def large(subject: ModelUnderTest) -> Iterator[Deviation]:
         yield Deviation.fault(f"outputs are not finite {where}")
     elif infinite:
         yield Deviation.fault(f"the gradient of `{infinite[0]}` is not finite {where}", infinite[0].rpartition(".")[0])
-    half = _converted(subject, torch.float16)
-    for output in subject.run(cast(subject.inputs(), torch.float16), half):
+    half = _converted_model(subject, torch.float16)
+    for output in subject.run(cast_inputs(subject.inputs(), torch.float16), half):
         if not output.isfinite().all():
             yield Deviation.fault("a model of torch.float16 returns values that are not finite")
     yield Deviation(0.0, "")
@@ -296,22 +309,22 @@ def inputs_kept(subject: ModelUnderTest) -> Iterator[Deviation]:
     received, changed = dict[str, list[Tensor]](), dict[str, float]()
 
     def before(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        received[path] = [x.clone() for x in _tensors((args, kwargs))]
+        received[path] = [x.clone() for x in _nested_tensors((args, kwargs))]
 
     def after(path: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
-        for x, old in zip(_tensors((args, kwargs)), received.pop(path), strict=True):
-            if error := unequal(x, old):
+        for x, old in zip(_nested_tensors((args, kwargs)), received.pop(path), strict=True):
+            if error := bit_difference(x, old):
                 changed.setdefault(path, error)
 
     modules = [(path, module) for path, module in subject.model.named_modules() if path]
     handles = [module.register_forward_pre_hook(partial(before, path), with_kwargs=True) for path, module in modules]
     handles += [module.register_forward_hook(partial(after, path), with_kwargs=True) for path, module in modules]
-    with hooked(handles):
+    with temporary_hooks(handles):
         subject.run(subject.inputs(padding="left"))
     for path, error in changed.items():
         yield Deviation(error, f"`{path}` changes its input by {error:.1e}", 0.0, path)
     yield Deviation(0.0, "")
 
 
-def _tensors(nested: Any) -> list[Tensor]:
+def _nested_tensors(nested: Any) -> list[Tensor]:
     return list(tensors_in(nested))

@@ -10,10 +10,10 @@ from itertools import compress
 import torch
 from torch import Tensor, fx, nn
 
-from tfkit.building.builder import evaluating, graph_of, inputs_of
+from tfkit.building.builder import evaluation_mode, graph_of, inputs_of
 from tfkit.component import Component, InputPositionConfig, MaskConfig, SublayerConfig
 from tfkit.errors import listing
-from tfkit.graph.decode_split import computes_alone, memory_field, returning
+from tfkit.graph.decode_split import computes_alone, memory_field, reduce_to_output
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_length
 from tfkit.graph.wiring import node_ignoring_pairs, pairwise_masks
@@ -25,16 +25,16 @@ from tfkit.tools.check.measure import (
     Deviation,
     DoesNotApplyError,
     Pair,
-    along,
-    compared,
-    difference,
-    distance,
     first_difference,
+    output_deviations,
+    position_slice,
     property_of,
+    relative_distance,
     require,
+    tensor_deviation,
 )
 from tfkit.tools.check.model_under_test import ModelUnderTest
-from tfkit.tools.check.runs import Inputs, arguments_of, call, hooked
+from tfkit.tools.check.runs import Inputs, arguments_of, call, temporary_hooks
 
 ALONE = ("activation", "ffn", "norm")
 """The slots of components that act on each position independently."""
@@ -43,7 +43,7 @@ DOCUMENTS = (5, 4, 3)
 
 
 @property_of("alone", "mixes positions in attention only")
-def alone(subject: ModelUnderTest) -> Iterator[Deviation]:
+def position_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Activations, norms and FFNs act on each position independently, however many positions there are."""
     yield from positions_alone(subject.model, subject.inputs())
 
@@ -52,12 +52,12 @@ def positions_alone(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation
     """Find activations, norms and FFNs that mix positions or rows, or depend on their number."""
     components: dict[str, Component] = model.meta["components"]
     paths = [path for path, component in components.items() if component.slot in ALONE and not _takes_more(component)]
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         for path, (x, *_) in arguments_of(model, paths, inputs).items():
             if x.dim() == 3:
                 component = components[path]
                 name = f"{kind_of(type(component))} `{component.kind_name()}`, `{path}`"
-                yield from _mixing(model.get_submodule(path), x, name, path)
+                yield from _position_mixing(model.get_submodule(path), x, name, path)
 
 
 def _takes_more(component: Component) -> bool:
@@ -65,7 +65,7 @@ def _takes_more(component: Component) -> bool:
     return component.takes_condition or (isinstance(component, SublayerConfig) and component.takes_context)
 
 
-def _mixing(module: nn.Module, x: Tensor, name: str, path: str) -> Iterator[Deviation]:
+def _position_mixing(module: nn.Module, x: Tensor, name: str, path: str) -> Iterator[Deviation]:
     """Measure how much a module mixes positions or rows of x [b, t, d]."""
     y, cut = module(x), x.size(1) // 2
     other = x.roll(1, dims=0)
@@ -78,13 +78,13 @@ def _mixing(module: nn.Module, x: Tensor, name: str, path: str) -> Iterator[Devi
         (fewer, y[:, :cut], "depends on the number of positions: among fewer, they change by {}"),
         (row, y[:1], "mixes the rows of a batch: alone, one changes by {}"),
     ):
-        yield difference(result, expected, f"{name}, {detail}", where=path)
+        yield tensor_deviation(result, expected, f"{name}, {detail}", where=path)
 
 
 # ---- later tokens ----
 
 
-def _causal(subject: ModelUnderTest) -> tuple[str, ...]:
+def _causal_inputs(subject: ModelUnderTest) -> tuple[str, ...]:
     require(subject.causal, "every position may read all others")
     return subject.causal
 
@@ -92,40 +92,40 @@ def _causal(subject: ModelUnderTest) -> tuple[str, ...]:
 @property_of("look-ahead", "reads no later token", follows=("alone",))
 def look_ahead(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No earlier output changes with a later token."""
-    for name in _causal(subject):
+    for name in _causal_inputs(subject):
         yield from later_values(subject.model, subject.inputs(), name)
 
 
 @property_of("look-ahead-gradient", "has no gradient to later tokens", follows=("alone", "look-ahead"))
 def look_ahead_gradient(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No output has a gradient to a later token."""
-    for name in _causal(subject):
+    for name in _causal_inputs(subject):
         yield from later_gradients(subject.model, subject.inputs(), name)
 
 
 def later_values(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Deviation]:
     """Compare earlier outputs [b, t, ...] when later tokens of an input are replaced by tokens of another row."""
     x = inputs[name]
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         outputs = call(model, inputs)
         for t in range(1, x.size(1)):
             changed = {**inputs, name: torch.cat((x[:, :t], x[:, t:].roll(1, dims=0)), dim=1)}
             runs = partial(call, model, inputs), partial(call, model, changed)
-            where = partial(first_difference, model, *runs, along(slice(t)))
+            where = partial(first_difference, model, *runs, position_slice(slice(t)))
             detail = f"the model looks ahead: outputs before position {t} change by {{}} with `{name}` from {t} on"
             for before, after in zip(outputs, call(model, changed), strict=True):
-                yield difference(after[:, :t], before[:, :t], detail, where=where)
+                yield tensor_deviation(after[:, :t], before[:, :t], detail, where=where)
 
 
 def later_gradients(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterator[Deviation]:
     """Find gradients of outputs [b, t, ...] to later tokens of an input."""
     x = inputs[name]
-    with evaluating(model), _leaves(model, name) as leaves:
+    with evaluation_mode(model), _gradient_leaves(model, name) as leaves:
         if x.is_floating_point():
             leaves.append(x.detach().requires_grad_())
             inputs = {**inputs, name: leaves[0]}
         outputs = call(model, inputs)
-    needed = [name in returning(graph_of(model), output).inputs for output in graph_of(model).outputs]
+    needed = [name in reduce_to_output(graph_of(model), output).inputs for output in graph_of(model).outputs]
     for output in compress(outputs, needed):
         weights = torch.randn(output.shape[2:], generator=torch.Generator().manual_seed(0))  # norms hide plain sums
         for t in range(x.size(1)):
@@ -135,13 +135,13 @@ def later_gradients(model: fx.GraphModule, inputs: Inputs, name: str) -> Iterato
             if not nonzero:
                 yield Deviation.fault(f"output {t} has no gradient to any token of `{name}`")
                 return
-            leak = max(distance(grad[:, t + 1 :], torch.zeros(1)) for grad in nonzero)
+            leak = max(relative_distance(grad[:, t + 1 :], torch.zeros(1)) for grad in nonzero)
             why = f"output {t} has a gradient of {leak:.1e} to later tokens of `{name}`"
             yield Deviation(leak, f"the model looks ahead: {why}")
 
 
 @contextmanager
-def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
+def _gradient_leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
     """Collect the outputs of the modules that read the tokens `name`, as leaves of the gradient."""
     leaves: list[Tensor] = []
 
@@ -154,7 +154,7 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
     (tokens,) = model.graph.find_nodes(op="placeholder", target=name)
     checked = [user for user in tokens.users if user.target is check_length]
     readers = [user for node in (tokens, *checked) for user in node.users if user.op == "call_module"]
-    with hooked(model.get_submodule(str(user.target)).register_forward_hook(hook) for user in readers):
+    with temporary_hooks(model.get_submodule(str(user.target)).register_forward_hook(hook) for user in readers):
         yield leaves
 
 
@@ -162,7 +162,7 @@ def _leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]:
 
 
 @property_of("padding", "is not changed by padding", follows=("alone", "look-ahead"))
-def padding(subject: ModelUnderTest) -> Iterator[Deviation]:
+def padding_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Outputs of tokens do not depend on the amount or the contents of the padding in their row."""
     require(subject.padded, "no input may be padded")
     _require_separate_rows(subject)
@@ -177,15 +177,15 @@ def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
     for side in ("right", "left") if any(f"{name}_mask" in inputs_of(model) for name in sequences) else ():
         padded = dict(inputs)
         for name in sequences:
-            padded[name], padded[f"{name}_mask"] = _padded(inputs[name], side)
+            padded[name], padded[f"{name}_mask"] = _padded_sequences(inputs[name], side)
         detail = f"padding on the {side} changes the outputs of tokens by {{}}"
         for row in range(padded[sequences[0]].size(0)):
             single = {name: x[row : row + 1] for name, x in inputs.items()}
             single |= {name: single[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
-            yield from compared(model, single, padded, detail, partial(_row, row, side))
+            yield from output_deviations(model, single, padded, detail, partial(_row_outputs, row, side))
 
 
-def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
+def _padded_sequences(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
     """Append two positions to x; each row has one token fewer than the row above, then arbitrary values."""
     length = x.size(1) + 2
     rubbish = torch.cat((x, x), dim=1).roll(1, dims=0)[:, :length]
@@ -197,7 +197,7 @@ def _padded(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
     return rows, mask
 
 
-def _row(row: int, side: str, single: Tensor, padded: Tensor) -> Pair | None:
+def _row_outputs(row: int, side: str, single: Tensor, padded: Tensor) -> Pair | None:
     """Return the output of a row alone, and the outputs of its tokens in an output padded at `side`."""
     if padded.dim() < 2 or single.dim() != padded.dim() or single.size(0) != 1:
         return None
@@ -213,7 +213,7 @@ def _require_separate_rows(subject: ModelUnderTest) -> None:
 
 
 @property_of("neighbours", "reads each row by itself", follows=("alone",))
-def neighbours(subject: ModelUnderTest) -> Iterator[Deviation]:
+def row_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No bit of a row depends on the other rows of a batch; experts, which batch tokens of all rows, may round."""
     _require_separate_rows(subject)
     experts = any(isinstance(module, StackedLinear) for module in subject.model.modules())
@@ -222,26 +222,31 @@ def neighbours(subject: ModelUnderTest) -> Iterator[Deviation]:
     single = {name: x[:1] for name, x in inputs.items()}
     order = {name: x.roll(1, dims=0) for name, x in inputs.items()}
     for changed, detail, align, limit in (
-        (mixed, "beside other rows, the first one of a batch changes by {}", _first, TOLERANCE if experts else 0.0),
-        (order, "in another order, rows change by {}", _back, TOLERANCE),
-        (single, "alone, the first row of a batch changes by {}", _first, TOLERANCE),
+        (
+            mixed,
+            "beside other rows, the first one of a batch changes by {}",
+            _first_rows,
+            TOLERANCE if experts else 0.0,
+        ),
+        (order, "in another order, rows change by {}", _rows_in_order, TOLERANCE),
+        (single, "alone, the first row of a batch changes by {}", _first_rows, TOLERANCE),
     ):
-        yield from compared(subject.model, inputs, changed, detail, align, limit=limit)
+        yield from output_deviations(subject.model, inputs, changed, detail, align, limit=limit)
 
 
-def _first(rows: Tensor, changed: Tensor) -> Pair | None:
+def _first_rows(rows: Tensor, changed: Tensor) -> Pair | None:
     """Return the first row of two batches."""
     batches = rows.dim() > 1 and rows.dim() == changed.dim() and rows.size(0) > 1
     return (rows[:1], changed[:1]) if batches and changed.size(0) in (1, rows.size(0)) else None
 
 
-def _back(rows: Tensor, rolled: Tensor) -> Pair | None:
+def _rows_in_order(rows: Tensor, rolled: Tensor) -> Pair | None:
     """Return the rows of two batches, the second in the order of the first."""
     return (rows, rolled.roll(-1, dims=0)) if rows.dim() > 1 and rows.size(0) > 1 else None
 
 
 @property_of("documents", "keeps documents in one row apart", follows=("extents", "padding"))
-def documents(subject: ModelUnderTest) -> Iterator[Deviation]:
+def document_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
     """With a pairwise mask, each of several documents in a row has the same outputs as alone in its row.
 
     All documents of a decoder attend to the same memory, because the mask of a memory is not pairwise.
@@ -256,7 +261,7 @@ def documents(subject: ModelUnderTest) -> Iterator[Deviation]:
     for columns in torch.arange(len(of)).split(DOCUMENTS):
         document = slice(int(columns[0]), int(columns[-1]) + 1)
         single = {**inputs, name: inputs[name][:, document]}
-        yield from compared(subject.model, single, together, detail, partial(_document, document))
+        yield from output_deviations(subject.model, single, together, detail, partial(_document_outputs, document))
 
 
 def _input_of_documents(graph: Graph) -> str:
@@ -273,7 +278,7 @@ def _input_of_documents(graph: Graph) -> str:
     return names[0]
 
 
-def _document(columns: slice, single: Tensor, together: Tensor) -> Pair | None:
+def _document_outputs(columns: slice, single: Tensor, together: Tensor) -> Pair | None:
     return (single, together[:, columns]) if together.dim() > 2 else None
 
 
@@ -295,4 +300,6 @@ def token_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     vectors = [name for name, signal in subject.graph.inputs.items() if signal.type == "vector"]
     turned = {name: x.flip(1) if x.dim() > 1 and name not in vectors else x for name, x in inputs.items()}
     detail = "tokens in reverse order change their outputs by {}"
-    yield from compared(subject.model, inputs, turned, detail, lambda a, b: (a, b.flip(1) if b.dim() > 2 else b))
+    yield from output_deviations(
+        subject.model, inputs, turned, detail, lambda a, b: (a, b.flip(1) if b.dim() > 2 else b)
+    )

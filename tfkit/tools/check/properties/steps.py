@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from tfkit.arguments import name_of
-from tfkit.building.builder import evaluating, graph_of, inputs_of
+from tfkit.building.builder import evaluation_mode, graph_of, inputs_of
 from tfkit.component import State
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
@@ -25,28 +25,28 @@ from tfkit.tools.check.measure import (
     Deviation,
     DoesNotApplyError,
     allow_rounding,
-    difference,
-    distance,
     in_words,
-    place_of,
+    location_of,
     property_of,
+    relative_distance,
+    tensor_deviation,
 )
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.forms import script_fault
-from tfkit.tools.check.runs import Inputs, call, cast
+from tfkit.tools.check.runs import Inputs, call, cast_inputs
 from tfkit.tools.common.model_inputs import as_tensors
-from tfkit.tools.export.torchscript_format import script
+from tfkit.tools.export.torchscript_format import script_module
 
-Piece: TypeAlias = int | Tensor
+InputChunk: TypeAlias = int | Tensor
 """A number of columns without a mask, or a mask [b, t], True where there is a token."""
-Schedule: TypeAlias = list[Piece]
+Schedule: TypeAlias = list[InputChunk]
 BFLOAT16_TOLERANCE = 0.1
 """Largest difference between steps and a full forward in bfloat16, relative to the largest value if it is above 1."""
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
 """The schedules that are also read with the compiled step, which takes single tokens."""
 
 
-def schedules(batch: int, length: int) -> dict[str, Schedule]:
+def reading_schedules(batch: int, length: int) -> dict[str, Schedule]:
     """Return named schedules for reading `batch` rows in `length` columns."""
     half, row = length // 2, torch.arange(batch)[:, None]
     left = torch.arange(half) >= row.clamp(max=half - 1)
@@ -54,17 +54,20 @@ def schedules(batch: int, length: int) -> dict[str, Schedule]:
     gap[1, 1:3] = gap[0, 3] = gap[2] = False
     return {
         "whole": [length],
-        "in uneven steps": cut(length, 3, 1, 2),
-        "token by token": cut(length, 1),
-        "by single tokens and several": cut(length, half, 1, 1, 3),
-        "padded on the left": [left, *cut(length - half, 1, 1, 3)],
-        "padded on the right": [left.flip(1), *cut(length - half, 1, 3, 1)],
-        "padded in between": [2, gap, row > 0, *cut(length - 7, 2, 1)],
-        "with a row that begins later": [(row < batch - 1).expand(batch, half), *cut(length - half, 1, 2)],
+        "in uneven steps": stepwise_schedule(length, 3, 1, 2),
+        "token by token": stepwise_schedule(length, 1),
+        "by single tokens and several": stepwise_schedule(length, half, 1, 1, 3),
+        "padded on the left": [left, *stepwise_schedule(length - half, 1, 1, 3)],
+        "padded on the right": [left.flip(1), *stepwise_schedule(length - half, 1, 3, 1)],
+        "padded in between": [2, gap, row > 0, *stepwise_schedule(length - 7, 2, 1)],
+        "with a row that begins later": [
+            (row < batch - 1).expand(batch, half),
+            *stepwise_schedule(length - half, 1, 2),
+        ],
     }
 
 
-def cut(length: int, *sizes: int) -> Schedule:
+def stepwise_schedule(length: int, *sizes: int) -> Schedule:
     """Repeat steps of these sizes up to `length` columns."""
     pieces: Schedule = []
     for size in cycle(sizes):
@@ -116,7 +119,7 @@ class SequenceBatch:
         pieces, once = ({name: change(x) for name, x in tensors.items()} for tensors in (self.pieces, self.once))
         return replace(self, pieces=pieces, once=once)
 
-    def started_by(self, piece: Piece) -> SequenceBatch:
+    def started_by(self, piece: InputChunk) -> SequenceBatch:
         """Return the rows with the prefixes that this first step holds."""
         most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
         once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
@@ -133,7 +136,7 @@ class SequenceBatch:
         return [torch.cat(outputs) for outputs in zip(*rows, strict=True)]
 
 
-def pick(x: Tensor, columns: Tensor) -> Tensor:
+def selected_columns(x: Tensor, columns: Tensor) -> Tensor:
     """Return the `columns` [b, s] of x [b, t, ...]."""
     return x[torch.arange(x.size(0))[:, None], columns]
 
@@ -141,35 +144,35 @@ def pick(x: Tensor, columns: Tensor) -> Tensor:
 @property_of("cached", "read in steps, is the whole", follows=("alone", "look-ahead", "padding"))
 def cached_steps(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model that reads in steps, with caches, returns the outputs of a full forward for every token."""
-    model = _decodable(subject)
+    model = _decodable_model(subject)
     try:
-        yield from allow_rounding(subject, read_in_steps(model, subject.inputs()), torch.float32, distance)
+        yield from allow_rounding(subject, read_in_steps(model, subject.inputs()), torch.float32, relative_distance)
     except Exception as error:
         detail = f"read in steps, it fails; does `cached` declare what is cached? {in_words(error)}"
-        yield Deviation.fault(detail, place_of(error))
+        yield Deviation.fault(detail, location_of(error))
 
 
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
 def cached_step(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The step of one token is captured once for all tokens, and TorchScript accepts a step of any size."""
-    deviations = step_as_program(_decodable(subject), subject.inputs())
-    yield from allow_rounding(subject, deviations, torch.float32, distance)
+    deviations = step_as_program(_decodable_model(subject), subject.inputs())
+    yield from allow_rounding(subject, deviations, torch.float32, relative_distance)
 
 
 @property_of("cached-types", "keeps the type of its caches", follows=("cached", "types"))
 def cached_types(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Caches have the dtype of the model, also in bfloat16 and under autocast; `keep` returns the last positions."""
-    yield from _kept(_decodable(subject), subject)
+    yield from _kept_positions(_decodable_model(subject), subject)
     for dtype in (torch.float64, torch.bfloat16):
-        yield from _typed(copy.deepcopy(subject.model).to(dtype), subject, dtype)
+        yield from _typed_caches(copy.deepcopy(subject.model).to(dtype), subject, dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        yield from _typed(subject.model, subject, torch.bfloat16)
+        yield from _typed_caches(subject.model, subject, torch.bfloat16)
 
 
 @property_of("state", "keeps padding out of its states", follows=("cached",))
-def state(subject: ModelUnderTest) -> Iterator[Deviation]:
+def states_without_padding(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Padding between tokens does not change a state, and a step of padding alone leaves the state bit-identical."""
-    model = _decodable(subject)
+    model = _decodable_model(subject)
     if not any(isinstance(entry, State) for entry in split_for_decoding(subject.graph).cached):
         raise DoesNotApplyError("no sublayer keeps a state")
     rows = SequenceBatch.of(model, subject.inputs())
@@ -178,12 +181,12 @@ def state(subject: ModelUnderTest) -> Iterator[Deviation]:
     n_tokens = rows.length // 2
     padding = torch.zeros(rows.batch, rows.length - n_tokens, dtype=torch.bool)
     ways: list[Schedule] = [[n_tokens], [*(order < n_tokens).split(5, dim=1)], [n_tokens, padding]]
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         states = [_states_after(rows.started_by(1), pieces) for pieces in ways]
     for (path, alone), (_, between), (_, after) in zip(*states, strict=True):
-        error = distance(between, alone)
+        error = relative_distance(between, alone)
         yield Deviation(error, f"with padding between the tokens, a state differs by {error:.1e}", where=path)
-        error = 0.0 if torch.equal(after, alone) else distance(after, alone) or math.inf
+        error = 0.0 if torch.equal(after, alone) else relative_distance(after, alone) or math.inf
         yield Deviation(error, f"a piece of padding alone changes a state by {error:.1e}", 0.0, path)
 
 
@@ -194,7 +197,7 @@ def _states_after(rows: SequenceBatch, pieces: Schedule) -> list[tuple[str, Tens
     return [(path, tensor) for path, entry, tensor in reading.cached.tensors() if isinstance(entry, State)]
 
 
-def _decodable(subject: ModelUnderTest) -> fx.GraphModule:
+def _decodable_model(subject: ModelUnderTest) -> fx.GraphModule:
     """Return the model; raise `DoesNotApplyError` if it cannot be decoded step by step."""
     try:
         split_for_decoding(subject.graph)
@@ -203,7 +206,7 @@ def _decodable(subject: ModelUnderTest) -> fx.GraphModule:
     return subject.model
 
 
-def _kept(model: fx.GraphModule, subject: ModelUnderTest) -> Iterator[Deviation]:
+def _kept_positions(model: fx.GraphModule, subject: ModelUnderTest) -> Iterator[Deviation]:
     """Compare the last positions of a piece with the same positions of its full output."""
     rows = SequenceBatch.of(model, subject.inputs())
     outputs = []
@@ -214,16 +217,16 @@ def _kept(model: fx.GraphModule, subject: ModelUnderTest) -> Iterator[Deviation]
         outputs.append(as_tensors(cached(arguments.pop(rows.main), keep=keep, **arguments)))
     for name, full, last in zip(subject.graph.outputs, *outputs, strict=True):
         expected = full[:, -2:] if subject.graph.node(name).output.type == "logits" else full
-        error = distance(last, expected) if last.shape == expected.shape else math.inf
+        error = relative_distance(last, expected) if last.shape == expected.shape else math.inf
         yield Deviation(error, f"`keep=2` returns other positions than the last two: they differ by {error:.1e}")
 
 
-def _typed(model: fx.GraphModule, subject: ModelUnderTest, dtype: torch.dtype) -> Iterator[Deviation]:
+def _typed_caches(model: fx.GraphModule, subject: ModelUnderTest, dtype: torch.dtype) -> Iterator[Deviation]:
     """Compare the types of the caches with the model's, and single tokens with a full forward in that type."""
     rows = SequenceBatch.of(model, subject.inputs())
-    pieces, once = (cast(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
+    pieces, once = (cast_inputs(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
     rows = replace(rows, pieces=pieces, once=once)
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
         for path, entry, tensor in cached.tensors():
@@ -236,8 +239,8 @@ def _typed(model: fx.GraphModule, subject: ModelUnderTest, dtype: torch.dtype) -
         limit = TOLERANCE if dtype == torch.float64 else BFLOAT16_TOLERANCE
         batch = rows.started_by(rows.length // 2)
         reading = _StepReader(cached, batch, batch.alone(), f"in {name_of(dtype)}", limit)
-        deviations = reading.read([rows.length // 2, *cut(rows.length - rows.length // 2, 1)])
-        yield from allow_rounding(subject, deviations, dtype, distance)
+        deviations = reading.read([rows.length // 2, *stepwise_schedule(rows.length - rows.length // 2, 1)])
+        yield from allow_rounding(subject, deviations, dtype, relative_distance)
 
 
 def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = TOLERANCE) -> Iterator[Deviation]:
@@ -246,18 +249,18 @@ def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = T
     The steps and the arguments are the same as in `tfkit.testing.check_cached`.
     """
     rows = SequenceBatch.of(model, inputs)
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         plain, static = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(static, lambda step: step)
         full, prefixes = rows.alone(), any(value.dim() == 1 for value in rows.once.values())
-        for number, (way, pieces) in enumerate(schedules(rows.batch, rows.length).items()):
+        for number, (way, pieces) in enumerate(reading_schedules(rows.batch, rows.length).items()):
             batch = rows.rolled(number).started_by(pieces[0])
             expected = batch.alone() if prefixes else [output.roll(number, dims=0) for output in full]
             yield from _StepReader(plain, batch, expected, way, tolerance).read_all(pieces)
             if way in COMPILED:
                 compiled = _StepReader(static, batch, expected, f"{way}, by the compiled step", tolerance)
                 yield from compiled.read_all(pieces)
-        yield from _repeated(plain, rows, tolerance)
+        yield from _repeated_rows(plain, rows, tolerance)
 
 
 def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
@@ -269,10 +272,10 @@ def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation
         return graph
 
     rows = SequenceBatch.of(model, inputs)
-    left = schedules(rows.batch, rows.length)["padded on the left"]
-    singles = [left[0], *cut(rows.length // 2, 1)]
+    left = reading_schedules(rows.batch, rows.length)["padded on the left"]
+    singles = [left[0], *stepwise_schedule(rows.length // 2, 1)]
     torch.compiler.reset()
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         captured, scripted = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(captured, lambda step: torch.compile(step, fullgraph=True, dynamic=False, backend=count))
         for number in range(2):
@@ -281,7 +284,7 @@ def step_as_program(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation
         if len(captures) != 1:
             yield Deviation.fault(f"the step of one token was captured {len(captures)} times")
         try:
-            scripted.stepping = script(scripted.stepping)
+            scripted.stepping = script_module(scripted.stepping)
         except Exception as error:
             yield script_fault(model, error)
             return
@@ -311,7 +314,9 @@ class _StepReader:
             tokens = torch.ones(self.rows.batch, piece, dtype=torch.bool) if isinstance(piece, int) else piece
             columns = self.done[:, None] + tokens.long().cumsum(dim=1) - 1
             columns = torch.where(tokens, columns, (columns + self.rows.length // 2) % self.rows.length)
-            arguments: dict[str, Any] = {name: pick(value, columns) for name, value in self.rows.pieces.items()}
+            arguments: dict[str, Any] = {
+                name: selected_columns(value, columns) for name, value in self.rows.pieces.items()
+            }
             main = arguments.pop(self.rows.main)
             if mask is not None:
                 masks = {f"{name}_mask": mask for name in arguments}
@@ -326,7 +331,9 @@ class _StepReader:
         place = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
         detail = f"read {self.way}, {place} from the whole by {{}}"
         for output, expected in zip(outputs, self.expected, strict=True):
-            yield difference(output[tokens], pick(expected, columns)[tokens], detail, limit=self.tolerance)
+            yield tensor_deviation(
+                output[tokens], selected_columns(expected, columns)[tokens], detail, limit=self.tolerance
+            )
 
     def repeat(self, rows: SequenceBatch) -> None:
         """Continue with `rows`, twice as many, that begin with the tokens read so far."""
@@ -345,19 +352,19 @@ class _StepReader:
         yield Deviation.fault(f"more tokens are accepted than the {self.cached.length} that the caches are made for")
 
 
-def _repeated(cached: CachedModel, rows: SequenceBatch, tolerance: float) -> Iterator[Deviation]:
+def _repeated_rows(cached: CachedModel, rows: SequenceBatch, tolerance: float) -> Iterator[Deviation]:
     """Compare rows that are repeated after some tokens, so that each continues in two ways."""
-    first, *rest = schedules(rows.batch, rows.length)["padded on the left"]
+    first, *rest = reading_schedules(rows.batch, rows.length)["padded on the left"]
     rows = rows.started_by(first)
     reading = _StepReader(cached, rows, rows.alone(), "before it is repeated", tolerance)
     yield from reading.read([first])
     twice = rows.changed(lambda value: value.repeat_interleave(2, dim=0))
-    pieces = {name: _crossed(value, rows.length // 2) for name, value in twice.pieces.items()}
+    pieces = {name: _crossed_rows(value, rows.length // 2) for name, value in twice.pieces.items()}
     reading.repeat(replace(twice, pieces=pieces))
     yield from reading.read(rest)
 
 
-def _crossed(x: Tensor, column: int) -> Tensor:
+def _crossed_rows(x: Tensor, column: int) -> Tensor:
     """Continue every second row of x [b, t, ...] as a different row from `column` on."""
     crossed = torch.cat((x[:, :column], x[:, column:].roll(2, dims=0)), dim=1)
     odd = torch.arange(x.size(0)) % 2 == 1

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from tfkit.checkpoint.weight_map import places
+from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.component import AttentionConfig, Layer, Step
 from tfkit.tools.check.measure import Deviation, property_of, require
 from tfkit.tools.check.model_under_test import ModelUnderTest
@@ -38,11 +38,13 @@ Axis = Literal["rows", "columns"]
 
 
 @property_of("places", "has its tensors in the places of their training")
-def in_places(subject: ModelUnderTest) -> Iterator[Deviation]:
+def tensor_locations(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No tensor is transposed or exchanged for a different tensor, as far as the traces of training can show."""
     require(subject.module is None, "the weights come from no file")
     require(subject.weights is not None, "the weights are random")
-    tensors = {name: place.view(subject.model.state_dict()) for name, place in places(subject.model).items()}
+    tensors = {
+        name: place.view(subject.model.state_dict()) for name, place in tensor_locations_of(subject.model).items()
+    }
     informative = 0
     for node in subject.graph.nodes:
         for layers, traces in _equal_layers(node.name, node.stack.layers if node.stack else (), tensors):
@@ -153,7 +155,10 @@ def _equal_layers(
         path = f"{node}.layers.{number}."
         inside = {name.removeprefix(path): item for name, item in tensors.items() if name.startswith(path)}
         traces = tuple(
-            item for step in layer.steps for item in _traces(step) if inside.keys() >= {item.first, item.second}
+            item
+            for step in layer.steps
+            for item in _sublayer_traces(step)
+            if inside.keys() >= {item.first, item.second}
         )
         offsets = {  # numbers that norms add to their weights
             _norm_weight(step): dict((layer.input_norm if step.reads_input else step.norm_in) or ()).get("offset", 0)
@@ -166,7 +171,7 @@ def _equal_layers(
         yield group, traces
 
 
-def _traces(step: Step) -> Iterator[TrainingTrace]:
+def _sublayer_traces(step: Step) -> Iterator[TrainingTrace]:
     """Yield the traces of a sublayer, if its tensors have the names of tfkit's components."""
     path = step.name
     if isinstance(step.config, AttentionConfig):
@@ -214,7 +219,7 @@ class Edit:
         return f"{first} is transposed" if first == second else f"{first} and {second} are exchanged"
 
 
-def _edits(layers: Sequence[LayerNorms], suspects: Sequence[int]) -> Iterator[Edit]:
+def _possible_edits(layers: Sequence[LayerNorms], suspects: Sequence[int]) -> Iterator[Edit]:
     """Yield every edit of these layers that keeps all shapes."""
     for number in suspects:
         shapes = {name: item.shape for name, item in layers[number].items()}
@@ -244,7 +249,7 @@ def _restoring_edits(layers: Sequence[LayerNorms], usual: Mapping[TrainingTrace,
     before = relative_strengths(layers)
     suspects = [number for number, lost in enumerate((before < LOST).any(dim=0).tolist()) if lost]
     edits: list[tuple[float, Edit]] = []
-    for edit in _edits(layers, suspects):
+    for edit in _possible_edits(layers, suspects):
         ends = {edit.first, edit.second}
         touched = torch.tensor(
             [[bool(ends & {(n, trace.first), (n, trace.second)}) for n in range(len(layers))] for trace in usual]

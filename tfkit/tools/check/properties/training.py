@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from tfkit.building.placement import forked_generator
 from tfkit.component import MaskConfig, SublayerConfig
 from tfkit.graph.wiring import heads_of_tables
-from tfkit.tools.check.measure import Deviation, difference, property_of, require
-from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest, leaves, redrawn
+from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation
+from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest, leaf_values, redraw_parameters
 from tfkit.tools.check.properties.basics import every_one
-from tfkit.tools.check.runs import Choices, Inputs, call, cast, hooked
+from tfkit.tools.check.runs import Choices, Inputs, call, cast_inputs, temporary_hooks
 
 BATCHES = 24
 """Number of batches within which every row and column of a parameter must receive a gradient."""
@@ -30,19 +30,19 @@ Modules that compute in float32 need the large step. Modules with kinks need the
 
 
 @property_of("gradients", "has finite gradients of all weights")
-def gradients(subject: ModelUnderTest) -> Iterator[Deviation]:
+def finite_gradients(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every parameter has a gradient in train mode, and all are finite."""
-    yield from parameter_gradients(subject.model, subject.inputs(), _untrained(subject))
+    yield from parameter_gradients(subject.model, subject.inputs(), _untrained_prefixes(subject))
 
 
 @property_of("padded-gradients", "has finite gradients with a row of padding", follows=("gradients",))
 def gradients_beside_padding(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Gradients are finite next to a row that is all padding."""
     require(subject.padded, "no input may be padded")
-    yield from parameter_gradients(subject.model, subject.inputs(padding="rows"), _untrained(subject))
+    yield from parameter_gradients(subject.model, subject.inputs(padding="rows"), _untrained_prefixes(subject))
 
 
-def _untrained(subject: ModelUnderTest) -> tuple[str, ...]:
+def _untrained_prefixes(subject: ModelUnderTest) -> tuple[str, ...]:
     """Return the prefixes of the parameters that have no gradient by design."""
     components = subject.model.meta["components"].items()
     sublayers = ((path, part) for path, part in components if isinstance(part, SublayerConfig))
@@ -56,7 +56,7 @@ def parameter_gradients(model: nn.Module, inputs: Inputs, untrained: tuple[str, 
     if not all(output.isfinite().all() for output in outputs):
         yield Deviation.fault("outputs are not finite in train mode")
         return
-    _total(outputs).backward()
+    _weighted_sum(outputs).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     unused = [
         f"`{name}`" for name, gradient in gradients.items() if gradient is None and not name.startswith(untrained)
@@ -77,7 +77,7 @@ def _module_of(name: str) -> str:
     return name.strip("`").rpartition(".")[0]
 
 
-def _total(outputs: list[Tensor], seed: int = 0) -> Tensor:
+def _weighted_sum(outputs: list[Tensor], seed: int = 0) -> Tensor:
     """Return a number that depends on every output, with random weights: norms hide plain sums."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([(o * torch.randn(o.shape, generator=generator).to(o)).sum() for o in outputs]).sum()
@@ -91,11 +91,11 @@ def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
     are ignored.
     """
     seen: dict[str, Tensor] = {}
-    hidden = _hidden(subject)
+    hidden = _distance_table_prefixes(subject)
     for batch in range(BATCHES):
-        model = redrawn(copy.deepcopy(subject.model), subject.seed + batch)
+        model = redraw_parameters(copy.deepcopy(subject.model), subject.seed + batch)
         with _looking_up(model) as looked_up:
-            _total(call(model, subject.inputs(seed=batch)), batch).backward()
+            _weighted_sum(call(model, subject.inputs(seed=batch)), batch).backward()
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.grad is not None:
                 reached = parameter.grad != 0
@@ -104,13 +104,15 @@ def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
                 elif name in looked_up:
                     reached[[row for row in range(reached.size(0)) if row not in looked_up[name]]] = True
                 seen[name] = seen[name] | reached if name in seen else reached
-        if not any(measurement.broken for name, reached in seen.items() for measurement in _idle(name, reached)):
+        if not any(
+            measurement.broken for name, reached in seen.items() for measurement in _unused_slices(name, reached)
+        ):
             break
     for name, reached in seen.items():
-        yield from _idle(name, reached)
+        yield from _unused_slices(name, reached)
 
 
-def _hidden(subject: ModelUnderTest) -> tuple[str, ...]:
+def _distance_table_prefixes(subject: ModelUnderTest) -> tuple[str, ...]:
     """Return the prefixes of tables with a row for each distance, if a mask may hide some of the distances."""
     return tuple(
         f"{path.partition('.')[0]}.{layer.context}.{name}."
@@ -130,11 +132,11 @@ def _looking_up(model: nn.Module) -> Iterator[dict[str, set[int]]]:
 
     tables = {f"{path}.weight": module for path, module in model.named_modules() if isinstance(module, nn.Embedding)}
     handles = [module.register_forward_pre_hook(partial(note, name)) for name, module in tables.items()]
-    with hooked(handles):
+    with temporary_hooks(handles):
         yield rows_by_table
 
 
-def _idle(name: str, reached: Tensor) -> Iterator[Deviation]:
+def _unused_slices(name: str, reached: Tensor) -> Iterator[Deviation]:
     """Yield the slices of a parameter, along each axis, without a gradient."""
     for axis in range(reached.dim()):
         remaining = tuple(dim for dim in range(reached.dim()) if dim != axis)
@@ -145,21 +147,21 @@ def _idle(name: str, reached: Tensor) -> Iterator[Deviation]:
 
 
 @property_of("recompute", "has equal bits if layers run again", follows=("gradients",))
-def recompute(subject: ModelUnderTest) -> Iterator[Deviation]:
+def recomputed_layers(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Recomputed layers have bit-identical gradients, also with dropout: they draw the same random numbers."""
     inputs, gradients = subject.inputs(), []
     for again in (False, True):
         model = subject.build(recompute=again).train()
         with forked_generator():
             torch.manual_seed(subject.seed)
-            _total(call(model, inputs)).backward()
+            _weighted_sum(call(model, inputs)).backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     plain, recomputed = gradients
     for name, expected in plain.items():
         gradient = recomputed[name]
         if expected is not None and gradient is not None:
             detail = f"the gradient of `{name}` changes by {{}} if layers run again in the backward"
-            yield difference(gradient, expected, detail, limit=0.0, where=_module_of(name))
+            yield tensor_deviation(gradient, expected, detail, limit=0.0, where=_module_of(name))
 
 
 @property_of("train-mode", "is the same without dropout")
@@ -170,13 +172,13 @@ def train_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
     in_eval_mode = subject.run(inputs, model)
     with torch.no_grad():
         for expected, output in zip(in_eval_mode, call(model.train(), inputs), strict=True):
-            yield difference(output, expected, "without dropout, train mode changes the outputs by {}")
+            yield tensor_deviation(output, expected, "without dropout, train mode changes the outputs by {}")
 
 
 def without_dropout(subject: ModelUnderTest, but: FieldPath = ()) -> dict[FieldPath, Any]:
     """Return the values of a spec without dropout, except the rate at the path `but` and the stages next to it."""
     values: dict[FieldPath, Any] = {}
-    for path, value in leaves(subject.graph.spec.model):
+    for path, value in leaf_values(subject.graph.spec.model):
         if path[:-1] != but[:-1] and value is not None:
             if path[-1] == "stages":
                 values[path] = tuple(stage for stage in value if stage != "dropout")
@@ -186,7 +188,7 @@ def without_dropout(subject: ModelUnderTest, but: FieldPath = ()) -> dict[FieldP
 
 
 @property_of("dropout", "drops at every rate of its spec", follows=("train-mode",))
-def dropout(subject: ModelUnderTest) -> Iterator[Deviation]:
+def dropout_rates(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Each dropout rate of the spec has an effect when all other rates are 0."""
     rates = {path: value for path, value in subject.values.items() if path[-1] == "dropout" and value}
     require(rates, "every rate of dropout is 0")
@@ -205,8 +207,8 @@ def dropout(subject: ModelUnderTest) -> Iterator[Deviation]:
 @property_of("derivatives", "has the gradients of its function", follows=("gradients",))
 def finite_differences(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Gradients equal finite differences of the function, in float64. Of equal layers, only the first is compared."""
-    tied, equal = _tied(subject), _equal_layers(subject)
-    yield from _differences(subject, lambda name: name not in tied and not name.startswith(equal))
+    tied, equal = _tied_weights(subject), _equal_layers(subject)
+    yield from _derivative_errors(subject, lambda name: name not in tied and not name.startswith(equal))
 
 
 def _equal_layers(subject: ModelUnderTest) -> tuple[str, ...]:
@@ -220,35 +222,35 @@ def _equal_layers(subject: ModelUnderTest) -> tuple[str, ...]:
 
 
 @property_of("ties", "sums the gradients of a tie", follows=("gradients",))
-def ties(subject: ModelUnderTest) -> Iterator[Deviation]:
+def tied_gradients(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The gradient of a tied table is the sum of the gradients of its uses."""
-    tied = _tied(subject)
+    tied = _tied_weights(subject)
     require(tied, "no table is tied")
-    yield from _differences(subject, lambda name: name in tied)
+    yield from _derivative_errors(subject, lambda name: name in tied)
 
 
-def _tied(subject: ModelUnderTest) -> set[str]:
+def _tied_weights(subject: ModelUnderTest) -> set[str]:
     return {f"{name}.tokens.weight" for name in heads_of_tables(subject.graph)}
 
 
-def _differences(subject: ModelUnderTest, chosen: Callable[[str], bool]) -> Iterator[Deviation]:
+def _derivative_errors(subject: ModelUnderTest, chosen: Callable[[str], bool]) -> Iterator[Deviation]:
     """Compare each parameter's derivative along a random direction with a finite difference, with routing fixed."""
     model = copy.deepcopy(subject.model).double()
-    inputs = cast(subject.inputs(batch=2), torch.float64)
+    inputs = cast_inputs(subject.inputs(batch=2), torch.float64)
     choices = Choices()
     with choices:
-        _total(call(model, inputs)).backward()
+        _weighted_sum(call(model, inputs)).backward()
     same = choices if choices.made else nullcontext()
     for name, parameter in model.named_parameters():
         if not chosen(name) or parameter.grad is None:
             continue
         generator = torch.Generator().manual_seed(subject.seed)
-        direction = _unit(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        direction = _unit(direction + _unit(parameter.grad))
+        direction = _unit_vector(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        direction = _unit_vector(direction + _unit_vector(parameter.grad))
         derivative = float((parameter.grad * direction).sum())
         error = math.inf
         for step in STEPS:
-            difference = _difference(partial(call, model, inputs), parameter, direction * step, same) / step
+            difference = _half_difference(partial(call, model, inputs), parameter, direction * step, same) / step
             size = max(1.0, abs(derivative), float(parameter.grad.norm()))
             error = min(error, abs(difference - derivative) / size)
             if error <= TOLERANCE:
@@ -258,7 +260,7 @@ def _differences(subject: ModelUnderTest, chosen: Callable[[str], bool]) -> Iter
 
 
 @torch.no_grad()
-def _difference(
+def _half_difference(
     run: Callable[[], list[Tensor]], parameter: Tensor, step: Tensor, context: AbstractContextManager[Any]
 ) -> float:
     """Return half the difference between runs with a parameter moved one step forward and one step back."""
@@ -266,11 +268,11 @@ def _difference(
     for sign in (1, -1):
         parameter.add_(step, alpha=sign)
         with context:
-            values.append(float(_total(run())))
+            values.append(float(_weighted_sum(run())))
         parameter.sub_(step, alpha=sign)
     return (values[0] - values[1]) / 2
 
 
-def _unit(x: Tensor) -> Tensor:
+def _unit_vector(x: Tensor) -> Tensor:
     """Normalize x to length 1."""
     return x / x.norm().clamp(min=1e-12)

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tfkit.building.builder import allocate, assemble
+from tfkit.building.builder import allocate_tensors, assemble_model
 from tfkit.building.initialize import initialize
 from tfkit.building.placement import forked_generator
-from tfkit.checkpoint.weight_map import places
+from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.component import AttentionConfig, Component, Config, PositionConfig, RopeScalingConfig, parts
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.measure import Deviation, DoesNotApplyError, compared, property_of, require
+from tfkit.tools.check.measure import Deviation, DoesNotApplyError, output_deviations, property_of, require
 from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest
 from tfkit.tools.check.runs import call, example_inputs
 
@@ -43,8 +43,8 @@ def fields_read(subject: ModelUnderTest) -> Iterator[Deviation]:
     if config is None:
         raise DoesNotApplyError("the model was not made for one component")
     declared = inspect.get_annotations(config).keys() & config.model_fields.keys() - {str(config.word_key)}
-    with _reading(config) as read:
-        model = assemble(subject.graph)
+    with _record_reads(config) as read:
+        model = assemble_model(subject.graph)
         initialize(model, subject.graph)
         call(model.train(), example_inputs(subject.graph))
     source = inspect.getsource(sys.modules[config.__module__])
@@ -56,7 +56,7 @@ def fields_read(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 @contextmanager
-def _reading(config: type[Component]) -> Iterator[set[str]]:
+def _record_reads(config: type[Component]) -> Iterator[set[str]]:
     """Collect the names of the fields of a class that are read within a block."""
     read: set[str] = set()
 
@@ -75,12 +75,12 @@ def _reading(config: type[Component]) -> Iterator[set[str]]:
 
 
 @property_of("values", "changes with every value of its spec", follows=("fields",), of_spec=True)
-def values(subject: ModelUnderTest) -> Iterator[Deviation]:
+def value_effects(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A different value changes the parameters, their initial values, or the outputs in eval or train mode."""
     reference = _Observed(subject, subject.graph)
-    for path, value in _numbers(subject):
+    for path, value in _replaceable_numbers(subject):
         field, idle = ".".join(path[1:] if path[0] == "graph" else path), list[str]()
-        for other in _allowed(subject, path, value):
+        for other in _allowed_graphs(subject, path, value):
             if not reference.equals(_Observed(subject, other)):
                 idle.clear()
                 break
@@ -90,14 +90,14 @@ def values(subject: ModelUnderTest) -> Iterator[Deviation]:
     yield Deviation(0.0, "")
 
 
-def _allowed(subject: ModelUnderTest, path: FieldPath, value: float) -> Iterator[Graph]:
+def _allowed_graphs(subject: ModelUnderTest, path: FieldPath, value: float) -> Iterator[Graph]:
     """Yield graphs with a different value at a path. Values that the spec rejects are skipped."""
     for other in other_numbers(value):
         with suppress(SpecError, ValueError):
             yield subject.changed({path: other})
 
 
-def _numbers(subject: ModelUnderTest) -> Iterator[tuple[FieldPath, Any]]:
+def _replaceable_numbers(subject: ModelUnderTest) -> Iterator[tuple[FieldPath, Any]]:
     """Yield the numbers and booleans that a different value can replace."""
     configs = {path: config for path, config in parts((), subject.graph.spec.model) if isinstance(config, Config)}
     for path, value in subject.values.items():
@@ -105,12 +105,12 @@ def _numbers(subject: ModelUnderTest) -> Iterator[tuple[FieldPath, Any]]:
         stretched = "scaling" in path[:-1] and path[-1] != "factor"  # most depend on lengths that small models lack
         # The mask hides the distances that `max_distance` would limit.
         cut_off = path[-1] == "max_distance" and (*path[:-2], "mask", "left") in subject.values
-        narrow = path[-1] in NARROW_FIELDS and _channels(configs, path) <= NARROW_FIELDS[path[-1]]
+        narrow = path[-1] in NARROW_FIELDS and _position_channels(configs, path) <= NARROW_FIELDS[path[-1]]
         if isinstance(value, int | float) and not (named or stretched or cut_off or narrow):
             yield path, value
 
 
-def _channels(configs: Mapping[FieldPath, Config], path: FieldPath) -> float:
+def _position_channels(configs: Mapping[FieldPath, Config], path: FieldPath) -> float:
     """Return the channels of a head or an embedding that a position acts on; infinite for other configs."""
     location = path[:-2] if path[-2] == "scaling" else path[:-1]
     position, parent = configs[location], configs.get(location[:-1])
@@ -137,14 +137,14 @@ class _Observed:
     def __init__(self, subject: ModelUnderTest, graph: Graph) -> None:
         self.subject, self.graph = subject, graph
         with torch.device("meta"):
-            self.new = assemble(graph)
+            self.new = assemble_model(graph)
         self.shapes = {name: parameter.shape for name, parameter in self.new.named_parameters()}
         self.by_mode: dict[bool, list[Tensor]] = {}
 
     @cached_property
     def first(self) -> list[Tensor]:
         """The initial values of the parameters."""
-        allocate(self.new, "cpu")
+        allocate_tensors(self.new, "cpu")
         initialize(self.new, self.graph, self.subject.seed)
         return [parameter.detach().clone() for parameter in self.new.parameters()]
 
@@ -177,14 +177,14 @@ def _equal_bits(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
 
 
 @property_of("neutral", "is not changed by neutral values")
-def neutral(subject: ModelUnderTest) -> Iterator[Deviation]:
+def neutral_values(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A window over all tokens, a bound of a billion, sinks of minus a billion or a rotary factor of 1 change nothing.
 
     Also groups of query heads: separate key-value heads with equal weights compute the same. Values of one
     field are neutral together, and separately if the combination is rejected or has an effect.
     """
     measured = []
-    for values in _neutral(subject).values():
+    for values in _neutral_by_field(subject).values():
         together = _with_and_without(subject, values)
         if not together or any(value.broken for value in together):
             together = [*(item for value in values for item in _with_and_without(subject, [value])), *together]
@@ -212,26 +212,26 @@ def _with_and_without(subject: ModelUnderTest, values: Sequence[_Neutral]) -> li
         return []
     second.load_state_dict(values[0].weights(first, second))
     inputs, detail = subject.inputs(), f"{values[0].words} changes the outputs by {{}}"
-    return [*compared(first, inputs, inputs, detail, second=second)]
+    return [*output_deviations(first, inputs, inputs, detail, second=second)]
 
 
-def _neutral(subject: ModelUnderTest) -> dict[str, list[_Neutral]]:
+def _neutral_by_field(subject: ModelUnderTest) -> dict[str, list[_Neutral]]:
     """Return the neutral values, by the name of their field."""
     by_field = defaultdict[str, list[_Neutral]](list)
     for path, value in subject.values.items():
         name = ".".join(path[1:])
         if path[-1] == "softcap" and value is not None:
-            candidate = _Neutral(f"`{name}: 1e9`", {path: 1e9}, {path: None}, _equal)
+            candidate = _Neutral(f"`{name}: 1e9`", {path: 1e9}, {path: None}, _equal_weights)
         elif path[-2:] == ("mask", "left") and value is not None:
-            candidate = _Neutral(f"`{name}: 1000`", {path: 1000}, {path: None}, _equal)
+            candidate = _Neutral(f"`{name}: 1000`", {path: 1000}, {path: None}, _equal_weights)
         elif path[-1] == "sinks" and value:
             candidate = _Neutral(f"`{name}`, each minus a billion,", {}, {path: False}, _without_sinks)
         elif path[-1] == "n_kv_heads" and value < (heads := subject.values[*path[:-1], "n_heads"]):
             candidate = _Neutral(
-                f"`{name}: {heads}`, with equal weights,", {}, {path: heads}, partial(_repeated, subject)
+                f"`{name}: {heads}`, with equal weights,", {}, {path: heads}, partial(_repeated_heads, subject)
             )
         elif path[-2:] == ("scaling", "factor") and _is_neutral(subject, path):
-            candidate = _Neutral(f"`{name}: 1`", {path: 1.0}, {path[:-1]: None}, _equal)
+            candidate = _Neutral(f"`{name}: 1`", {path: 1.0}, {path[:-1]: None}, _equal_weights)
         else:
             continue
         by_field[path[-1]].append(candidate)
@@ -255,15 +255,15 @@ def _without_sinks(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, T
     return {name: state[name] for name in second.state_dict()}
 
 
-def _equal(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+def _equal_weights(first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
     return first.state_dict()
 
 
-def _repeated(subject: ModelUnderTest, first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
+def _repeated_heads(subject: ModelUnderTest, first: fx.GraphModule, second: fx.GraphModule) -> dict[str, Tensor]:
     """Repeat the weights of each key-value head for every query head that shares it."""
-    ours, state, wider = places(first), first.state_dict(), second.state_dict()
+    ours, state, wider = tensor_locations_of(first), first.state_dict(), second.state_dict()
     heads = {f"{attention.path}.": attention.config.kv_heads for attention in subject.attentions}
-    for name, place in places(second).items():
+    for name, place in tensor_locations_of(second).items():
         view, old = place.view(wider), ours[name].view(state)
         if view.shape != old.shape:
             owner = next(path for path in heads if name.startswith(path))

@@ -10,7 +10,7 @@ from typing import Any
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import RUN
-from tfkit.tools.common.history import lines
+from tfkit.tools.common.history import read_metric_lines
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.eject.remote_code.parts import Parts
@@ -40,10 +40,10 @@ def model_card(parts: Parts, weights: Path | None) -> str:
         "tags: [custom_code]",
         "---",
         "",
-        f"# {_escaped(model.name)}",
+        f"# {_escaped_text(model.name)}",
         "",
-        *([_escaped(model.description), ""] if model.description else []),
-        *([f"Source: {_escaped(model.source)}", ""] if model.source else []),
+        *([_escaped_text(model.description), ""] if model.description else []),
+        *([f"Source: {_escaped_text(model.source)}", ""] if model.source else []),
         "| | |",
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in rows.items()),
@@ -54,18 +54,18 @@ def model_card(parts: Parts, weights: Path | None) -> str:
         f'model = {auto}.from_pretrained("PATH OR NAME", trust_remote_code=True)',
         "```",
         "",
-        f"![The layers of {_escaped(model.name)}]({PICTURE})",
+        f"![The layers of {_escaped_text(model.name)}]({PICTURE})",
     ]
-    return "\n".join([*text, *_training(weights)]) + "\n"
+    return "\n".join([*text, *_training_lines(weights)]) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escaped_text(text: str) -> str:
     """Return a text on one line in which Markdown and HTML have no meaning; addresses stay links."""
     plain = html.escape(" ".join(text.split()), quote=False)
     return re.sub(r"[\\`*\[\]|~!#]|(?<!\w)_|_(?!\w)", r"\\\g<0>", plain)
 
 
-def _training(weights: Path | None) -> list[str]:
+def _training_lines(weights: Path | None) -> list[str]:
     """Return lines with the last metrics of the run that trained the weights; empty without a run."""
     if weights is None:
         return []
@@ -73,7 +73,9 @@ def _training(weights: Path | None) -> list[str]:
     if run is None:
         return []
     metrics: dict[str, Any] = {}
-    for line in lines(run):
+    for line in read_metric_lines(run):
         metrics |= line
-    rows = [f"| {_escaped(name)} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, int | float)]
+    rows = [
+        f"| {_escaped_text(name)} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, int | float)
+    ]
     return ["", "## Training", "", "| at the end of the run | |", "|---|---|", *rows] if rows else []

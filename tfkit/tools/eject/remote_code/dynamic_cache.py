@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from tfkit.component import Cached, State
-from tfkit.tools.eject.cleanup import blocks, reads
+from tfkit.tools.eject.cleanup import statement_blocks, variable_names
 from tfkit.tools.eject.source import Key
 from tfkit.tools.eject.specialise import Function
 from tfkit.tools.eject.text import steps_text
@@ -135,7 +135,7 @@ INSTEAD = {
 """Replacements for functions and records of tfkit, by the name of the original."""
 
 
-def fits(caches: Iterable[Iterable[Cached | State]], depth: int | None) -> bool:
+def may_store_caches(caches: Iterable[Iterable[Cached | State]], depth: int | None) -> bool:
     """Return True if `DynamicCache` can store the caches: in each layer, two tensors of all tokens."""
     layers = [list(layer) for layer in caches]
     plain = [isinstance(entry, Cached) and entry.window is None for layer in layers for entry in layer]
@@ -149,7 +149,7 @@ def join_updates(functions: dict[Key, Function]) -> bool:
     for function in functions.values():
         if name not in function.uses:
             continue
-        for block in blocks(function.body):
+        for block in statement_blocks(function.body):
             _join_steps(block)
         pairs = _Pairs()
         function.body = [pairs.visit(step) for step in function.body]
@@ -211,7 +211,7 @@ def spread_records(functions: Collection[Function], records: Records) -> None:
         name
         for function, unpacking in unpacked.items()
         for name in FIELDS
-        if any(name in reads(step) for step in function.body if step is not unpacking)
+        if any(name in variable_names(step) for step in function.body if step is not unpacking)
     }
     for function, unpacking in unpacked.items():
         function.body.remove(unpacking)
@@ -219,7 +219,7 @@ def spread_records(functions: Collection[Function], records: Records) -> None:
     for function in functions:
         if CachedKeys.__name__ in function.uses:
             spread = _Spread(used)
-            for block in blocks(function.body):
+            for block in statement_blocks(function.body):
                 block[:] = [step for step in map(spread.visit, block) if step is not None]
             function.set_body(function.body)
     records.pop(CachedKeys, None)
@@ -262,7 +262,7 @@ class _Spread(ast.NodeTransformer):
         return ast.Call(node.func, [value for values in args for value in values], node.keywords)
 
 
-def renamed(text: str) -> str:
+def renamed_code(text: str) -> str:
     """Return code with the names and types that its arguments have in a folder."""
     return steps_text(_Renamed().visit(ast.parse(text)).body)
 

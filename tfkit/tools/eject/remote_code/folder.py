@@ -23,7 +23,7 @@ from tfkit.tools.common.companions import NO_COMPANIONS, Companions
 from tfkit.tools.eject.remote_code.card import CARD, PICTURE, model_card, picture_of
 from tfkit.tools.eject.remote_code.modeling import WrittenCode, code_of, model_type
 from tfkit.tools.eject.remote_code.parts import Parts, parts_of
-from tfkit.tools.eject.remote_code.proof import Folders, check_transformers, prove
+from tfkit.tools.eject.remote_code.proof import Folders, check_transformers, compare_folder
 from tfkit.tools.eject.remote_code.tokenizer import complete_tokenizer
 from tfkit.tools.save.layouts import Layout, Origin
 
@@ -87,7 +87,7 @@ def write_folder(
     (target / SPEC).write_text(spec, encoding="utf-8")
     (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
     (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")
-    config = with_further_fields(_config(model, code, parts), further)
+    config = with_further_fields(_config_contents(model, code, parts), further)
     _write_json(target / CONFIG, {**config, **code.fields, SPEC_KEY: spec})
     if parts.decodes and GENERATION not in companions.files:
         _write_json(target / GENERATION, {key: further[key] for key in further if GENERATION_FIELDS.fullmatch(key)})
@@ -96,10 +96,10 @@ def write_folder(
     metadata = safetensors_metadata(graph)
     for file in write_shards(transformers_map(model, graph), model.state_dict(), target, metadata=metadata):
         shutil.copymode(target / CONFIG, file)
-    prove(model, parts, target, process)
+    compare_folder(model, parts, target, process)
 
 
-def _config(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str, Any]:
+def _config_contents(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str, Any]:
     """Return the contents of config.json."""
     dtypes = {name_of(tensor.dtype) for tensor in model.state_dict().values()}
     end = parts.task.class_name
@@ -113,12 +113,12 @@ def _config(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str,
         "auto_map": classes,
         "model_type": model_type(code.file),
         "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
-        **(_labels(parts.head[-1]) if parts.head and parts.head[-1].config.head() is None else {}),
+        **(_label_fields(parts.head[-1]) if parts.head and parts.head[-1].config.head() is None else {}),
         **code.fields,
     }
 
 
-def _labels(classifier: Node) -> dict[str, Any]:
+def _label_fields(classifier: Node) -> dict[str, Any]:
     """Return the fields of config.json for the labels and the problem type of a classifier."""
     fields, count = dict(classifier.config), classifier.output.width
     names = fields.get("labels") or [f"LABEL_{index}" for index in range(count or 0)]

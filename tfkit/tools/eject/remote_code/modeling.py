@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tfkit.building.builder import assemble
-from tfkit.building.initialize import Rule, rules
+from tfkit.building.builder import assemble_model
+from tfkit.building.initialize import Rule, init_rules
 from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER
 from tfkit.component import Cached, State
 from tfkit.graph.expand import Graph
@@ -25,7 +25,7 @@ from tfkit.graph.input_shapes import max_len
 from tfkit.graph.wiring import table_owner
 from tfkit.nn import Past
 from tfkit.tools.eject.classes import Classes
-from tfkit.tools.eject.cleanup import blocks, reads
+from tfkit.tools.eject.cleanup import statement_blocks, variable_names
 from tfkit.tools.eject.config import Config, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in, draw_in_expressions
@@ -33,12 +33,12 @@ from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.remote_code import dynamic_cache
 from tfkit.tools.eject.remote_code.attention import choose_attention
 from tfkit.tools.eject.remote_code.parts import Body, Parts, parts_of
-from tfkit.tools.eject.remote_code.separate import separated
+from tfkit.tools.eject.remote_code.separate import separated_model
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
-from tfkit.tools.eject.torch_modules import merge_equal, remembering
+from tfkit.tools.eject.torch_modules import merge_equal, record_arguments
 from tfkit.tools.eject.values import ANY_VALUE, SOME_VALUE, AbstractValue, Items, Maybe, may_be_none
-from tfkit.tools.eject.write import check_apart, definitions, docs, formatted
+from tfkit.tools.eject.write import check_no_shared_tensors, file_docstring, formatted_code, imports_and_definitions
 
 TEMPLATES = Path(__file__).with_name("templates")
 KEY = re.compile(r"#\[(?P<end>/)?(?P<negated>not )?(?P<flag>\w+)\]")
@@ -98,7 +98,7 @@ class WrittenCode(NamedTuple):
 def code_of(graph: Graph) -> WrittenCode:
     """Write the code of a model. Raise SpecError if transformers has no such models, or the model cannot be ejected."""
     last = parts_of(graph).last
-    dynamic = last.decodes and last.memory is None and dynamic_cache.fits(last.pieces.caches, last.depth)
+    dynamic = last.decodes and last.memory is None and dynamic_cache.may_store_caches(last.pieces.caches, last.depth)
     code = _code_of(graph, dynamic=dynamic) or _code_of(graph, dynamic=False)
     assert code is not None
     return code
@@ -107,22 +107,22 @@ def code_of(graph: Graph) -> WrittenCode:
 def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     """Write the code of a model, with `DynamicCache` if `dynamic`; return None if its layers cannot use this cache."""
     named, config = with_names(graph, RESERVED_NAMES)
-    with torch.device("meta"), remembering() as sizes:
+    with torch.device("meta"), record_arguments() as sizes:
         named = _with_gaps(named)
-        model = assemble(named)
+        model = assemble_model(named)
         parts = parts_of(named)
         name = type(model).__name__
-        plan = {parts.name_in_class(path): rule for path, rule in rules(model, graph).items()}
+        plan = {parts.name_in_class(path): rule for path, rule in init_rules(model, graph).items()}
         plan |= {parts.tied_matrix: Rule("linear")} if parts.tied_matrix else {}
-        root = separated(model, parts, name)
+        root = separated_model(model, parts, name)
     prepare_patterns(root)
-    check_apart(root)
+    check_no_shared_tensors(root)
     merge_equal(root)
     whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
     whole.run(
         ({root: {}} if parts.head else {})
-        | {module: _known(body, whole, dynamic=dynamic) for body, module in modules.items()}
+        | {module: _argument_values(body, whole, dynamic=dynamic) for body, module in modules.items()}
     )
     if dynamic and not dynamic_cache.join_updates(whole.functions):
         return None
@@ -135,7 +135,7 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
         _type_lists(function)
     attends = choose_attention(whole.functions.values())
     inside = [*modules.values(), root]
-    weights = InitialWeights(graph.spec.model.init, plan, {path: _module(inside, path) for path in plan}, whole)
+    weights = InitialWeights(graph.spec.model.init, plan, {path: _module_at(inside, path) for path in plan}, whole)
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, whole, sizes, config, prefixes)
     return _ModelingWriter(
@@ -143,7 +143,7 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     ).code()
 
 
-def _known(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, AbstractValue]:
+def _argument_values(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, AbstractValue]:
     """Return the known values of the arguments of a body, beyond whether they may be None."""
     if not body.decodes:
         return {}
@@ -156,7 +156,7 @@ def _known(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, Abstra
     return values
 
 
-def _module(parts: Sequence[nn.Module], path: str) -> nn.Module:
+def _module_at(parts: Sequence[nn.Module], path: str) -> nn.Module:
     """Return the module at a path in the first part that has it."""
     children = [dict(part.named_modules(remove_duplicate=False)) for part in parts]
     return next(modules[path] for modules in children if path in modules)
@@ -187,7 +187,7 @@ def _narrow_result(function: Function) -> None:
 def _type_lists(function: Function) -> None:
     """Annotate lists that stay empty as lists of tensors, as TorchScript treats them."""
     text = "\n".join(map(ast.unparse, function.body))
-    for block in blocks(function.body):
+    for block in statement_blocks(function.body):
         block[:] = [part for step in block for part in _split_empty_lists(step)]
         for index, step in enumerate(block):
             target = step.targets[0] if isinstance(step, ast.Assign) and ast.unparse(step.value) == "[]" else None
@@ -244,13 +244,13 @@ class _ModelingWriter:
         fields, properties = self.config.fields(modeling)
         fields = {name: value for name, value in self._fields().items() if name not in fields} | fields
         attributes = {theirs: ours for theirs, ours in ATTRIBUTES.items() if ours in fields}
-        lines = [f"    {name}: {_type(value)} = {value!r}" for name, value in fields.items()]
+        lines = [f"    {name}: {_type_name(value)} = {value!r}" for name, value in fields.items()]
         words = self.words | {
             "model_type": model_type(self.file),
             "attribute_map": repr(attributes),
             "fields": "\n".join([*lines, *properties]),
         }
-        configuration = formatted(_filled("configuration", words, {"decodes": self.parts.decodes}))
+        configuration = formatted_code(_filled_template("configuration", words, {"decodes": self.parts.decodes}))
         return WrittenCode(self.name, self.file, modeling, configuration, fields)
 
     def _fields(self) -> dict[str, Any]:
@@ -275,14 +275,14 @@ class _ModelingWriter:
             if ejected.name in layers:
                 ejected.base = "GradientCheckpointingLayer"
             if ejected.filling and ejected not in roots:
-                ejected.methods.append(_method("reset_parameters", ejected.filling))
+                ejected.methods.append(_method_text("reset_parameters", ejected.filling))
                 ejected.filling = ["self.reset_parameters()"]
-        imports, definitions_ = definitions(self.whole, self.weights.uses)
+        imports, definitions_ = imports_and_definitions(self.whole, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
         if self.dynamic:
-            definitions_ = list(map(dynamic_cache.renamed, definitions_))
+            definitions_ = list(map(dynamic_cache.renamed_code, definitions_))
             context = next(i for i, text in enumerate(definitions_) if text.startswith("class Context("))
-            definitions_.insert(context + 1, _filled("update_cache", {}, {}))
+            definitions_.insert(context + 1, _filled_template("update_cache", {}, {}))
         states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
         first, embedded = parts.bodies[0], any(body.embedding for body in parts.bodies)
         flags = {
@@ -298,12 +298,12 @@ class _ModelingWriter:
         bodies += [self._encoder_decoder()] if len(bodies) > 1 else []
         written = [parts.task.class_name, *[body.class_end for body in parts.bodies], "Model", "PreTrainedModel"]
         words = self.words | {
-            "docs": docs(self.graph) + "\n",
+            "docs": file_docstring(self.graph) + "\n",
             "imports": imports + "\nfrom torch.nn import functional as F",
             "outputs": f", {parts.task.output}" if parts.task.output else "",
             "argument": first.argument,
             "definitions": "\n\n\n".join(definitions_),
-            "attention": _filled("attention", {}, {}) if self.attends else "",
+            "attention": _filled_template("attention", {}, {}) if self.attends else "",
             "cache": self._cache(states=states) if parts.decodes and not self.dynamic else "",
             "no_split": repr(list(dict.fromkeys(layers))),
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
@@ -311,8 +311,8 @@ class _ModelingWriter:
             "head": self._head() if parts.head else "",
             "classes": repr(sorted({f"{self.name}{end}" for end in written if end})),
         }
-        text = _filled("modeling", words, flags).replace("config: Config", f"config: {self.name}Config")
-        return formatted(text.replace("config.n_classes", "config.num_labels"))
+        text = _filled_template("modeling", words, flags).replace("config: Config", f"config: {self.name}Config")
+        return formatted_code(text.replace("config.n_classes", "config.num_labels"))
 
     @property
     def _is_shared(self) -> bool:
@@ -337,7 +337,7 @@ class _ModelingWriter:
             "is_croppable": "False" if states else "self.keeps_all",
         }
         flags = {"windows": windows, "states": states, "bounded": windows or states}
-        return _filled("cache", self.words | words, flags | {"memory": bool(pieces.memory_caches)})
+        return _filled_template("cache", self.words | words, flags | {"memory": bool(pieces.memory_caches)})
 
     def _body(self, body: Body) -> str:
         """Return the class of a body."""
@@ -345,20 +345,20 @@ class _ModelingWriter:
         output = "BaseModelOutputWithPast" if body.decodes else "BaseModelOutput"
         further = ", past_key_values=past_key_values" if body.decodes else ", pooler_output=pooled" if vector else ""
         steps = self._steps(self.modules[body], "x, pooled" if vector else "x")
-        flags = self._flags(body) | {"masked": body.is_masked, "masks_memory": _reads(steps, "memory_mask")}
+        flags = self._flags(body) | {"masked": body.is_masked, "masks_memory": _has_variable(steps, "memory_mask")}
         words = {
             "class_name": f"{self.name}{body.class_end}",
             "returns": f"{SOURCES[body.argument]} to vectors",
             "layers": layers[0] if len(layers) == 1 else f"[{', '.join(layers)}]",
-            "init": _indented(self.classes.of[self.modules[body]].lines()),
+            "init": _indented_text(self.classes.of[self.modules[body]].lines()),
             "embedding": body.embedding.name if body.embedding else "",
             "argument": body.argument,
             "tensor": f"{body.argument}.transpose(1, 2)" if body.argument == "input_features" else body.argument,
             "output": "BaseModelOutputWithPooling" if vector else output,
-            "steps": _indented(steps),
+            "steps": _indented_text(steps),
             "further": further,
         }
-        return _filled("body", self.words | words, flags)
+        return _filled_template("body", self.words | words, flags)
 
     def _encoder_decoder(self) -> str:
         """Return the class that joins an encoder and a decoder."""
@@ -374,7 +374,7 @@ class _ModelingWriter:
         }
         shared = encoder.embedding is not None and self._is_shared
         flags = {"tokens": encoder.embedding is not None, "ties": bool(ties), "shared": shared}
-        return _filled("encoder_decoder", self.words | words, flags)
+        return _filled_template("encoder_decoder", self.words | words, flags)
 
     def _head(self) -> str:
         """Return the class with the head."""
@@ -389,15 +389,15 @@ class _ModelingWriter:
             "source": SOURCES[first.argument],
             "returns": parts.task.returns,
             "ties": repr(ties),
-            "init": _indented(sorted(lines, key=lambda line: not line.startswith(f"self.{BODY} "))),
+            "init": _indented_text(sorted(lines, key=lambda line: not line.startswith(f"self.{BODY} "))),
             "argument": first.argument,
-            "arguments": ", ".join(_arguments(first, flags)),
-            "steps": _indented(steps),
+            "arguments": ", ".join(_body_arguments(first, flags)),
+            "steps": _indented_text(steps),
             "output": parts.task.output,
             "loss": LOSSES[parts.task.auto],
         }
-        flags |= {"ties": bool(ties), "windows": self._has_windows, "pools": _reads(steps, "mask")}
-        return _filled("head", self.words | words, flags)
+        flags |= {"ties": bool(ties), "windows": self._has_windows, "pools": _has_variable(steps, "mask")}
+        return _filled_template("head", self.words | words, flags)
 
     def _flags(self, body: Body) -> dict[str, bool]:
         return {
@@ -447,7 +447,7 @@ class _ModelingWriter:
         lines += [f"{text}\nelif {reset}" if text else f"if {reset}"]
         # Unlike other biases, the bias of a tied matrix does not depend on the `init`.
         lines += [f"if name == {tied!r}:\n    nn.init.zeros_(module.bias)"] if is_biased else []
-        return f"@torch.no_grad()\n{_method('_init_weights', lines, 'self, module: nn.Module')}"
+        return f"@torch.no_grad()\n{_method_text('_init_weights', lines, 'self, module: nn.Module')}"
 
     def _steps(self, module: nn.Module, result: str) -> list[str]:
         """Return the statements of a forward, with its result assigned to a name."""
@@ -458,27 +458,27 @@ class _ModelingWriter:
         target = ast.parse(result, mode="eval").body
         steps.append(ast.Assign([target], last.value, lineno=0))
         text = steps_text(steps)
-        return (dynamic_cache.renamed(text) if self.dynamic else text).splitlines()
+        return (dynamic_cache.renamed_code(text) if self.dynamic else text).splitlines()
 
 
-def _method(name: str, lines: Sequence[str], parameters: str = "self") -> str:
+def _method_text(name: str, lines: Sequence[str], parameters: str = "self") -> str:
     return f"def {name}({parameters}) -> None:\n{textwrap.indent(chr(10).join(lines), '    ')}"
 
 
-def _indented(lines: Sequence[str]) -> str:
+def _indented_text(lines: Sequence[str]) -> str:
     """Indent statements for a method of the template."""
     return textwrap.indent("\n".join(lines), " " * 8).lstrip()
 
 
-def _reads(steps: Sequence[str], name: str) -> bool:
-    return name in reads(ast.parse("\n".join(steps)))
+def _has_variable(steps: Sequence[str], name: str) -> bool:
+    return name in variable_names(ast.parse("\n".join(steps)))
 
 
-def _type(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return type(value).__name__.removeprefix("Named").lower()
 
 
-def _arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
+def _body_arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
     """Return the arguments in the head's call of the body."""
     names = [first.argument, *["attention_mask"] * flags["masked"]]
     if flags["memory"]:
@@ -489,7 +489,7 @@ def _arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
     return [*names, *["inputs_embeds"] * flags["tokens"], *["use_cache=use_cache"] * flags["decodes"]]
 
 
-def _filled(template: str, words: Mapping[str, str], flags: Mapping[str, bool]) -> str:
+def _filled_template(template: str, words: Mapping[str, str], flags: Mapping[str, bool]) -> str:
     """Fill a template: replace its words, and omit the sections for other models."""
     lines: list[str] = []
     omitted: list[str] = []

@@ -178,7 +178,7 @@ def parts_of(graph: Graph) -> Parts:
     """Return the parts of a model. Raise SpecError for a model for which transformers has no class."""
     head = head_of(graph)
     nodes = graph.nodes[: len(graph.nodes) - len(head)]
-    split = _split(graph, head)
+    split = _decoding_split(graph, head)
     if split is None or not split.initial_nodes:
         source, *further = graph.inputs
         bodies: tuple[Body, ...] = (_body_of(graph, "", source, nodes, further, decodes=split is not None),)
@@ -192,11 +192,11 @@ def parts_of(graph: Graph) -> Parts:
         vector = last if last.output.type == "vector" else None
         names = {node.name: None for node in (last_sequence(bodies[-1]), last)}
         if not (set(graph.outputs) <= {*names} and graph.outputs[-1] == last.name):
-            raise cannot(graph, f"it must return logits or vectors; it returns {listing(graph.outputs)}")
-    return Parts(graph, bodies, head, vector, _task(graph, bodies, head))
+            raise unsupported_error(graph, f"it must return logits or vectors; it returns {listing(graph.outputs)}")
+    return Parts(graph, bodies, head, vector, _task_of(graph, bodies, head))
 
 
-def _split(graph: Graph, head: tuple[Node, ...]) -> DecodeSplit | None:
+def _decoding_split(graph: Graph, head: tuple[Node, ...]) -> DecodeSplit | None:
     """Split a model that generates text for decoding; return None for any other model.
 
     Raise SpecError for a decoder that cannot be decoded token by token.
@@ -213,14 +213,16 @@ def _split(graph: Graph, head: tuple[Node, ...]) -> DecodeSplit | None:
 
 def _encoder_decoder(graph: Graph, split: DecodeSplit, nodes: tuple[Node, ...]) -> tuple[Body, Body]:
     if len(graph.inputs) != 2 or len(split.initial_inputs) != 1:
-        raise cannot(graph, f"an encoder-decoder must take a source and a target; it takes {listing(graph.inputs)}")
+        raise unsupported_error(
+            graph, f"an encoder-decoder must take a source and a target; it takes {listing(graph.inputs)}"
+        )
     (source,), (target,) = split.initial_inputs, split.step_inputs
     once = {node.name for node in split.initial_nodes}
     encoder = tuple(node for node in nodes if node.name in once)
     rest = tuple(node for node in nodes if node.name not in once)
     if split.static_sources != (encoder[-1].name,):
         message = f"its decoder must take only the output of the encoder; it takes {listing(split.static_sources)}"
-        raise cannot(graph, message)
+        raise unsupported_error(graph, message)
     return (
         _body_of(graph, ENCODER, source, encoder, [], decodes=False),
         replace(_body_of(graph, DECODER, target, rest, [], decodes=True), memory=encoder[-1].name),
@@ -232,20 +234,20 @@ def _body_of(
 ) -> Body:
     """Return a body. Raise SpecError unless it has one input, not counting token types, and one stack of layers."""
     if graph.inputs[source].type not in ARGUMENTS:
-        raise cannot(graph, f"its input `{source}` is {graph.inputs[source].in_words()}")
+        raise unsupported_error(graph, f"its input `{source}` is {graph.inputs[source].in_words()}")
     readers = [node for node in nodes if source in node.wires.values()]
     embedding = None
     if graph.inputs[source].type == "tokens":
         if len(readers) != 1 or readers[0].config.table() is None:
-            raise cannot(graph, f"only one node, an embedding with a table, may take `{source}`")
+            raise unsupported_error(graph, f"only one node, an embedding with a table, may take `{source}`")
         embedding = readers[0]
     has_types = len(further) == 1 and graph.inputs[further[0]].optional
     if further and (decodes or embedding is None or not has_types or embedding.wires.get("tables") != further):
-        raise cannot(graph, f"it must take a single input of tokens; it takes {listing(graph.inputs)}")
+        raise unsupported_error(graph, f"it must take a single input of tokens; it takes {listing(graph.inputs)}")
     stacks = [node for node in nodes if node.stack is not None]
     if len(stacks) != 1:
         names = listing(node.name for node in stacks) or "none"
-        raise cannot(graph, f"exactly one of its nodes must have layers; got {names}")
+        raise unsupported_error(graph, f"exactly one of its nodes must have layers; got {names}")
     return Body(graph, name, source, nodes, stacks[0], decodes, embedding, further[0] if further else None)
 
 
@@ -259,12 +261,12 @@ def _check_head(graph: Graph, head: tuple[Node, ...], body: Body) -> None:
     for node in head:
         wires = [source for field, source in node.wires.items() if field != "tie"]
         if not all(isinstance(source, str) and source in sources for source in wires):
-            raise cannot(graph, f"`{node.name}` must take the output of the last node before it")
+            raise unsupported_error(graph, f"`{node.name}` must take the output of the last node before it")
     if masks_in_use(head) - {None, graph.inputs[body.input].mask}:
-        raise cannot(graph, f"`{head[0].name}` must use the padding mask of an input, not of a node")
+        raise unsupported_error(graph, f"`{head[0].name}` must use the padding mask of an input, not of a node")
 
 
-def _task(graph: Graph, bodies: tuple[Body, ...], head: tuple[Node, ...]) -> Task:
+def _task_of(graph: Graph, bodies: tuple[Body, ...], head: tuple[Node, ...]) -> Task:
     source = graph.inputs[bodies[0].input].type
     if not head:
         return VECTORS
@@ -276,11 +278,11 @@ def _task(graph: Graph, bodies: tuple[Body, ...], head: tuple[Node, ...]) -> Tas
     else:
         task = CLASSIFIERS.get((source, over)) if last.config.head() is None else None
     if task is None or last.output.width is None:
-        raise cannot(graph, f"`{last.name}` must be a head that transformers supports")
+        raise unsupported_error(graph, f"`{last.name}` must be a head that transformers supports")
     return task
 
 
-def cannot(graph: Graph, why: str) -> SpecError:
+def unsupported_error(graph: Graph, why: str) -> SpecError:
     """Return the error for a model for which transformers has no class."""
     message = f"`{graph.name}` cannot be written for transformers: {why}"
     return SpecError(Diagnostic(message, help="write it with --layout tfkit"))

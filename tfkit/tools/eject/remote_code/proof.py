@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, fx
 
-from tfkit.building.builder import allocate, build, evaluating
+from tfkit.building.builder import allocate_tensors, build, evaluation_mode
 from tfkit.building.initialize import initialize
 from tfkit.checkpoint.remote_code import folder_names
 from tfkit.errors import Diagnostic, SpecError
@@ -22,7 +22,7 @@ from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import as_tensors, random_inputs
 from tfkit.tools.eject.remote_code import proof_runner
 from tfkit.tools.eject.remote_code.parts import Parts
-from tfkit.tools.eject.remote_code.proof_runner import ModelFacts, moments
+from tfkit.tools.eject.remote_code.proof_runner import ModelFacts, sample_moments
 
 MAX_PARAMETERS = 2**30
 """Largest number of parameters for which the model is run. A larger model would take minutes."""
@@ -51,7 +51,7 @@ class Folders(Isolated):
         self._scratch.cleanup()
 
 
-def prove(model: fx.GraphModule, parts: Parts, folder: Path, process: Folders) -> bool:
+def compare_folder(model: fx.GraphModule, parts: Parts, folder: Path, process: Folders) -> bool:
     """Compare a folder with the model that was written to it.
 
     Return False if only the tensors were compared, because the model is too large to run. Raise SpecError if they
@@ -77,26 +77,26 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
     length = min(20, max_len(graph) or 20)
     dtype = next(model.parameters()).dtype
     inputs = random_inputs(graph, batch=3, length=length, dtype=dtype)
-    masks = _masks(parts, length)
+    masks = _padding_masks(parts, length)
     outputs: dict[str, Tensor] = {}
     padded: dict[str, Tensor] = {}
     steps, pieces, tolerance = parts.last.input, [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
     initial: dict[str, list[float]] = {}
     if runs:
         initial = {names(name): numbers for name, numbers in initial_moments(graph, dtype).items()}
-        with torch.no_grad(), evaluating(model):
-            outputs = _results(model, parts, inputs)
+        with torch.no_grad(), evaluation_mode(model):
+            outputs = _named_results(model, parts, inputs)
             tolerance *= max(1.0, *(float(output.abs().max()) for output in outputs.values()))
             first = length - length // 2
             if parts.decodes:
-                prefix = _results(model, parts, inputs | {steps: inputs[steps][:, :first]})["logits"]
+                prefix = _named_results(model, parts, inputs | {steps: inputs[steps][:, :first]})["logits"]
                 difference = (prefix - outputs["logits"][:, :first]).abs().max()
             if not parts.decodes or (length > 6 and difference <= tolerance):
                 pieces = [first, *[1] * (length - first - 3), 3] if parts.decodes else []
-                padded = _padded(model, parts, inputs, masks, outputs) if masks else {}
+                padded = _unpadded_results(model, parts, inputs, masks, outputs) if masks else {}
             else:  # positions depend on the length of the sequence, but a cache has keys of shorter lengths
                 masks = {name: mask | (torch.arange(3) == 2)[:, None] for name, mask in masks.items()}
-                padded = _results(model, parts, inputs | {f"{name}_mask": mask for name, mask in masks.items()})
+                padded = _named_results(model, parts, inputs | {f"{name}_mask": mask for name, mask in masks.items()})
     arguments = parts.arguments
     features = {name: value.transpose(1, 2) for name, value in inputs.items() if arguments[name] == "input_features"}
     return ModelFacts(
@@ -117,11 +117,11 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
 def initial_moments(graph: Graph, dtype: torch.dtype) -> dict[str, list[float]]:
     """Return the `moments` of the tensors of a new model, with variance 0 for tensors that are equal for all seeds."""
     model = build(graph, device="meta", dtype=dtype)
-    allocate(model, "cpu")
+    allocate_tensors(model, "cpu")
     seeds: list[dict[str, list[float]]] = []
     for seed in range(2):
         initialize(model, graph, seed)
-        seeds.append({name: moments(tensor) for name, tensor in model.state_dict().items()})
+        seeds.append({name: sample_moments(tensor) for name, tensor in model.state_dict().items()})
     result: dict[str, list[float]] = {}
     for name, (mean, mean_variance, square, square_variance) in seeds[0].items():
         fixed = seeds[0][name] == seeds[1][name]
@@ -131,7 +131,7 @@ def initial_moments(graph: Graph, dtype: torch.dtype) -> dict[str, list[float]]:
     return result
 
 
-def _masks(parts: Parts, length: int) -> dict[str, Tensor]:
+def _padding_masks(parts: Parts, length: int) -> dict[str, Tensor]:
     """Return a mask for each input that may be padded, with padding on the left and inside."""
     mask = torch.ones(3, length, dtype=torch.bool)
     mask[1, : length // 3] = False
@@ -140,7 +140,7 @@ def _masks(parts: Parts, length: int) -> dict[str, Tensor]:
     return {body.input: mask.clone() for body in parts.bodies if body.embedding is not None}
 
 
-def _results(model: fx.GraphModule, parts: Parts, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _named_results(model: fx.GraphModule, parts: Parts, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the results of a model by their names in transformers."""
     results = as_tensors(model(**inputs))
     if parts.head:
@@ -150,7 +150,7 @@ def _results(model: fx.GraphModule, parts: Parts, inputs: Mapping[str, Tensor]) 
     return dict(zip(names, results, strict=True))
 
 
-def _padded(
+def _unpadded_results(
     model: fx.GraphModule,
     parts: Parts,
     inputs: Mapping[str, Tensor],
@@ -165,7 +165,7 @@ def _padded(
     for row in range(3):
         kept = {name: masks[name][row] if name in masks else slice(None) for name in inputs}
         kept |= {types: kept[body.input] for body in parts.bodies if (types := body.types)}
-        results = _results(model, parts, {name: value[row, kept[name]][None] for name, value in inputs.items()})
+        results = _named_results(model, parts, {name: value[row, kept[name]][None] for name, value in inputs.items()})
         for name, result in results.items():
             is_sequence = result.shape[1:] != outputs[name].shape[1:] or name == "last_hidden_state"
             padded[name][row, kept[parts.last.input] if is_sequence else slice(None)] = result[0]

@@ -54,19 +54,19 @@ class ModelFacts(TypedDict):
     threads: int
 
 
-def compared(folder: Path, facts: ModelFacts) -> str | None:
+def comparison_error(folder: Path, facts: ModelFacts) -> str | None:
     """Describe an error in a folder; None if its tensors and results equal the model's."""
     import torch
     import transformers
 
     torch.set_num_threads(facts["threads"])
-    if facts["initial"] and (error := _initialized(folder, facts)):
+    if facts["initial"] and (error := _initialization_error(folder, facts)):
         return error
     loaded: Any = getattr(transformers, facts["auto"]).from_pretrained(
         folder, trust_remote_code=True, output_loading_info=True, dtype="auto"
     )
     model, loading = loaded
-    _align(model)
+    _align_weights(model)
     model.eval()
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if loading[kind]:
@@ -78,13 +78,13 @@ def compared(folder: Path, facts: ModelFacts) -> str | None:
         return f"its tensors differ: {', '.join(names[:3])}"
     with torch.no_grad():
         return (
-            (_computed(model, facts) or _eager(model, facts) or _saved(model, folder, facts))
+            (_output_error(model, facts) or _eager_attention_error(model, facts) or _reload_error(model, folder, facts))
             if facts["outputs"]
             else None
         )
 
 
-def moments(tensor: "Tensor") -> list[float]:
+def sample_moments(tensor: "Tensor") -> list[float]:
     """Return the mean of the values and of their squares, each followed by the variance of this mean."""
     values = tensor.detach().double().flatten()
     return [
@@ -92,7 +92,7 @@ def moments(tensor: "Tensor") -> list[float]:
     ]
 
 
-def _initialized(folder: Path, facts: ModelFacts) -> str | None:
+def _initialization_error(folder: Path, facts: ModelFacts) -> str | None:
     """Describe a weight of a new model that has a different distribution than tfkit's."""
     import torch
     import transformers
@@ -106,28 +106,28 @@ def _initialized(folder: Path, facts: ModelFacts) -> str | None:
 def distribution_error(state: "Mapping[str, Tensor]", initial: dict[str, list[float]]) -> str | None:
     """Describe the first tensor whose moments differ from `initial` by more than chance; None if there is none."""
     for name, (mean, mean_variance, square, square_variance) in initial.items():
-        ours = moments(state[name])
+        ours = sample_moments(state[name])
         pairs = (ours[:2], (mean, mean_variance)), (ours[2:], (square, square_variance))
-        if not all(_close(*pair) for pair in pairs):
+        if not all(_is_close(*pair) for pair in pairs):
             texts = [f"mean {a:.3g} and root mean square {b**0.5:.3g}" for a, b in ((ours[0], ours[2]), (mean, square))]
             return f"in a new model, `{name}` has {texts[0]}; tfkit's has {texts[1]}"
     return None
 
 
-def _close(ours: list[float], theirs: tuple[float, float]) -> bool:
+def _is_close(ours: list[float], theirs: tuple[float, float]) -> bool:
     """Return True if two means with their variances may differ by chance; False for NaN."""
     if theirs[1] == 0:
         return math.isclose(ours[0], theirs[0], rel_tol=1e-9)
     return abs(ours[0] - theirs[0]) <= DEVIATIONS * (ours[1] + theirs[1]) ** 0.5
 
 
-def _align(model: Any) -> None:
+def _align_weights(model: Any) -> None:
     """Copy the weights to aligned memory, because the address of a mapped file affects the rounding of sums."""
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
 
 
-def _computed(model: Any, facts: ModelFacts) -> str | None:
+def _output_error(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference between the results."""
     inputs, steps = facts["inputs"], facts["steps"]
     no_cache = {"use_cache": False} if facts["pieces"] else {}
@@ -136,7 +136,7 @@ def _computed(model: Any, facts: ModelFacts) -> str | None:
             continue
         result = model(**inputs, **masks, **no_cache)
         for name, expected in outputs.items():
-            if error := _difference(result[name], expected, facts["tolerance"] if masks else 0.0):
+            if error := _difference_text(result[name], expected, facts["tolerance"] if masks else 0.0):
                 return f"its results differ for {kind}: {error}"
         cache, start = None, 0
         for count in facts["pieces"]:
@@ -146,25 +146,25 @@ def _computed(model: Any, facts: ModelFacts) -> str | None:
             piece_masks = {name: mask[:, :stop] if name == own_mask else mask for name, mask in masks.items()}
             result = model(**piece, **piece_masks, past_key_values=cache, use_cache=True)
             cache = result.past_key_values
-            if error := _difference(result.logits, outputs["logits"][:, start:stop], facts["tolerance"]):
+            if error := _difference_text(result.logits, outputs["logits"][:, start:stop], facts["tolerance"]):
                 return f"its results differ for {kind} in several cached steps: {error}"
             start = stop
     return None
 
 
-def _eager(model: Any, facts: ModelFacts) -> str | None:
+def _eager_attention_error(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference with `attn_implementation="eager"`."""
     if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[type(model).__module__]):  # no layer has a choice
         return None
     model.set_attn_implementation("eager")
     result = model(**facts["inputs"])
     model.set_attn_implementation("sdpa")
-    errors = (_difference(result[name], facts["outputs"][name], facts["tolerance"]) for name in facts["outputs"])
+    errors = (_difference_text(result[name], facts["outputs"][name], facts["tolerance"]) for name in facts["outputs"])
     error = next(filter(None, errors), None)
     return error and f"its results differ with eager attention: {error}"
 
 
-def _difference(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | None:
+def _difference_text(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | None:
     """Describe the largest difference of two tensors, if it is larger than the tolerance."""
     import torch
 
@@ -172,7 +172,7 @@ def _difference(ours: "Tensor", theirs: "Tensor", tolerance: float) -> str | Non
     return None if difference <= tolerance else f"a difference of {difference:.2g} where {tolerance:.2g} is allowed"
 
 
-def _saved(model: Any, folder: Path, facts: ModelFacts) -> str | None:
+def _reload_error(model: Any, folder: Path, facts: ModelFacts) -> str | None:
     """Describe a difference after saving and loading the model."""
     import torch
     import transformers
@@ -180,19 +180,19 @@ def _saved(model: Any, folder: Path, facts: ModelFacts) -> str | None:
     with TemporaryDirectory(dir=folder.parent) as copy:
         model.save_pretrained(copy)
         loaded = getattr(transformers, facts["auto"]).from_pretrained(copy, trust_remote_code=True, dtype="auto").eval()
-        _align(loaded)
+        _align_weights(loaded)
         results = loaded(**facts["inputs"]), model(**facts["inputs"])
         if not all(torch.equal(results[0][name], results[1][name]) for name in facts["outputs"]):
             return "its results differ after it is saved and loaded"
     return None
 
 
-def answer(folder: Path, facts: Path) -> str | None:
+def folder_error(folder: Path, facts: Path) -> str | None:
     """Describe an error in a folder, or an exception that it raises; None if there is none."""
     import torch
 
     try:
-        return compared(folder, torch.load(facts, weights_only=True))
+        return comparison_error(folder, torch.load(facts, weights_only=True))
     except Exception as cause:
         return f"{type(cause).__name__}: {cause}"
 
@@ -208,7 +208,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM  # noqa: F401 - while the folder is still being written
 
     for line in sys.stdin:
-        print(json.dumps(answer(*map(Path, json.loads(line)))), file=replies, flush=True)
+        print(json.dumps(folder_error(*map(Path, json.loads(line)))), file=replies, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from tfkit.building.builder import call
+from tfkit.building.builder import write_call
 from tfkit.checkpoint.remote_code import BODY, MATRIX, matrix_name
 from tfkit.component import Pieces
 from tfkit.graph.expand import Graph, Node
@@ -21,10 +21,10 @@ from tfkit.graph.wiring import masks_in_use
 from tfkit.nn import Linear, Past, Program, Table, Value
 from tfkit.nn.forward_text import Step
 from tfkit.nn.program import Steps, Written, written_class
-from tfkit.tools.eject.remote_code.parts import Body, Parts, cannot, last_sequence
+from tfkit.tools.eject.remote_code.parts import Body, Parts, last_sequence, unsupported_error
 
 
-def separated(model: fx.GraphModule, parts: Parts, name: str) -> nn.Module:
+def separated_model(model: fx.GraphModule, parts: Parts, name: str) -> nn.Module:
     """Build the head of a model, with the body as its child `BODY`; or only the body if there is no head.
 
     Args:
@@ -32,7 +32,7 @@ def separated(model: fx.GraphModule, parts: Parts, name: str) -> nn.Module:
         parts: its nodes.
         name: the prefix of the names of the classes.
     """
-    modules = {body.name: _body(model, body, parts, f"{name}{body.class_end}") for body in parts.bodies}
+    modules = {body.name: _body_module(model, body, parts, f"{name}{body.class_end}") for body in parts.bodies}
     root = modules.get("")
     if root is None:
         root = type(f"{name}Model", (nn.Module,), {})()
@@ -40,12 +40,12 @@ def separated(model: fx.GraphModule, parts: Parts, name: str) -> nn.Module:
             root.add_module(child, module)
     if not parts.head:
         return root
-    head = _head(model, parts, f"{name}{parts.task.class_name}")
+    head = _head_module(model, parts, f"{name}{parts.task.class_name}")
     head.add_module(BODY, root)
     return head
 
 
-def _body(model: fx.GraphModule, body: Body, parts: Parts, class_name: str) -> fx.GraphModule:
+def _body_module(model: fx.GraphModule, body: Body, parts: Parts, class_name: str) -> fx.GraphModule:
     """Build a body: input and optional masks, token types, memory, `Past` and caches -> vectors."""
     program, graph = Program(), parts.graph
     values: dict[str, Value] = {body.input: program.input("x")}
@@ -67,7 +67,7 @@ def _body(model: fx.GraphModule, body: Body, parts: Parts, class_name: str) -> f
             node, module = _of_vectors(graph, node, module)
         pieces = node.config.pieces(node.signals) if body.decodes else Pieces()
         taken = {name: value for name, value in further.items() if getattr(pieces, name)}
-        values |= call(program, graph, node, module, values, **taken)
+        values |= write_call(program, graph, node, module, values, **taken)
     outputs = [last_sequence(body), *([parts.vector] if parts.vector else [])]
     results = tuple(values[node.name] for node in outputs)
     return program.build_graph_module(results if len(results) > 1 else results[0], class_name)
@@ -75,13 +75,13 @@ def _body(model: fx.GraphModule, body: Body, parts: Parts, class_name: str) -> f
 
 def _of_vectors(graph: Graph, node: Node, module: nn.Module) -> tuple[Node, nn.Module]:
     """Return an embedding that takes vectors instead of tokens. Its table stays, for the callers."""
-    embedding, children = _written(graph, node, module, "tokens"), dict(module.named_children())
+    embedding, children = _written_module(graph, node, module, "tokens"), dict(module.named_children())
     steps = dict(embedding.steps)
-    lookup = _step(steps, "tokens")
+    lookup = _lookup_step(steps, "tokens")
     ids = next(value for value, step in steps.items() if step.op == "placeholder")
     table = next((value for value, step in steps.items() if step.op == "placeholder" and step.name == "tie"), None)
     if table is not None:
-        children["tokens"] = _table(node)
+        children["tokens"] = _embedding_table(node)
         del steps[table]
     used = {argument for value, step in steps.items() if value != lookup for argument in step.args}
     unused = [value for value in steps if value in steps[lookup].args and value not in used and value != ids]
@@ -101,7 +101,7 @@ def _of_vectors(graph: Graph, node: Node, module: nn.Module) -> tuple[Node, nn.M
     return replace(node, wires=wires), result
 
 
-def _head(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModule:
+def _head_module(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModule:
     """Build the head: vectors -> logits. A tied matrix also becomes a linear layer."""
     program, (*first, last), graph = Program(), parts.head, parts.graph
     values: dict[Any, Value] = {parts.last.nodes[-1].name: program.input("x")}
@@ -109,8 +109,8 @@ def _head(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModul
     if mask in masks_in_use(parts.head):
         values[mask] = program.input("mask", optional=True)
     for node in first:
-        values |= call(program, graph, node, model.get_submodule(node.name), values)
-    module, name = _written(graph, last, model.get_submodule(last.name), MATRIX), matrix_name(last)
+        values |= write_call(program, graph, node, model.get_submodule(node.name), values)
+    module, name = _written_module(graph, last, model.get_submodule(last.name), MATRIX), matrix_name(last)
     output: Value | None = None
     for value, step in module.steps.items():
         args = [values.get(argument, argument) for argument in step.args]
@@ -119,7 +119,7 @@ def _head(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModul
         elif step.op == "call_module" and step.target == MATRIX:
             matrix = module.get_submodule(MATRIX)
             if "tie" in last.wires:
-                matrix = _matrix(last, bias=matrix.bias is not None)
+                matrix = _output_matrix(last, bias=matrix.bias is not None)
             values[value] = program.call(name, matrix, args[0])
         elif step.op == "call_module":
             values[value] = program.call(step.target, module.get_submodule(step.target), *args)
@@ -130,14 +130,16 @@ def _head(model: fx.GraphModule, parts: Parts, class_name: str) -> fx.GraphModul
     return program.build_graph_module(output, class_name)
 
 
-def _written(graph: Graph, node: Node, module: nn.Module, child: str) -> Written:
+def _written_module(graph: Graph, node: Node, module: nn.Module, child: str) -> Written:
     """Return the module of a node. Raise SpecError unless tfkit wrote its code, and the code calls `child`."""
     if isinstance(module, Written) and any(_looks_up(step, child) for step in module.steps.values()):
         return module
-    raise cannot(graph, f"the module of `{node.name}` has no `{child}`, to which transformers gives new rows")
+    raise unsupported_error(
+        graph, f"the module of `{node.name}` has no `{child}`, to which transformers gives new rows"
+    )
 
 
-def _step(steps: Steps, child: str) -> Value:
+def _lookup_step(steps: Steps, child: str) -> Value:
     """Return the step that calls a child, or that uses the table of a tied child."""
     return next(value for value, step in steps.items() if _looks_up(step, child))
 
@@ -148,7 +150,7 @@ def _looks_up(step: Step, child: str) -> bool:
     return step.op == "call_module" and step.target == child
 
 
-def _table(embedding: Node) -> Table:
+def _embedding_table(embedding: Node) -> Table:
     """Build a table for an embedding whose table is tied."""
     table = embedding.config.table()
     assert table is not None
@@ -157,7 +159,7 @@ def _table(embedding: Node) -> Table:
     return Table(table.rows, table.width)
 
 
-def _matrix(head: Node, *, bias: bool) -> Linear:
+def _output_matrix(head: Node, *, bias: bool) -> Linear:
     """Build a matrix for a head whose matrix is tied."""
     table, logits = head.signals["tie"], head.config.output(head.signals)
     assert not isinstance(table, list)

@@ -13,12 +13,12 @@ from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, positions_of
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, MetricConfig, Order
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.evaluate import evaluate
+from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.memory import MicroBatch
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of
-from tfkit.tools.train.check.options import arrays
-from tfkit.tools.train.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train
+from tfkit.tools.train.check.options import batch_arrays
+from tfkit.tools.train.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train_reduced_run
 
 PASSES = 3
 EXAMPLE_COUNT, WITHOUT_ANSWER = 6, 3
@@ -26,7 +26,7 @@ EXAMPLE_COUNT, WITHOUT_ANSWER = 6, 3
 
 
 @property_of("examples", "reads each example alike in any batch", of="run")
-def examples(subject: RunUnderTest) -> Iterator[Deviation]:
+def example_independence(subject: RunUnderTest) -> Iterator[Deviation]:
     """An example depends on its index alone: not on its batch, on earlier reads, or on when the data was built."""
     config, where = subject.run.config, kind_of(type(subject.run.config.data))
     where = f"{where} `{config.data.kind_name()}`"
@@ -60,20 +60,20 @@ def examples(subject: RunUnderTest) -> Iterator[Deviation]:
 
 def _equal_rows(row: Batch, other: Batch) -> bool:
     """Return True if rows are equal. If their padded lengths differ, compare only the positions that count."""
-    pairs = [*zip(arrays(row), arrays(other), strict=True)]
+    pairs = [*zip(batch_arrays(row), batch_arrays(other), strict=True)]
     if all(first.shape == second.shape for first, second in pairs):
         return all(np.array_equal(first, second) for first, second in pairs)
     return np.array_equal(row.targets[row.targets != IGNORE_INDEX], other.targets[other.targets != IGNORE_INDEX])
 
 
 @property_of("passes", "reads the data in a new order in each pass", of="run")
-def passes(subject: RunUnderTest) -> Iterator[Deviation]:
+def epoch_order(subject: RunUnderTest) -> Iterator[Deviation]:
     """Every order reads the data as documented; shuffled, a pass has every example once, in a new order."""
     everything, seed = [*range(EXAMPLES)], subject.run.config.seed
     size = len(subject.run.data.examples("train", "sequential"))
     if size < EXAMPLES:
         everything = [*range(size)]
-    drawn = {order: _indices(subject, order, seed) for order in ("shuffled", "sequential", "sampled")}
+    drawn = {order: _taken_indices(subject, order, seed) for order in ("shuffled", "sequential", "sampled")}
     of_passes = [drawn["shuffled"][size * number : size * (number + 1)] for number in range(PASSES)]
     for number, indices in enumerate(of_passes, 1):
         if sorted(indices) != everything:
@@ -87,12 +87,12 @@ def passes(subject: RunUnderTest) -> Iterator[Deviation]:
     if size > 1 and all(first == second for first, second in pairwise(of_steps)):
         yield Deviation.fault("sampled, every step has the same examples")
     for order in ("shuffled", "sampled"):
-        if size > 2 and drawn[order] == _indices(subject, order, seed + 1):
+        if size > 2 and drawn[order] == _taken_indices(subject, order, seed + 1):
             yield Deviation.fault(f"{order}, a different seed draws the same examples")
     yield Deviation(0.0, "")
 
 
-def _indices(subject: RunUnderTest, order: Order, seed: int) -> list[int]:
+def _taken_indices(subject: RunUnderTest, order: Order, seed: int) -> list[int]:
     """Return the indices of the examples that the steps of a run take, in several passes."""
     taken: list[int] = []
 
@@ -108,7 +108,7 @@ def _indices(subject: RunUnderTest, order: Order, seed: int) -> list[int]:
         ("eval",): None,
         ("checkpoint", "every"): None,
     }
-    train(subject.changed(values, change=note))
+    train_reduced_run(subject.changed(values, change=note))
     return taken
 
 
@@ -116,14 +116,14 @@ def _indices(subject: RunUnderTest, order: Order, seed: int) -> list[int]:
 
 
 @property_of("metrics", "evaluates what counts, and no more", of="run")
-def metrics(subject: RunUnderTest) -> Iterator[Deviation]:
+def metric_values(subject: RunUnderTest) -> Iterator[Deviation]:
     """Metrics do not depend on the micro-batch, nor on examples without a position that counts.
 
     The metrics of the run, and all others that can be computed on its data.
     """
     config = subject.run.config
     plain, further = (
-        subject.changed({}, examples=count, change=_unanswered)
+        subject.changed({}, examples=count, change=_with_ignored_targets)
         for count in (EXAMPLE_COUNT, EXAMPLE_COUNT + WITHOUT_ANSWER)
     )
     listed_metrics = config.eval.metrics if config.eval else ()
@@ -134,21 +134,21 @@ def metrics(subject: RunUnderTest) -> Iterator[Deviation]:
     ):
         assert isinstance(metric, MetricConfig)
         try:
-            expected = _evaluated(subject, plain, metric, SEQUENCES)
+            expected = _evaluated_metric(subject, plain, metric, SEQUENCES)
         except SpecError:
             if metric in listed_metrics:
                 raise
             continue
         where = f"{kind_of(type(metric))} `{metric.kind_name()}`"
         for size in (1, SEQUENCES - 1):
-            got = _evaluated(subject, plain, metric, size)
+            got = _evaluated_metric(subject, plain, metric, size)
             yield from _equal_numbers(got, expected, f"in micro-batches of {size}", where)
         with suppress(SpecError):  # a metric may reject such examples
-            got = _evaluated(subject, further, metric, SEQUENCES)
+            got = _evaluated_metric(subject, further, metric, SEQUENCES)
             yield from _equal_numbers(got, expected, "with further examples in which nothing counts", where)
 
 
-def _unanswered(batch: Batch, indices: Ids) -> Batch:
+def _with_ignored_targets(batch: Batch, indices: Ids) -> Batch:
     """Ignore all targets of the examples after the first ones."""
     late = indices >= EXAMPLE_COUNT
 
@@ -156,16 +156,16 @@ def _unanswered(batch: Batch, indices: Ids) -> Batch:
         return np.where(late.reshape(-1, *[1] * (targets.ndim - 1)), IGNORE_INDEX, targets)
 
     further = {name: ignored(targets) for name, targets in batch.further_targets.items()}
-    choices = tuple(_unanswered(choice, indices) for choice in batch.alternatives)
+    choices = tuple(_with_ignored_targets(choice, indices) for choice in batch.alternatives)
     return replace(batch, targets=ignored(batch.targets), further_targets=further, alternatives=choices)
 
 
-def _evaluated(subject: RunUnderTest, run: Run, metric: MetricConfig, size: int) -> dict[str, float]:
+def _evaluated_metric(subject: RunUnderTest, run: Run, metric: MetricConfig, size: int) -> dict[str, float]:
     """Return the numbers of a metric on all examples of the split that the run evaluates."""
     micro_batch = MicroBatch(run)
     micro_batch.size = size
     splits = {name: SplitConfig(batches="all") for name in (run.config.eval.splits if run.config.eval else ())}
-    return evaluate(subject.of_model.model, run, splits, [metric], micro_batch=micro_batch)
+    return evaluate_splits(subject.of_model.model, run, splits, [metric], micro_batch=micro_batch)
 
 
 def _equal_numbers(got: dict[str, float], expected: dict[str, float], how: str, where: str) -> Iterator[Deviation]:

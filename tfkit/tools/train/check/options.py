@@ -17,8 +17,8 @@ from tfkit.tools.check.components import legal_values
 from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.check.model_under_test import FieldPath
 from tfkit.tools.check.properties.values import other_numbers
-from tfkit.tools.train.check.optimizer import DECAY, FACTORS, displacements, settings_of
-from tfkit.tools.train.check.run_under_test import SEQUENCES, RunUnderTest, train
+from tfkit.tools.train.check.optimizer import DECAY, FACTORS, settings_of, weight_displacements
+from tfkit.tools.train.check.run_under_test import SEQUENCES, RunUnderTest, train_reduced_run
 from tfkit.tools.train.check.schedule import steps_to_compare
 
 ENTIRE_SPLIT = 2**62
@@ -28,7 +28,7 @@ ROWS = 8 * SEQUENCES
 
 
 @property_of("options", "changes with every option of its kinds", of="run", follows=("optimizer", "schedule"))
-def options(subject: RunUnderTest) -> Iterator[Deviation]:
+def option_effects(subject: RunUnderTest) -> Iterator[Deviation]:
     """A different value of a field of the optimizer, schedule, loss or data changes what the kind computes."""
     optimizers = parts(("optimizer",), subject.run.config.optimizer)
     base: dict[FieldPath, Any] = {
@@ -45,9 +45,11 @@ def options(subject: RunUnderTest) -> Iterator[Deviation]:
             for other in alternatives:
                 with suppress(SpecError, ValueError, Invalid):
                     changed = subject.changed({**base, path: other}, examples=ENTIRE_SPLIT)
-                    if path[-1] == "decay_all" and _settings(subject, changed) == _settings(subject, before):
+                    if path[-1] == "decay_all" and _weight_settings(subject, changed) == _weight_settings(
+                        subject, before
+                    ):
                         continue  # every weight of this optimizer decays anyway
-                    idle = _equal(observe(subject, changed), expected)
+                    idle = _is_equal(observe(subject, changed), expected)
                     if not idle:
                         break
             if idle:
@@ -55,54 +57,54 @@ def options(subject: RunUnderTest) -> Iterator[Deviation]:
     yield Deviation(0.0, "")
 
 
-def _settings(subject: RunUnderTest, run: Run) -> dict[str, tuple[float, float]]:
+def _weight_settings(subject: RunUnderTest, run: Run) -> dict[str, tuple[float, float]]:
     return settings_of(subject.new_model(), run.config.optimizer)
 
 
-def _optimizer(subject: RunUnderTest, run: Run) -> list[Any]:
+def _optimizer_steps(subject: RunUnderTest, run: Run) -> list[Any]:
     """Return the steps of an optimizer with random gradients."""
-    return list(displacements(subject, run.config.optimizer, FACTORS[:3]).values())
+    return list(weight_displacements(subject, run.config.optimizer, FACTORS[:3]).values())
 
 
-def _schedule(subject: RunUnderTest, run: Run) -> list[Any]:
+def _schedule_factors(subject: RunUnderTest, run: Run) -> list[Any]:
     """Return the factors of all steps of the full run."""
     config, steps = run.config.schedule, subject.full.steps
     config.check_steps(steps)
     return [config.factor(step, steps) for step in steps_to_compare(steps, 1)]
 
 
-def _loss(subject: RunUnderTest, run: Run) -> list[Any]:
-    return train(run, until=1).numbers("loss")
+def _first_step_loss(subject: RunUnderTest, run: Run) -> list[Any]:
+    return train_reduced_run(run, until=1).numbers("loss")
 
 
-def _data(subject: RunUnderTest, run: Run) -> list[Any]:
+def _data_contents(subject: RunUnderTest, run: Run) -> list[Any]:
     """Return the sizes of data and the first examples of each split."""
     data, order = run.data, run.config.data.order
     shown: list[Any] = [data.vocab_size, data.length, *data.splits]
     for split in data.splits:
         examples = data.examples(split, order)
-        shown += [len(examples), *arrays(examples.batch(np.arange(min(ROWS, len(examples)))))]
+        shown += [len(examples), *batch_arrays(examples.batch(np.arange(min(ROWS, len(examples)))))]
     return shown
 
 
 OBSERVED: Mapping[str, Callable[[RunUnderTest, Run], list[Any]]] = {
-    "optimizer": _optimizer,
-    "schedule": _schedule,
-    "loss": _loss,
-    "data": _data,
+    "optimizer": _optimizer_steps,
+    "schedule": _schedule_factors,
+    "loss": _first_step_loss,
+    "data": _data_contents,
 }
 """By slot, the function that computes the numbers on which its options must have an effect."""
 
 
-def arrays(batch: Batch) -> list[Any]:
+def batch_arrays(batch: Batch) -> list[Any]:
     """Return all arrays of a batch."""
     named = [batch.inputs, batch.masks, batch.further_targets]
-    inside = [array for choice in batch.alternatives for array in arrays(choice)]
+    inside = [array for choice in batch.alternatives for array in batch_arrays(choice)]
     documents = [] if batch.documents is None else [batch.documents]
     return [batch.targets, *(array for names in named for array in names.values()), *documents, *inside]
 
 
-def _equal(shown: list[Any], expected: list[Any]) -> bool:
+def _is_equal(shown: list[Any], expected: list[Any]) -> bool:
     return len(shown) == len(expected) and all(map(np.array_equal, shown, expected))
 
 
@@ -123,11 +125,11 @@ def other_values(start: FieldPath, root: Config, *, of_all: bool = False) -> Ite
                     for index, item in enumerate(value):
                         alternatives = [(*value[:index], other, *value[index + 1 :]) for other in other_numbers(item)]
                         yield (*path, name), alternatives
-                elif alternatives := _others(name, info, value):
+                elif alternatives := _other_field_values(name, info, value):
                     yield (*path, name), alternatives
 
 
-def _others(name: str, info: FieldInfo, value: Any) -> list[Any]:
+def _other_field_values(name: str, info: FieldInfo, value: Any) -> list[Any]:
     """Return different values of a field; none for texts and configs."""
     if value is None:
         return [other for other in legal_values(name, info) if other is not None]

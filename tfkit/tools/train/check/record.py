@@ -14,12 +14,12 @@ from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.run_meaning import LABELS
 from tfkit.run.training.checkpoint import Restored
-from tfkit.tools.check.measure import TOLERANCE, Deviation, difference, property_of
-from tfkit.tools.check.model_under_test import FieldPath, leaves, with_values
+from tfkit.tools.check.measure import TOLERANCE, Deviation, property_of, tensor_deviation
+from tfkit.tools.check.model_under_test import FieldPath, leaf_values, with_values
 from tfkit.tools.check.properties.training import without_dropout
 from tfkit.tools.check.properties.values import other_numbers
 from tfkit.tools.train.check.options import other_values
-from tfkit.tools.train.check.run_under_test import RunUnderTest, Tensors, TrainedSteps, train
+from tfkit.tools.train.check.run_under_test import RunUnderTest, Tensors, TrainedSteps, train_reduced_run
 
 T = TypeVar("T")
 TRAINED = 3
@@ -31,18 +31,21 @@ BFLOAT16 = 1e-3
 
 
 @property_of("evaluation", "is not changed by an evaluation", of="run")
-def evaluation(subject: RunUnderTest) -> Iterator[Deviation]:
+def evaluation_effect(subject: RunUnderTest) -> Iterator[Deviation]:
     """An evaluation after every step changes no bit of a weight."""
-    without, each = train(subject.changed({("eval",): None})), train(subject.changed({("eval", "every"): 1}))
+    without, each = (
+        train_reduced_run(subject.changed({("eval",): None})),
+        train_reduced_run(subject.changed({("eval", "every"): 1})),
+    )
     yield from _equal_weights(each, without, "an evaluation after every step")
 
 
 @property_of("callbacks", "is not changed by its callbacks", of="run", follows=("evaluation",))
-def callbacks(subject: RunUnderTest) -> Iterator[Deviation]:
+def callback_effects(subject: RunUnderTest) -> Iterator[Deviation]:
     """Callbacks change no bit of a weight, unless they reject updates. Every kind without required fields is tried."""
-    plain = train(subject.changed({("callbacks",): ()}))
+    plain = train_reduced_run(subject.changed({("callbacks",): ()}))
     for config in subject.callbacks:
-        observed = train(subject.changed({("callbacks",): (config,)}))
+        observed = train_reduced_run(subject.changed({("callbacks",): (config,)}))
         if not observed.numbers("rejected"):
             yield from _equal_weights(observed, plain, f"the callback `{config.kind_name()}`")
 
@@ -51,17 +54,17 @@ def _equal_weights(steps: TrainedSteps, expected: TrainedSteps, cause: str) -> I
     """Compare the weights after each step; a callback may end a run early."""
     for step, (weights, other) in enumerate(zip(steps.weights, expected.weights, strict=False), 1):
         for name, weight in other.items():
-            yield difference(weights[name], weight, f"{cause} changes `{name}` of step {step} by {{}}", limit=0.0)
+            yield tensor_deviation(weights[name], weight, f"{cause} changes `{name}` of step {step} by {{}}", limit=0.0)
 
 
 @property_of("resume", "resumes with equal bits after any step", of="run", follows=("evaluation",))
-def resume(subject: RunUnderTest) -> Iterator[Deviation]:
+def resumed_run(subject: RunUnderTest) -> Iterator[Deviation]:
     """A run that resumes from the checkpoint of any step ends with equal weights and equal states."""
     run = subject.changed({("callbacks",): subject.callbacks})
-    full = train(run)
+    full = train_reduced_run(run)
     last = full.notes.checkpoints[-1]
     for checkpoint, position in zip(full.notes.checkpoints[:-1], full.notes.positions, strict=False):
-        resumed, how = train(run, start=checkpoint), f"resumed after step {checkpoint.step}"
+        resumed, how = train_reduced_run(run, start=checkpoint), f"resumed after step {checkpoint.step}"
         end = resumed.notes.checkpoints[-1]
         for name, tensor in full.hidden.items():
             if name not in resumed.hidden or not torch.equal(resumed.hidden[name], tensor):
@@ -79,16 +82,16 @@ def resume(subject: RunUnderTest) -> Iterator[Deviation]:
 
 
 def _different_tensors(end: Restored, last: Restored, how: str) -> Iterator[Deviation]:
-    for what, tensors, expected in _tensors(end, last):
+    for what, tensors, expected in _checkpoint_tensors(end, last):
         if tensors.keys() != expected.keys():
             names = ", ".join(sorted(tensors.keys() ^ expected.keys()))
             yield Deviation.fault(f"{how}, the run has other tensors in {what}: {names}")
             continue
         for name, tensor in expected.items():
-            yield difference(tensors[name], tensor, f"{how}, {what} `{name}` differs by {{}}", limit=0.0)
+            yield tensor_deviation(tensors[name], tensor, f"{how}, {what} `{name}` differs by {{}}", limit=0.0)
 
 
-def _tensors(end: Restored, last: Restored) -> Iterator[tuple[str, Tensors, Tensors]]:
+def _checkpoint_tensors(end: Restored, last: Restored) -> Iterator[tuple[str, Tensors, Tensors]]:
     """Yield the named tensors of two checkpoints."""
     yield "the weight", end.weights, last.weights
     yield "the optimizer state", end.optimizer, last.optimizer
@@ -96,16 +99,16 @@ def _tensors(end: Restored, last: Restored) -> Iterator[tuple[str, Tensors, Tens
 
 
 @property_of("digest", "has another digest if numbers differ", of="run", follows=("steps",))
-def digest(subject: RunUnderTest) -> Iterator[Deviation]:
+def digest_coverage(subject: RunUnderTest) -> Iterator[Deviation]:
     """A value that does not change the digest changes no bit of a weight; in `machine`, losses change by rounding."""
     graph = subject.of_model.changed(without_dropout(subject.of_model))
     base = subject.changed({}, graph=graph)
-    expected = train(base, until=TRAINED)
+    expected = train_reduced_run(base, until=TRAINED)
     for path, alternatives in _all_values(subject):
         changed = _first_valid(partial(subject.changed, {path: other}, graph=graph) for other in alternatives)
         if changed is not None and changed.digest == base.digest:
             yield from _same_numbers(changed, expected, f"a different `{'.'.join(path)}`", path[0])
-    for path, value in leaves(base.graph.spec.model):
+    for path, value in leaf_values(base.graph.spec.model):
         numbers = other_numbers(value) if isinstance(value, int | float) and path[0] not in LABELS else ()
         model = _first_valid(partial(with_values, base.meaning.model, {path: other}) for other in numbers)
         if model is not None and replace(base.meaning, model=model).digest == base.digest:
@@ -132,7 +135,7 @@ def _all_values(subject: RunUnderTest) -> Iterator[tuple[FieldPath, list[Any]]]:
 
 def _same_numbers(run: Run, expected: TrainedSteps, cause: str, part: str) -> Iterator[Deviation]:
     """Compare a run whose digest has not changed."""
-    steps = train(run, until=TRAINED)
+    steps = train_reduced_run(run, until=TRAINED)
     if part != "machine":
         yield from (
             Deviation(deviation.error, f"{deviation.detail}, but not the digest of the run", 0.0)

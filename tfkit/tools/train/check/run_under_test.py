@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build
-from tfkit.checkpoint.selection import matches, matches_any
+from tfkit.checkpoint.selection import is_match, matches_any
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph
@@ -31,14 +31,14 @@ from tfkit.run.run_spec import ENDS, EvalConfig, RunSpec, SavingConfig, SplitCon
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.processes import Processes
-from tfkit.run.training.start import freeze
+from tfkit.run.training.start import freeze_parameters
 from tfkit.spec.messages import fault_in
 from tfkit.spec.provenance import Provenance
 from tfkit.tools.check.components import required_values
 from tfkit.tools.check.model_under_test import (
     FieldPath,
     ModelUnderTest,
-    redrawn,
+    redraw_parameters,
     reference_functions,
     with_values,
 )
@@ -114,7 +114,7 @@ class RunUnderTest:
         for config in self.small_configs("callback"):
             if config.kind_name() not in kinds and isinstance(config, CallbackConfig):
                 with suppress(SpecError):
-                    train(self.changed({("callbacks",): (config,)}), until=2)
+                    train_reduced_run(self.changed({("callbacks",): (config,)}), until=2)
                     configs.append(config)
         return tuple(configs)
 
@@ -150,9 +150,9 @@ class RunUnderTest:
 
     @cached_property
     def _model(self) -> fx.GraphModule:
-        model = redrawn(build(self.run.graph, seed=self.seed), self.seed).double()
+        model = redraw_parameters(build(self.run.graph, seed=self.seed), self.seed).double()
         if self.run.config.freeze:
-            freeze(model, self.run.config.freeze)
+            freeze_parameters(model, self.run.config.freeze)
         return model
 
 
@@ -206,10 +206,10 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     changes["batch"] = config.batch.model_copy(update={"sequences": SEQUENCES, "length": length})
     changes["machine"] = type(config.machine)()
     changes["checkpoint"] = SavingConfig(every=1)
-    changes["eval"] = _evaluation(config, plugins)
+    changes["eval"] = _small_evaluation(config, plugins)
     small = config.model_copy(update=changes)
-    graph, words = _graph(full, data, plugins)
-    small = small.model_copy(update=_matching(small, build(graph, device="meta")))
+    graph, words = _reduced_graph(full, data, plugins)
+    small = small.model_copy(update=_matching_patterns(small, build(graph, device="meta")))
     file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES))
     sizes = f"{SEQUENCES} of {config.batch.sequences} sequences"
     words = ", ".join([sizes, *([f"{length} of {config.batch.length} positions"] if length else []), words])
@@ -235,7 +235,7 @@ def _small_data(full: Run) -> tuple[int | None, Data]:
     return (LENGTH, data) if longest <= LENGTH else (longest, data_of(longest))
 
 
-def _evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
+def _small_evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
     """Return an evaluation of a split, with the metrics of the run if it has an evaluation."""
     names = [*config.eval.splits] if config.eval is not None else [*config.data.split_names]
     split = {next((name for name in names if name != "train"), "train"): SplitConfig(batches=1)}
@@ -246,7 +246,7 @@ def _evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
     return EvalConfig.model_validate({"every": 2, "splits": split, "metrics": (metric(),)})
 
 
-def _graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]:
+def _reduced_graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]:
     """Return the reduced model of a run, or its model if the reduced model cannot be trained on the data."""
     classes = getattr(data, "n_classes", None)
     numbers = classes.values() if isinstance(classes, Mapping) else [classes or 0]
@@ -259,11 +259,11 @@ def _graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]:
     return reduced.graph, reduced.words
 
 
-def _matching(config: RunSpec, model: fx.GraphModule) -> dict[str, Any]:
+def _matching_patterns(config: RunSpec, model: fx.GraphModule) -> dict[str, Any]:
     """Return the patterns of a run that match a parameter of a model."""
     names = [name for name, _ in model.named_parameters()]
     frozen = tuple(pattern for pattern in config.freeze if any(matches_any(name, [pattern]) for name in names))
-    rules = tuple(rule for rule in config.optimizer.groups if any(matches(name, rule.match) for name in names))
+    rules = tuple(rule for rule in config.optimizer.groups if any(is_match(name, rule.match) for name in names))
     return {"freeze": frozen, "optimizer": config.optimizer.model_copy(update={"groups": rules})}
 
 
@@ -294,7 +294,7 @@ class Notes:
 
     def save(self, checkpoint: Checkpoint) -> None:
         weights, optimizer, tensors = map(
-            copied, (checkpoint.model.state_dict(), checkpoint.optimizer, checkpoint.tensors)
+            copied_tensors, (checkpoint.model.state_dict(), checkpoint.optimizer, checkpoint.tensors)
         )
         rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors
         self.checkpoints.append(Restored(checkpoint.step, weights, optimizer, *rest))
@@ -311,7 +311,7 @@ class Notes:
     def close(self) -> None: ...
 
 
-def copied(tensors: Tensors) -> dict[str, Tensor]:
+def copied_tensors(tensors: Tensors) -> dict[str, Tensor]:
     """Return copies of tensors."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
@@ -348,11 +348,11 @@ class _Watcher(Callback):
         self._steps = steps
 
     def on_step(self, training: Training, numbers: Mapping[str, float]) -> None:
-        self._steps.weights.append(copied(dict(training.model.named_parameters())))
+        self._steps.weights.append(copied_tensors(dict(training.model.named_parameters())))
         self._steps.parts.append([])
 
 
-def train(
+def train_reduced_run(
     run: Run, *, until: int | None = None, start: Restored | None = None, processes: Processes | None = None
 ) -> TrainedSteps:
     """Train a reduced run from its first step or from a checkpoint, and return the observed steps."""
@@ -362,7 +362,7 @@ def train(
 
     def before(optimizer: torch.optim.Optimizer, *_args: Any) -> None:
         gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
-        steps.gradients.append(copied(gradients))
+        steps.gradients.append(copied_tensors(gradients))
         steps.rates.append([group["lr"] for group in optimizer.param_groups])
 
     trainer.optimizer.register_step_pre_hook(before)

@@ -10,7 +10,7 @@ from tfkit.errors import Invalid
 from tfkit.run.contract import count_of
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of
-from tfkit.tools.train.check.run_under_test import STEPS, RunUnderTest, train
+from tfkit.tools.train.check.run_under_test import STEPS, RunUnderTest, train_reduced_run
 
 MAX_STEPS, SHORT_RUN = 400, 23
 """Maximum number of steps whose factors are compared, half of them at the start; and the steps of a short run."""
@@ -18,7 +18,7 @@ TOLERANCE = 1e-12
 
 
 @property_of("schedule", "has the rates of its formula", of="run")
-def schedule(subject: RunUnderTest) -> Iterator[Deviation]:
+def schedule_factors(subject: RunUnderTest) -> Iterator[Deviation]:
     """The factors of the run, and of a short run, equal the formula, and do not depend on earlier calls."""
     config, kind = subject.full.config.schedule, subject.full.config.schedule.kind_name()
     formula, where = subject.functions["schedule"].get(kind), f"{kind_of(type(config))} `{kind}`"
@@ -49,10 +49,10 @@ def steps_to_compare(steps: int, peak: int) -> list[int]:
 
 
 @property_of("rates", "takes the rate of each step", of="run", follows=("schedule",))
-def rates(subject: RunUnderTest) -> Iterator[Deviation]:
+def step_rates(subject: RunUnderTest) -> Iterator[Deviation]:
     """The rate of a group is its `lr` times the factor of the step, and a step reports the rate of the first group."""
     config = subject.run.config
-    trained = train(subject.run)
+    trained = train_reduced_run(subject.run)
     for step in range(1, STEPS + 1):
         factor = config.schedule.factor(step, STEPS)
         for first_rate, rate in zip(trained.first_rates, trained.rates[step - 1], strict=True):

@@ -13,12 +13,19 @@ import torch
 
 from tfkit.building.builder import build
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ids
-from tfkit.run.training.evaluate import tensors
-from tfkit.tools.check.measure import Deviation, difference, property_of, require
-from tfkit.tools.check.model_under_test import FieldPath, leaves
+from tfkit.run.training.evaluate import batch_tensors
+from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation
+from tfkit.tools.check.model_under_test import FieldPath, leaf_values
 from tfkit.tools.check.properties.training import without_dropout
 from tfkit.tools.common.model_inputs import as_tensors
-from tfkit.tools.train.check.run_under_test import SEQUENCES, Half, RunUnderTest, Tensors, TrainedSteps, train
+from tfkit.tools.train.check.run_under_test import (
+    SEQUENCES,
+    Half,
+    RunUnderTest,
+    Tensors,
+    TrainedSteps,
+    train_reduced_run,
+)
 
 IN_ORDER: Mapping[FieldPath, Any] = {
     ("data", "order"): "sequential",
@@ -34,9 +41,9 @@ KEPT_FRACTIONS = np.array([1, 0, 1 / 3, 2 / 3])
 
 
 @property_of("steps", "makes steps with finite numbers", of="run", basic=True)
-def steps(subject: RunUnderTest) -> Iterator[Deviation]:
+def finite_steps(subject: RunUnderTest) -> Iterator[Deviation]:
     """Every step has a finite loss and finite gradients, and changes weights, but no frozen weight."""
-    trained = train(subject.run)
+    trained = train_reduced_run(subject.run)
     for name in ("loss", "grad_norm"):
         for step, number in enumerate(trained.numbers(name), 1):
             if not math.isfinite(number):
@@ -44,14 +51,14 @@ def steps(subject: RunUnderTest) -> Iterator[Deviation]:
     frozen = {name for name, parameter in subject.new_model().named_parameters() if not parameter.requires_grad}
     first, last = trained.weights[0], trained.weights[-1]
     for name in frozen:
-        yield difference(last[name], first[name], f"`{name}` is frozen, but changes by {{}}", limit=0.0)
+        yield tensor_deviation(last[name], first[name], f"`{name}` is frozen, but changes by {{}}", limit=0.0)
     if all(torch.equal(first[name], last[name]) for name in first):
         yield Deviation.fault("no weight changes between the first step and the last")
     yield Deviation(0.0, "")
 
 
 @property_of("sums", "sums its loss over what counts", of="run")
-def sums(subject: RunUnderTest) -> Iterator[Deviation]:
+def loss_sums(subject: RunUnderTest) -> Iterator[Deviation]:
     """Loss and gradients of a step do not depend on its division into micro-batches or between two processes.
 
     Rows have different numbers of positions that count; one row has none. Dropout is off.
@@ -59,22 +66,23 @@ def sums(subject: RunUnderTest) -> Iterator[Deviation]:
     config = subject.run.config
     require(not config.loss.undivided, "the loss is computed from all sequences of a step together")
     graph = subject.of_model.changed(without_dropout(subject.of_model))
-    run = subject.changed(IN_ORDER, graph=graph, change=_ragged)
-    full = train(run, until=1)
+    run = subject.changed(IN_ORDER, graph=graph, change=_ragged_targets)
+    full = train_reduced_run(run, until=1)
     for size in range(1, SEQUENCES):
-        cut = train(
-            subject.changed({**IN_ORDER, ("machine", "micro_batch"): size}, graph=graph, change=_ragged), until=1
+        cut = train_reduced_run(
+            subject.changed({**IN_ORDER, ("machine", "micro_batch"): size}, graph=graph, change=_ragged_targets),
+            until=1,
         )
         yield from _equal_steps(full, cut.numbers("loss")[0], cut.gradients[0], f"micro-batches of {size}")
     batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
     counts = [int((targets != IGNORE_INDEX).sum()) for targets in batch.targets_of(config.loss.terms).values()]
-    halves = [train(run, until=1, processes=Half(rank, counts)) for rank in range(Half.count)]
+    halves = [train_reduced_run(run, until=1, processes=Half(rank, counts)) for rank in range(Half.count)]
     gradients = {name: sum((half.gradients[0][name] for half in halves), torch.zeros(())) for name in full.gradients[0]}
     loss = sum(half.numbers("loss")[0] for half in halves)
     yield from _equal_steps(full, loss, gradients, "two processes")
 
 
-def _ragged(batch: Batch, indices: Ids) -> Batch:
+def _ragged_targets(batch: Batch, indices: Ids) -> Batch:
     """Ignore some targets of a batch: of four rows one keeps all, the next none, and two keep the first ones."""
 
     def thinned(targets: Ids) -> Ids:
@@ -99,18 +107,18 @@ def _equal_steps(full: TrainedSteps, loss: float, gradients: Tensors, how: str) 
 
 
 @property_of("loss", "has the loss of its formula", of="run", follows=("sums",))
-def loss(subject: RunUnderTest) -> Iterator[Deviation]:
+def loss_formula(subject: RunUnderTest) -> Iterator[Deviation]:
     """The loss of a step equals the formula of its kind, from the logits of the model."""
     config = subject.run.config.loss
     formula = subject.functions["loss"].get(config.kind_name())
     require(formula, f"the reference has no loss `{config.kind_name()}`")
     graph = subject.of_model.changed(without_dropout(subject.of_model))
-    run = subject.changed(IN_ORDER, graph=graph, change=_ragged)
-    (got,) = train(run, until=1).numbers("loss")
+    run = subject.changed(IN_ORDER, graph=graph, change=_ragged_targets)
+    (got,) = train_reduced_run(run, until=1).numbers("loss")
     batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
     model = build(graph, seed=run.config.seed).eval()
     with torch.no_grad():
-        outputs = as_tensors(model(**tensors(batch, model, torch.device("cpu"), config)[0]))
+        outputs = as_tensors(model(**batch_tensors(batch, model, torch.device("cpu"), config)[0]))
     by_name, expected = dict(zip(graph.outputs, outputs, strict=True)), 0.0
     for name, targets in batch.targets_of(config.terms).items():
         logits = by_name[name or graph.outputs[0]].flatten(0, -2).double().numpy()
@@ -122,13 +130,17 @@ def loss(subject: RunUnderTest) -> Iterator[Deviation]:
 
 
 @property_of("noise", "drops anew in each part of a step", of="run")
-def noise(subject: RunUnderTest) -> Iterator[Deviation]:
+def dropout_noise(subject: RunUnderTest) -> Iterator[Deviation]:
     """Equal rows have different dropout in each micro-batch, step and process, and the same dropout in a second run."""
     rates = [value for path, value in subject.of_model.values.items() if path[-1] == "dropout" and value]
     require(rates, "every rate of dropout is 0")
     require(not subject.run.config.loss.undivided, "the loss is computed from all sequences of a step together")
-    run = subject.changed({**IN_ORDER, **_at_rest(subject), ("machine", "micro_batch"): 1}, examples=1)
-    first, again, second = train(run, until=2), train(run, until=2), train(run, until=1, processes=Half(1))
+    run = subject.changed({**IN_ORDER, **_negligible_rates(subject), ("machine", "micro_batch"): 1}, examples=1)
+    first, again, second = (
+        train_reduced_run(run, until=2),
+        train_reduced_run(run, until=2),
+        train_reduced_run(run, until=1, processes=Half(1)),
+    )
     parts = {
         f"micro-batch {number} of step {step}": loss
         for step, losses in enumerate(first.parts[:2], 1)
@@ -140,26 +152,28 @@ def noise(subject: RunUnderTest) -> Iterator[Deviation]:
             yield Deviation.fault(f"{name} and {other} have the same dropout")
     for losses, repeated in zip(first.parts, again.parts, strict=True):
         for loss, other_loss in zip(losses, repeated, strict=True):
-            yield difference(other_loss, loss, "a second run has other dropout: its loss changes by {}", limit=0.0)
+            yield tensor_deviation(
+                other_loss, loss, "a second run has other dropout: its loss changes by {}", limit=0.0
+            )
 
 
-def _at_rest(subject: RunUnderTest) -> dict[FieldPath, Any]:
+def _negligible_rates(subject: RunUnderTest) -> dict[FieldPath, Any]:
     """Return learning rates so small that no weight changes."""
-    fields = leaves(subject.run.config.optimizer, ("optimizer",))
+    fields = leaf_values(subject.run.config.optimizer, ("optimizer",))
     return {path: 1e-30 for path, value in fields if path[-1] == "lr" and value is not None}
 
 
 @property_of("clipping", "clips all gradients by one norm", of="run")
-def clipping(subject: RunUnderTest) -> Iterator[Deviation]:
+def gradient_clipping(subject: RunUnderTest) -> Iterator[Deviation]:
     """If the norm of all gradients exceeds `clip`, one factor scales it to `clip`; otherwise no bit changes."""
-    plain = train(subject.changed(IN_ORDER), until=1)
+    plain = train_reduced_run(subject.changed(IN_ORDER), until=1)
     gradients = plain.gradients[0]
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
     (reported,) = plain.numbers("grad_norm")
     detail = f"`grad_norm` is {reported:.6g}, but the norm of all gradients is {norm:.6g}"
     yield Deviation(abs(reported - norm) / norm, detail)
     for limit in (min(norm, 1.0) / 2, norm * 2):
-        clipped = train(subject.changed({**IN_ORDER, ("clip",): limit}), until=1).gradients[0]
+        clipped = train_reduced_run(subject.changed({**IN_ORDER, ("clip",): limit}), until=1).gradients[0]
         factor = min(1.0, limit / norm)
         for name, gradient in gradients.items():
             size, expected = (float(tensor.double().norm()) for tensor in (clipped[name], gradient * factor))
