@@ -22,7 +22,6 @@ MAX_NODES = 50_000  # an alias counts as many nodes as its content
 MAX_DEPTH = 40
 MERGE = "<<"
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PROPERTIES = re.compile(r"(?:[&!][^\s,\[\]{}]*(?:\s+(?:#.*)?)*)*")
 _TAG = re.compile(r"!(?:<[^>]*>|[^\s,\[\]{}]*)")
 
@@ -98,7 +97,8 @@ class _Composer:
     def __init__(self, source: Source, start: int) -> None:
         self.source = source
         self.start = start
-        self.events: Iterator[Any] = yaml.parse(source.text[start:], Loader=_Loader)
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML without libyaml has only the second
+        self.events: Iterator[Any] = yaml.parse(source.text[start:], Loader=loader)
         self.errors: list[Diagnostic] = []
         self.anchors: dict[str, _Anchor] = {}
         self.open: set[str] = set()  # the anchors of the enclosing nodes
