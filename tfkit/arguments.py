@@ -187,7 +187,7 @@ def is_allowed_value(value: object, hint: Any, *, kind_only: bool = False) -> bo
 
 
 def _is_a(value: object, hint: Any, kind_only: bool) -> bool:
-    """Implement `fits` for a plain type."""
+    """Implement `is_allowed_value` for a plain type."""
     if hint is Any:
         return True
     if hint is None:
@@ -200,7 +200,7 @@ def _is_a(value: object, hint: Any, kind_only: bool) -> bool:
 
 
 def _is_several(value: object, origin: type, args: tuple[Any, ...]) -> bool:
-    """Implement `fits` for containers.
+    """Implement `is_allowed_value` for containers.
 
     The items of an iterator are not checked, because they can be read only once.
     """

@@ -39,7 +39,7 @@ def names() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and re.fullmatch(r"torch(\.\w+)*\._\w+(\.\w+)*", str(node.value)):
                 yield node.value
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "attribute":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "private_attribute":
                 yield from (name.value for name in node.args[1:2] if isinstance(name, ast.Constant))
 
 

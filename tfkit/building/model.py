@@ -23,8 +23,8 @@ from tfkit.nn import Linear, WrittenGraph
 from tfkit.torch_private.sharding import computes_in
 
 BuiltModel: TypeAlias = Annotated[nn.Module | Callable[..., Any], nn.Module, "a model that `tfkit.build` returned"]
-"""The type of arguments that are built models, or wrappers of built models: see `unwrapped`. torch types a compiled
-model as a function."""
+"""The type of arguments that are built models, or wrappers of built models: see `unwrapped_model`. torch types
+a compiled model as a function."""
 _SHAPES = {
     "tokens": "token ids [b, t] of 64 or 32 bits",
     "sequence": "vectors [b, t, width]",

@@ -29,7 +29,7 @@ def name_and_numbers(name: str) -> tuple[str, list[int]]:
 
 
 def with_nameless_holes(name: str) -> str:
-    """Replace each hole in a name by `{}`, as in the result of `numbered`."""
+    """Replace each hole in a name by `{}`, as in the result of `name_and_numbers`."""
     return _HOLE.sub("{}", name)
 
 

@@ -30,7 +30,7 @@ def check_modules(model: fx.GraphModule, graph: Graph) -> None:
 
 
 def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:
-    """Build the module that runs before decoding: initial inputs and masks -> a tuple of the values in `made_once`."""
+    """Build the module that runs before decoding: initial inputs and masks -> the values in `initial_value_names`."""
     program = Program()
     values = _declare_inputs(program, graph, parts.initial_inputs)
     values |= _declare_masks(program, graph, parts.initial_inputs, parts.initial_nodes)

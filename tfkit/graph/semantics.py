@@ -49,7 +49,7 @@ class Semantics:
 
     @property
     def text(self) -> str:
-        """The values as JSON, which `parsed` reads."""
+        """The values as JSON, which `parse_semantics` reads."""
         return json.dumps({"inputs": self.inputs, "graph": self.nodes}, separators=(",", ":"))
 
     @property

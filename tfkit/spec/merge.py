@@ -140,7 +140,7 @@ def change_of(argument: str) -> Change:
 
 
 def apply_set(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:
-    """Apply one `--set` argument, `path=value`, to `root`; see `put`."""
+    """Apply one `--set` argument, `path=value`, to `root`; see `apply_change`."""
     return apply_change(root, change_of(argument), fields)
 
 

@@ -34,7 +34,7 @@ NAME = r"^(?!.*_mask$)[A-Za-z][A-Za-z0-9_]*$"  # as the graph checks it: an iden
 EMPTY_SLOT = {"enum": [None, False, "none"], "description": "Nothing: the slot stays empty."}
 SHARED_DESCRIPTION = "Inherited from the enclosing mappings of the spec if it is not given."
 MIN_SHARED = 60  # length in characters below which a reference would not be shorter than the field
-ARITHMETIC = {"$ref": "#/$defs/arithmetic"}  # as `ref` writes it
+ARITHMETIC = {"$ref": "#/$defs/arithmetic"}  # as `reference_to` writes it
 LIKE_NODE = {LIKE: {"type": ["string", "null"], "description": "The node whose keys are defaults, except its wires."}}
 TEXTS = ("title", "description", "markdownDescription")
 

@@ -42,7 +42,7 @@ class MissingName:
 
 @cache
 def private_name(name: str, feature: str) -> Any:
-    """Return a private name of torch, by its dotted path, or a `Missing` in its place."""
+    """Return a private name of torch, by its dotted path, or a `MissingName` in its place."""
     try:
         return resolve_name(name)
     except (ImportError, AttributeError):

@@ -115,7 +115,7 @@ def tensors_of_owner(tensors: Mapping[str, Tensor], owner: str | int) -> dict[st
 
 
 def named_for(owner: str | int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by their names in a checkpoint, which begin with the owner: `owned` reverses this."""
+    """Return tensors by their names in a checkpoint, which begin with the owner: `tensors_of_owner` reverses this."""
     return {f"{owner}{SEPARATOR}{name}": tensor for name, tensor in tensors.items()}
 
 

@@ -1,7 +1,7 @@
 """Loads ejected files, and, run as a program, compares them with the results of a model: it needs only torch.
 
 The program reads lines of JSON, and answers each. The first line has the search path of Python; each further line names
-a folder with `model.py` and `given.pt`, see `Given`. tfkit cannot be imported in this process.
+a folder with `model.py` and `given.pt`, see `ExpectedResults`. tfkit cannot be imported in this process.
 """
 
 import inspect

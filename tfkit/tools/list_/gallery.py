@@ -80,7 +80,7 @@ def shipped_specs(words: Collection[str] = (), plugins: Available | None = None)
 def shipped_documents(words: Collection[str] = (), plugins: Available | None = None) -> list[ShippedDocument]:
     """Return the named documents of all further types that have all of these words in their name, type or description.
 
-    Words may also be the plural of a type. `plugins` are as for `shipped`.
+    Words may also be the plural of a type. `plugins` are as for `shipped_specs`.
     """
     documents = (plugins or available_plugins()).specs.documents
     entries = [

@@ -30,7 +30,7 @@ from tfkit.torch_private.dispatch import QuickRange
 Range: TypeAlias = Callable[[str], Any]
 """name -> a context manager that appears in the trace."""
 quick_range: Range = QuickRange
-"""A range that takes a tenth of the time of `shown`, about 0.6 us; in a trace, it appears as an operator."""
+"""A range that takes a tenth of the time of `annotated_range`, about 0.6 us; in a trace, it appears as an operator."""
 annotated_range: Range = record_function
 """A range that trace viewers recognize as an annotation."""
 

@@ -229,7 +229,7 @@ def extending_spec(spec: str, sets: Iterable[str], path: Path, plugins: Plugins,
 
 
 def standalone_spec(tree: Tree, sets: Iterable[str], path: Path, plugins: Plugins, **values: Any) -> str:
-    """Write the YAML of a spec with changes, as `extending` does, but include all values of `tree`."""
+    """Write the YAML of a spec with changes, as `extending_spec` does, but include all values of `tree`."""
     changed = without_keys(_changed_tree(tree, sets, plugins), {"tfkit", "name", *values})
     return _spec_text(changed, path, {}, values)
 

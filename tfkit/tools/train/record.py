@@ -270,7 +270,7 @@ class Follower:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Return True if a folder has the file `state.json`, or is what `_remove` leaves if the process is killed."""
+    """Return True if a folder has the file `state.json`, or is what a killed `_remove_checkpoint` leaves."""
     return os.path.isfile(folder / STATE) or (os.path.isdir(folder) and not os.listdir(folder))
 
 

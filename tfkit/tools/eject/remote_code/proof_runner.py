@@ -28,8 +28,8 @@ class ModelFacts(TypedDict):
 
     Attributes:
         shapes: of the model's tensors, by their names in the folder.
-        initial: the `moments` of the tensors of a new model, by the same names, with variance 0 for tensors that do not
-            depend on the seed; empty if the model is too large.
+        initial: the `sample_moments` of the tensors of a new model, by the same names, with variance 0 for tensors that
+            do not depend on the seed; empty if the model is too large.
         auto: the class of transformers that opens the folder.
         inputs: the inputs by their names in transformers.
         masks: padding masks, with padding on the left and inside, by the same names.
