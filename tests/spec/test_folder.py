@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import tfkit
+from tfkit.building.edits import MeasuredModel
 from tfkit.spec.weight_files import content_of
 from tfkit.testing import check_model
 
@@ -202,9 +203,9 @@ def test_profile_reads_the_weights_of_a_folder(folder: Path, run: Run, monkeypat
 
     read: list[object] = []
 
-    def build(graph: tfkit.Graph, path: Path, **options: object) -> torch.fx.GraphModule:
+    def build(model: MeasuredModel, path: Path, **options: object) -> torch.fx.GraphModule:
         read.append(path)
-        return tfkit.build(graph)
+        return tfkit.build(model.graph)
 
     monkeypatch.setattr(measurement, "build_with_weights", build)
     arguments = ["--device", "cpu", "--steps", "2", "--warmup", "0", "--length", "4"]
