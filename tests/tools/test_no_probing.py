@@ -19,7 +19,6 @@ FILES = sorted(path for pattern in PATTERNS for path in PACKAGE.glob(pattern))
 CONTRACT = {"attention", "block", "config", "ffn", "layer", "norm", "position", "stack", "step"}
 """Names of values that have a type in the contract."""
 OF_OTHERS = {
-    "console/commands.py": "builtins",
     "console/signals.py": "signal",
     "building/initialize.py": "module",
     "tools/common/atomic_files.py": "error, os, library",

@@ -20,7 +20,7 @@ from tfkit.tools.common import atomic_files
 State = dict[str, bytes | None]
 """Of each path below a folder its bytes; None for a folder."""
 CALLS = [(os, name) for name in ("open", "fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "remove")]
-CALLS += [(io, "open"), (builtins, "open"), (atomic_files, "exchange")]
+CALLS += [(io, "open"), (builtins, "open"), (atomic_files, "exchange_paths")]
 
 
 def state_of(folder: Path) -> State:
