@@ -17,14 +17,16 @@ from safetensors.torch import load_file
 
 import tfkit
 from tfkit.cli import cli, main
+from tfkit.plugin.commands import built_in_commands
 
 ROOT = Path(__file__).parents[1]
+COMMANDS = tuple(built_in_commands())
 UNKNOWN = "X"
 """Stands for a value that a text takes from its context."""
 FOREIGN = {"--help", "--nproc-per-node", "--local-dir", "--logdir", "--tfkit"}
 """Options of `tfkit` itself, torchrun, hf, tensorboard and pytest."""
 COMMAND = re.compile(
-    rf"(?:^ *|`|&& |(?:again|next): )(tfkit (?:{'|'.join(cli.own)})\b[^`\n]*?)(?=[`\n]|\. | [|<&\\]|$)", re.MULTILINE
+    rf"(?:^ *|`|&& |(?:again|next): )(tfkit (?:{'|'.join(COMMANDS)})\b[^`\n]*?)(?=[`\n]|\. | [|<&\\]|$)", re.MULTILINE
 )
 PRINTED = re.compile(r'"tfkit"|^ +tfkit [a-z]|(?:["`]|: )tfkit [a-z]|--[a-z]', re.MULTILINE)
 """Appears in each file whose strings have commands or options."""
@@ -97,13 +99,13 @@ def test_commands_in_golden_files_can_be_parsed() -> None:
 
 
 def test_options_in_texts_exist() -> None:
-    names = {name for word in cli.own for param in command(word).params for name in param.opts}
+    names = {name for word in COMMANDS for param in command(word).params for name in param.opts}
     prose = (text for text in source_texts() if " " in text.strip() and "var(--" not in text)
     options = {option for text in prose for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+(?![\w*])", text)}
     assert not sorted(options - names - FOREIGN)
 
 
-@pytest.mark.parametrize("name", cli.own)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_an_option_of_one_value_refuses_a_second(name: str) -> None:
     options = [param for param in command(name).params if isinstance(param, click.Option)]
     for option in options:

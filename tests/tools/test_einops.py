@@ -165,10 +165,11 @@ WRITTEN = {
     "mixes": """
         # b t g d, g -> b t d
         a = torch.einsum("abcd,c->abd", a, self.scale)
+        tensors = [h, a]
+        shapes = [tensor.shape[2 : tensor.dim()] for tensor in tensors]
+        flat = [tensor.reshape(*tensor.shape[:2], -1, *tensor.shape[tensor.dim() :]) for tensor in tensors]
         # b t *
-        packed, shapes = pack([h, a])
-        # b t *
-        h, a = unpack(torch.tanh(packed), shapes)
+        h, a = unpack(torch.tanh(torch.cat(flat, dim=2)), shapes)
         return self.down(h) + a.mean(dim=2, keepdim=True)""",
 }
 EINMIX = """
