@@ -12,7 +12,6 @@ import torch
 
 import tfkit
 from tfkit.errors import SpecError
-from tfkit.plugin.hooks import Answers
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.save.layouts import Layouts, layouts_of
 
@@ -156,25 +155,13 @@ def test_two_of_one_name_name_both() -> None:
     """)
 
 
-@pytest.mark.parametrize(
-    ("name", "help"),
-    [
-        ("transformers", 'pip install "tfkit[code]"'),
-        ("huggingfaces", "a layout with a similar name exists: `huggingface`"),
-    ],
-)
-def test_a_layout_that_is_missing_is_named(name: str, help: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the plugin of `transformers`, as if its distribution were not installed."""
-    plugins = load()
-    answers: Answers[object] = plugins.hooks.call("tfkit_save_layouts", lambda layouts: layouts)
-    built_in = tuple((plugin, item) for plugin, item in answers.values if len(item) == 2)  # type: ignore[arg-type]
-    monkeypatch.setattr(plugins.hooks, "call", lambda *_: Answers(built_in, ()))
+def test_an_unknown_layout_names_a_similar_one() -> None:
     with pytest.raises(SpecError) as caught:
-        layouts_of(plugins).choose(name)
-    assert str(caught.value) == inspect.cleandoc(f"""
-        error: unknown layout `{name}`
-           = known: tfkit, huggingface
-           = help: {help}
+        layouts_of(load()).choose("huggingfaces")
+    assert str(caught.value) == inspect.cleandoc("""
+        error: unknown layout `huggingfaces`
+           = known: tfkit, huggingface, transformers
+           = help: a layout with a similar name exists: `huggingface`
     """)
 
 

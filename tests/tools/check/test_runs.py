@@ -184,7 +184,7 @@ BUGS = [
         "clip_grad_norm_",
         lambda parameters, limit: CLIP(parameters, max(limit, 1.0)),
     ),
-    Bug("passes are equal", "passes", order, "_shuffled", lambda seed, _, examples: SHUFFLED(seed, 0, examples)),
+    Bug("passes are equal", "passes", order, "_shuffled_indices", lambda seed, _, examples: SHUFFLED(seed, 0, examples)),
     Bug(
         "the first rule applies",
         "groups",
@@ -192,7 +192,7 @@ BUGS = [
         "groups_of",
         lambda model, config: groups_of(model, config.model_copy(update={"groups": config.groups[::-1]})),
     ),
-    Bug("micro-batches have equal dropout", "noise", loop, "tensors", _with_equal_dropout),
+    Bug("micro-batches have equal dropout", "noise", loop, "batch_tensors", _with_equal_dropout),
     Bug(
         "the decay begins a step late",
         "schedule",
@@ -219,7 +219,7 @@ BUGS = [
     Bug("the state of spikes is a loss short", "resume", Spikes, "state", lambda self: {"losses": [*self._losses][1:]}),
     Bug("the clip is immaterial", "digest", RunSpec, "material", _without_clip),
     Bug("an example without an answer is right", "metrics", ExactMatch, "sums", _of_all),
-    Bug("an evaluation ends train mode", "evaluation", loop, "evaluate", _in_eval_mode),
+    Bug("an evaluation ends train mode", "evaluation", loop, "evaluate_splits", _in_eval_mode),
     Bug("a callback changes a weight", "callbacks", Ema, "on_step", _nudged),
     Bug("an example depends on its batch", "examples", _GuardedExamples, "batch", _of_company),
     Bug("no weight moves", "steps", torch.optim.AdamW, "step", lambda self: None),

@@ -20,9 +20,6 @@ from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, INDEX, SPEC, WE
 from tfkit.tools.common.atomic_files import names_in
 from tfkit.tools.common.companions import NO_COMPANIONS, Companions, is_companion
 
-EXTRAS = {"transformers": "code"}
-"""Layouts of tfkit's other distributions, each with the extra that installs it."""
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -87,11 +84,7 @@ class Layouts:
         if name in self.named:
             return self.named[name]()
         notes = (f"known: {listing(self.named)}", *(f"skipped: {fault.message}" for fault in self.faults))
-        help = (
-            f'pip install "tfkit[{EXTRAS[name]}]"'
-            if name in EXTRAS
-            else similar_name_help("a layout", name, self.named)
-        )
+        help = similar_name_help("a layout", name, self.named)
         raise SpecError(Diagnostic(f"unknown layout {quoted(name)}", notes=notes, help=help))
 
     def check_folder(self, folder: Path, *, force: bool, companions: Companions = NO_COMPANIONS) -> None:

@@ -148,6 +148,6 @@ def in_float32(model: nn.Module) -> torch.dtype:
     return torch.float32
 
 
-@plant("`keep` returns the first positions", "logits to keep", "gpt2", "cached-types", modules, "last")
+@plant("`keep` returns the first positions", "logits to keep", "gpt2", "cached-types", modules, "last_positions")
 def the_first(x: Tensor, keep: int) -> Tensor:
     return x if keep == 0 else x[:, :keep]

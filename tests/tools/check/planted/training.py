@@ -45,7 +45,7 @@ def doubled(self: Any, x: Tensor, weight: Tensor) -> Tensor:
     "llama",
     "kept-bytes",
     shape_rules,
-    "like",
+    "tensor_like",
 )
 def in_one_order(value: Tensor, dtype: Any = None) -> Tensor:
     return shape_rules.empty_tensor(value.shape, dtype or value.dtype)
