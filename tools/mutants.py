@@ -216,10 +216,10 @@ def sample(places: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> 
     """Draw mutants: first places, then a change of each place, so that places with many changes count once."""
     generator = random.Random(seed)
     mutants: list[tuple[Mutant, str]] = []
-    for place in generator.sample(places, len(places)):
+    for location in generator.sample(places, len(places)):
         if len(mutants) == count:
             break
-        result = mutant_at(place, *generator.choice(place.changes))
+        result = mutant_at(location, *generator.choice(location.changes))
         if result is not None and result[0].key not in listed:
             mutants.append(result)
     return mutants
@@ -231,10 +231,10 @@ def survivors_of(path: Path, places: Iterable[Place]) -> list[tuple[Mutant, str]
     keys = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
     lines = {(file, before) for file, before, _ in keys}
     mutants = {}
-    for place in places:
-        line = (ROOT / place.file).read_text(encoding="utf-8").split("\n")[place.start[0] - 1].strip()
-        for change in place.changes if (place.file, line) in lines else ():
-            result = mutant_at(place, *change)
+    for location in places:
+        line = (ROOT / location.file).read_text(encoding="utf-8").split("\n")[location.start[0] - 1].strip()
+        for change in location.changes if (location.file, line) in lines else ():
+            result = mutant_at(location, *change)
             if result is not None and result[0].key in keys:
                 mutants[result[0].key] = result
     for key in keys - mutants.keys():
@@ -366,7 +366,7 @@ class Chosen:
     """A pytest plugin that selects tests, and runs them in a given order."""
 
     def __init__(self, tests: Sequence[str]) -> None:
-        self.places = {test: place for place, test in enumerate(tests)}
+        self.places = {test: location for location, test in enumerate(tests)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = sorted(
@@ -446,9 +446,9 @@ def table_of(report: Mapping[str, Any]) -> str:
         listed = next(((word, texts[key]) for word, texts in reasons.items() if key in texts), None)
         word, text = listed or (("killed", f"`{entry['killed_by']}`") if "killed_by" in entry else ("open", ""))
         counts[word] += 1
-        place = f"{entry['file'].removeprefix('tfkit/')}:{entry['line']}"
+        location = f"{entry['file'].removeprefix('tfkit/')}:{entry['line']}"
         change = "<br>".join(f"`{entry[side].replace('|', chr(92) + '|')}`" for side in ("before", "after"))
-        rows.append(f"| {place} | {change} | {word.replace('_', ' ')} | {text.replace('|', chr(92) + '|')} |")
+        rows.append(f"| {location} | {change} | {word.replace('_', ' ')} | {text.replace('|', chr(92) + '|')} |")
     lines = [
         f"{report['date']}, `{report['command']}`, seed {report['seed']}:",
         f"{report['mutants']} mutants, {report['killed']} killed, of them {report['without_end']} without end,",
@@ -485,7 +485,7 @@ def main() -> int:
         context.Pool(options.workers, start_worker, (folder,)) as pool,
     ):
         reached = read_reached(pool, anew=options.remeasure)
-        places = [place for file in target_files() if options.only in file for place in places_of(file)]
+        places = [location for file in target_files() if options.only in file for location in places_of(file)]
         listed = entries_of("equivalent").keys() | entries_of("without_test").keys()
         if options.again:
             mutants = survivors_of(options.again, places)

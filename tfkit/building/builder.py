@@ -344,8 +344,8 @@ def _build_node(builder: Builder, graph: Graph, node: Node) -> nn.Module:
     except Invalid as error:
         raise SpecError(diagnostic_of(error, path, graph.spec.provenance)) from None
     except FailedError as failed:
-        what, place = type(failed.config), component_path(graph, node.name, failed.config)
-        raise SpecError(crash_error(what, "`build`", failed.cause, place, graph.spec.provenance)) from failed.cause
+        what, location = type(failed.config), component_path(graph, node.name, failed.config)
+        raise SpecError(crash_error(what, "`build`", failed.cause, location, graph.spec.provenance)) from failed.cause
 
 
 def mask_inputs(program: Program, names: Iterable[str], *, pairs: Collection[str | None] = ()) -> dict[str, Value]:

@@ -88,11 +88,11 @@ class Broken:
 
     def diagnostic(self, graph: Graph) -> Diagnostic:
         """Return the error, with the location of the component in the spec."""
-        place = component_path(graph, self.path.partition(".")[0], self.component)
+        location = component_path(graph, self.path.partition(".")[0], self.component)
         name = f"{kind_of(type(self.component))} `{self.component.kind_name()}`"
         provenance = graph.spec.provenance
         message, help = f"{name} {self.fault}", fault_of(type(self.component))
-        return Diagnostic(message, provenance.span(place), ".".join(provenance.written(place)), help=help)
+        return Diagnostic(message, provenance.span(location), ".".join(provenance.written(location)), help=help)
 
 
 class Watch:

@@ -152,9 +152,9 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
     old = build(folder, device="cpu")
     reject_changes(not_allowed(_changes_of(old, model), transfer), folder, help=CHANGE)
     state, new_state = old.state_dict(), model.state_dict()
-    weights = {name: place.view(state) for name, place in tensor_locations_of(old).items()}
+    weights = {name: location.view(state) for name, location in tensor_locations_of(old).items()}
     new_places, outline = tensor_locations_of(model), outlines(new_state)
-    views = {name: place.view(outline) for name, place in new_places.items()}
+    views = {name: location.view(outline) for name, location in new_places.items()}
     missing = [name for name in views if matches_any(name, transfer.missing)]
     sources = {name: _source_and_rule(name, rules) for name in views if name not in missing}
     _check_effect(rules, sources)
@@ -174,8 +174,8 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
             continue
         view = views[name]
         if matches_any(name, transfer.tokens):  # new tokens keep their rows
-            place = new_places[name]
-            view = place.view({place.parameter: whole(new_state[place.parameter])})
+            location = new_places[name]
+            view = location.view({location.parameter: whole(new_state[location.parameter])})
         tensors[name] = _mapped_tensor(name, weights[source], view, rule, transfer, model)
         if tensors[name].shape != views[name].shape:
             misfits[name] = f": {list(tensors[name].shape)}{origin}, {list(views[name].shape)} in the model"

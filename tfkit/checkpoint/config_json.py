@@ -489,8 +489,8 @@ def _nested_fields(fields: MappingABC[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for name, value in fields.items():
         *around, last = name.split(".")
-        place = nested
+        location = nested
         for key in around:
-            place = place.setdefault(key, {})
-        place[last] = value
+            location = location.setdefault(key, {})
+        location[last] = value
     return nested

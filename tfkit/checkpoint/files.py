@@ -180,9 +180,9 @@ def check_finite(name: str, tensor: Tensor, file: Path, dtype: torch.dtype | Non
         kind, problem = dtype, f"values beyond {name_of(dtype)}"
         help = f"use {name_of(values.dtype)}, the type of the file"
     bad, first = _count_not_finite(values, kind)
-    place = [int(index) for index in np.unravel_index(first, values.shape)][: tensor.dim()]
+    location = [int(index) for index in np.unravel_index(first, values.shape)][: tensor.dim()]
     message = f"tensor {quoted(name)} of {quoted_path(file)} has {problem}"
-    note = f"{bad:,} in total; the first is {values.flatten()[first].item()} at {place}"
+    note = f"{bad:,} in total; the first is {values.flatten()[first].item()} at {location}"
     raise SpecError(Diagnostic(message, notes=(note,), help=help))
 
 

@@ -275,8 +275,8 @@ def _parsed_sides(text: str) -> list[tuple[Axis, ...]]:
             open_.pop()
             open_[-1][2].append(_axis_of_items(text, (begin, columns[1]), items, _KINDS[opener]))
         else:
-            place = (items[0].columns[0], items[-1].columns[1]) if items else columns
-            sides[-1].append(_axis_of_items(text, place, items))
+            location = (items[0].columns[0], items[-1].columns[1]) if items else columns
+            sides[-1].append(_axis_of_items(text, location, items))
             open_ = [("", 0, [])]
             sides += [[]] if token == "->" else []
     return [tuple(side) for side in sides]

@@ -169,7 +169,7 @@ class WeightMap:
 
     def views(self, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
         """Return a link's tensors in the model as views."""
-        return [place.view(state)[link.index] for place in self.places_of(link)]
+        return [location.view(state)[link.index] for location in self.places_of(link)]
 
     def _state_of(self, link: Link, state: Mapping[str, Tensor]) -> Tensor:
         """Return the parameter that contains a link's first tensor."""
@@ -201,8 +201,8 @@ class WeightMap:
             if link.pattern is not None:
                 shapes = [tuple(view.shape) for view in self.views(link, outline)]
                 tensors = link.pattern.apply(tensors, link.sizes, shapes)
-            for place, tensor in zip(self.places_of(link), tensors, strict=True):
-                place.fill(state, tensor, link.index)
+            for location, tensor in zip(self.places_of(link), tensors, strict=True):
+                location.fill(state, tensor, link.index)
         if not checked:
             self._check_others(checkpoint)
 
@@ -278,9 +278,9 @@ def write_shards(
         save_file(contents, file, metadata=dict(metadata))
         sort_metadata(file)
     if len(files) > 1:
-        places = {name: file.name for names, file in zip(shards, files, strict=True) for name in names}
+        locations = {name: file.name for names, file in zip(shards, files, strict=True) for name in names}
         index = folder / INDEX
-        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}), encoding="utf-8")
+        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": locations}), encoding="utf-8")
         files.append(index)
     return files
 

@@ -346,5 +346,10 @@ def _say_broken(broken: Iterable[BrokenPlugin]) -> None:
     from tfkit.plugin.discover import DISABLE, normalized_name
 
     for plugin in broken:
-        message, place = f"plugin `{plugin.name}` is skipped: {plugin.cause}", (plugin.where,) if plugin.where else ()
-        print_warnings([Diagnostic(message, notes=place, help=f"{DISABLE}={normalized_name(plugin.name)} hides this")])
+        message, location = (
+            f"plugin `{plugin.name}` is skipped: {plugin.cause}",
+            (plugin.where,) if plugin.where else (),
+        )
+        print_warnings(
+            [Diagnostic(message, notes=location, help=f"{DISABLE}={normalized_name(plugin.name)} hides this")]
+        )

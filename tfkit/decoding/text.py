@@ -298,7 +298,7 @@ class TextStream:
 
     def _until_stop(self, new: str) -> str:
         text = self._held + new
-        starts = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        starts = [location for stop in self._stop if (location := text.find(stop)) >= 0]
         if starts:
             self.stopped, self._held = True, ""
             return text[: min(starts)]

@@ -130,8 +130,8 @@ def value_changes(there: Semantics, here: Semantics) -> list[ValueChange]:
         if path not in old.values and _is_meant(path, old, here.usual):
             continue
         if path not in old.values or path not in new.values or not _is_same_value(old.values[path], new.values[path]):
-            place = next((prefix for prefix in enclosing_paths(path) if old.kind(prefix) != new.kind(prefix)), path)
-            pairs[place] = old.text(place), new.text(place)
+            location = next((prefix for prefix in enclosing_paths(path) if old.kind(prefix) != new.kind(prefix)), path)
+            pairs[location] = old.text(location), new.text(location)
     return _by_ranges(pairs, new.values)
 
 

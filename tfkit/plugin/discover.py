@@ -150,8 +150,8 @@ def _with_replacements(candidates: Sequence[Candidate], later: Iterable[Candidat
     for candidate in later:
         other = before.pop(normalized_name(candidate.name), None)
         if other is not None and other.version != candidate.version:
-            place = "installed" if other.origin.startswith(ENTRY_POINT) else other.origin
-            origin = f"{candidate.origin} (instead of {other.version}, {place})"
+            location = "installed" if other.origin.startswith(ENTRY_POINT) else other.origin
+            origin = f"{candidate.origin} (instead of {other.version}, {location})"
             kept.append(replace(candidate, origin=origin))
         else:
             kept.append(candidate)

@@ -56,7 +56,7 @@ def source_of(module: str, folders: Sequence[str] | None) -> Path:
     spec = _module_spec(top, folders)
     if not parts and spec.origin:
         return Path(spec.origin)
-    for base in (Path(place, *parts) for place in spec.submodule_search_locations or ()):
+    for base in (Path(location, *parts) for location in spec.submodule_search_locations or ()):
         for file in (base.with_suffix(".py"), base / "__init__.py"):
             if file.is_file():
                 return file
@@ -67,7 +67,7 @@ def folder_of(package: str, folders: Sequence[str] | None) -> Path:
     """Find the folder of a package by its dotted name, without running code; raise ModuleNotFoundError if missing."""
     top, *parts = package.split(".")
     spec = _module_spec(top, folders)
-    for path in (Path(place, *parts) for place in spec.submodule_search_locations or ()):
+    for path in (Path(location, *parts) for location in spec.submodule_search_locations or ()):
         if path.is_dir():
             return path
     raise ModuleNotFoundError(f"there is no folder `{'/'.join([top, *parts])}`", name=package)
@@ -79,8 +79,8 @@ def _module_spec(name: str, folders: Sequence[str] | None) -> ModuleSpec:
         importlib.invalidate_caches()
     spec = importlib.util.find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
     if spec is None:
-        place = f" in {' or '.join(reversed(folders))}" if folders else ""
-        raise ModuleNotFoundError(f"no module `{name}`{place}", name=name)
+        location = f" in {' or '.join(reversed(folders))}" if folders else ""
+        raise ModuleNotFoundError(f"no module `{name}`{location}", name=name)
     return spec
 
 
@@ -94,8 +94,8 @@ def _check_location(name: str, folders: Sequence[str]) -> None:
 
 def _module_location(spec: Any) -> str:
     """Return the file of a module, or the folder of a package without `__init__.py`."""
-    place = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-    return str(Path(place).resolve()) if place else "elsewhere"
+    location = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+    return str(Path(location).resolve()) if location else "elsewhere"
 
 
 @contextmanager

@@ -217,10 +217,10 @@ def _built_in() -> Candidate:
 
 def _broken_plugin(candidate: Candidate, error: BaseException) -> BrokenPlugin:
     cause = str(error) if isinstance(error, PluginError | HookError) else in_words(error)
-    place = error.where if isinstance(error, HookError) else error_location(error)
+    location = error.where if isinstance(error, HookError) else error_location(error)
     noted = error.__cause__ if isinstance(error, HookError) else error
     advice = [*getattr(noted, "__notes__", ()), f"to switch it off: {DISABLE}={normalized_name(candidate.name)}"]
-    return BrokenPlugin(candidate.name, candidate.origin, cause, place, "; ".join(advice))
+    return BrokenPlugin(candidate.name, candidate.origin, cause, location, "; ".join(advice))
 
 
 # ---- global settings of torch, which change every model of the process ----

@@ -62,8 +62,8 @@ def stack(
         name, row = names[number], Row(input.tokens, condition.x if condition else None, features[run])
         layer = part.at(f"layers.{number}", _layer_config(config, name))
         attention = layer.config.attention
-        place = "relative" if attention is not None and attention.content_scores is not None else "position"
-        position = part.at(f"{shared[number]}.{place}", attention and attention.position)
+        location = "relative" if attention is not None and attention.content_scores is not None else "position"
+        position = part.at(f"{shared[number]}.{location}", attention and attention.position)
         rule = part.at(f"{shared[number]}.rule", attention and attention.mask and attention.mask.rule)
         scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal, wires)
         x = _layer(layer, x, scopes, row)

@@ -98,15 +98,15 @@ def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
     """Raise SpecError if a run's length is set in addition to the `tokens` of the sweep."""
     if file.tokens is None:
         return
-    places = [("variants", name, key) for name, changes in file.config.variants.items() for key in changes]
+    locations = [("variants", name, key) for name, changes in file.config.variants.items() for key in changes]
     settings = [("grid", setting.path) for setting in file.grid] + [
         ("tune", "over", setting.path) for setting in file.tuned
     ]
     assigned = [("tokens", setting.partition("=")[0].strip()) for setting in sets]
-    for *place, key in (*places, *settings, *assigned):
+    for *location, key in (*locations, *settings, *assigned):
         if key in ENDS:
             raise file.error(
-                f"`{key}` has no effect with the sweep's `tokens`", *place, key, help="remove one of the two"
+                f"`{key}` has no effect with the sweep's `tokens`", *location, key, help="remove one of the two"
             )
 
 

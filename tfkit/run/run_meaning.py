@@ -121,10 +121,10 @@ def _digest_of_values(values: Mapping[str, Any]) -> str:
 
 def content_paths(start: tuple[str, ...], root: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the files and folders of a config whose content counts, each with its path below `start`."""
-    for place, part in parts(start, root):
+    for location, part in parts(start, root):
         for name, field in type(part).model_fields.items() if isinstance(part, Config) else ():
             if marker(field, ContentMarker) is not None:
-                inside = parts((*place, name), getattr(part, name))
+                inside = parts((*location, name), getattr(part, name))
                 yield from ((path, value) for path, value in inside if isinstance(value, str))
 
 

@@ -172,16 +172,16 @@ def from_pydantic(
     for detail in error.errors(include_url=False):
         if detail["type"] != "missing" or len(detail["loc"]) > 1:
             by_field.setdefault(_value_path(detail, provenance, path), []).append(detail)
-    for place, details in list(by_field.items())[:MAX_ERRORS]:
+    for location, details in list(by_field.items())[:MAX_ERRORS]:
         kind = details[0]["type"]
         reason: Any = details[0].get("ctx", {}).get("error")
-        if kind in ("value_error", "assertion_error") and place == path:
+        if kind in ("value_error", "assertion_error") and location == path:
             if relations and kind == "assertion_error":
                 yield crash_error(cls, "the check of its config", reason, path, provenance)
             elif relations:
                 yield _relation_error(reason, path, provenance)
             continue
-        yield _of_field(details, place, cls, path, provenance)
+        yield _of_field(details, location, cls, path, provenance)
 
 
 def _of_field(
@@ -243,9 +243,9 @@ def _relation_error(reason: object, path: Path, provenance: Provenance) -> Diagn
 
 def diagnostic_of(reason: Invalid, path: Path, provenance: Provenance) -> Diagnostic:
     """Convert the `Invalid` that the config or block at `path` raised to an error with a location."""
-    place = (*path, *reason.field.split(".")) if reason.field else path
-    here = ".".join(provenance.written(place))
-    return Diagnostic(reason.message, provenance.span(place), here, reason.notes, reason.help)
+    location = (*path, *reason.field.split(".")) if reason.field else path
+    here = ".".join(provenance.written(location))
+    return Diagnostic(reason.message, provenance.span(location), here, reason.notes, reason.help)
 
 
 def crash_error(
@@ -276,11 +276,11 @@ def fault_of(cls: type[Config]) -> str:
 
 def _value_path(detail: ErrorDetails, provenance: Provenance, path: Path) -> Path:
     """Return the path of the invalid value, without the names that pydantic adds for the members of a union."""
-    place = (*path, str(detail["loc"][0])) if detail["loc"] else path
+    location = (*path, str(detail["loc"][0])) if detail["loc"] else path
     for part in detail["loc"][1:]:
-        if (*place, str(part)) in provenance.spans:
-            place = (*place, str(part))
-    return place
+        if (*location, str(part)) in provenance.spans:
+            location = (*location, str(part))
+    return location
 
 
 def _value_hint(value: object, words: Sequence[str] = (), real: object = None, *, at: Span | None = None) -> str | None:

@@ -36,20 +36,20 @@ def explain_error(problem: yaml.YAMLError, source: Source, start: int = 0) -> Di
     if mark is None:
         return Diagnostic("this is not valid YAML", source.span(start))
     context = getattr(problem, "context_mark", None) or mark
-    place = _ErrorLocation(source, start + mark.index, start + context.index)
+    location = _ErrorLocation(source, start + mark.index, start + context.index)
     text = f"{getattr(problem, 'context', '')}: {getattr(problem, 'problem', '')}"
-    if re.match(r" *\t", place.line):
-        tab = place.at - len(place.before) + place.line.index("\t")
+    if re.match(r" *\t", location.line):
+        tab = location.at - len(location.before) + location.line.index("\t")
         return Diagnostic("a tab cannot indent a line", source.span(tab), help="indent with spaces")
     for pattern, rule in _RULES:
         if re.search(pattern, text):
-            return rule(place)
+            return rule(location)
     for pattern, at_opener, message, help in _PLAIN_RULES:
         if re.search(pattern, text):
-            at = place.opened if at_opener else place.at
+            at = location.opened if at_opener else location.at
             char = source.text[at : at + 1]
             return Diagnostic(message.format(char), source.span(at), help=help.format(char))
-    return Diagnostic("this is not valid YAML", place.word())
+    return Diagnostic("this is not valid YAML", location.word())
 
 
 @dataclass(frozen=True)

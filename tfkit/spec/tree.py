@@ -190,7 +190,7 @@ class _Composer:
             else:
                 merged[name] = entry
         items = {name: node for name, (_, node) in merged.items()}
-        return Mapping(items, {name: place for name, (place, _) in merged.items()}, span)
+        return Mapping(items, {name: location for name, (location, _) in merged.items()}, span)
 
     def _bases(self, key: Span, node: Node) -> dict[str, tuple[Span, Node]]:
         bases: dict[str, tuple[Span, Node]] = {}

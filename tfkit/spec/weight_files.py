@@ -45,17 +45,19 @@ def read_headers(path: Path) -> dict[Path, FileHeader]:
     if not path.name.endswith(".index.json"):
         return {path: read_header(path)}
     headers: dict[Path, FileHeader] = {}
-    places: dict[str, Path] = {}
+    locations: dict[str, Path] = {}
     for shard, names in _names_by_shard(path).items():
         file = _shard_path(path, shard)
         headers[file] = headers.get(file) or read_header(file)
         _check_listed(path, file, names, headers[file])
     for file, header in headers.items():
         for name in header.tensors:
-            if name in places:
-                message = f"tensor {quoted(name)} is in two files: {quoted_path(places[name])} and {quoted_path(file)}"
+            if name in locations:
+                message = (
+                    f"tensor {quoted(name)} is in two files: {quoted_path(locations[name])} and {quoted_path(file)}"
+                )
                 raise SpecError(Diagnostic(message))
-            places[name] = file
+            locations[name] = file
     return headers
 
 

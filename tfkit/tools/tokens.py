@@ -314,7 +314,7 @@ def _line_end(text: str) -> int:
 
     Tokenizers join white space, so a line end counts only between characters that are none.
     """
-    place = text.rfind("\n", 1, -1)
-    while place > 0 and (text[place - 1].isspace() or text[place + 1].isspace()):
-        place = text.rfind("\n", 1, place)
-    return place + 1 if place > 0 else 0
+    location = text.rfind("\n", 1, -1)
+    while location > 0 and (text[location - 1].isspace() or text[location + 1].isspace()):
+        location = text.rfind("\n", 1, location)
+    return location + 1 if location > 0 else 0

@@ -93,11 +93,11 @@ def read_libraries(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tens
     weights: dict[str, dict[str, Tensor]] = {}
     with private_name("torch.export.pt2_archive._package.PT2ArchiveReader", AOTI)(str(path)) as archive:
         for name, library in libraries.items():
-            places = json.loads(archive.read_string(f"data/aotinductor/{name}/weights_config.json"))
-            for file, *_ in places.values():
+            locations = json.loads(archive.read_string(f"data/aotinductor/{name}/weights_config.json"))
+            for file, *_ in locations.values():
                 if file not in files:
                     files[file] = torch.load(io.BytesIO(archive.read_bytes(f"data/weights/{file}")))
-            weights[name] = {key: files[file].as_strided(*layout) for key, (file, *layout) in places.items()}
+            weights[name] = {key: files[file].as_strided(*layout) for key, (file, *layout) in locations.items()}
             library.load_constants(weights[name], check_full_update=True, user_managed=True)
     return libraries, weights
 

@@ -52,18 +52,18 @@ IMPORTED = ["gpt2", "llama31_405b", "gemma3_1b", "bert_base", "t5_11b"]
 
 def checkpoint(spec: str, folder: Path) -> Path:
     """Return the folder of a checkpoint of the spec in transformers' layout; write it if it does not exist."""
-    place = folder / spec
-    if not place.exists():
-        run_once(script(MAKE.format(spec=spec, folder=str(place))), timeout=1200)
-    return place
+    location = folder / spec
+    if not location.exists():
+        run_once(script(MAKE.format(spec=spec, folder=str(location))), timeout=1200)
+    return location
 
 
 def loading(spec: str, folder: Path) -> list[Contender]:
     """Return the contenders that load a checkpoint: tfkit, and transformers with and without a copy."""
-    place = checkpoint(spec, folder)
-    architecture = json.loads((place / "config.json").read_text())["architectures"][0]
-    ours = f"build_with_weights(tfkit.load({spec!r}), {str(place)!r})"
-    theirs = f"{architecture}.from_pretrained({str(place)!r}, dtype=torch.bfloat16)"
+    location = checkpoint(spec, folder)
+    architecture = json.loads((location / "config.json").read_text())["architectures"][0]
+    ours = f"build_with_weights(tfkit.load({spec!r}), {str(location)!r})"
+    theirs = f"{architecture}.from_pretrained({str(location)!r}, dtype=torch.bfloat16)"
     imports = TRANSFORMERS_IMPORTS.format(architecture=architecture)
     return [
         Contender("tfkit", script(PROBE.format(imports=TFKIT_IMPORTS, load=ours))),

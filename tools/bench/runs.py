@@ -75,8 +75,8 @@ def _measured(
     precision = "float32" if rehearse and not {"gather", "float8"} & {*variant} else "bfloat16"
     how = {"precision": precision, "machine": json.dumps(machine)}
     seconds, losses = {}, []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as location:
+        folder = Path(location)
         write_symbols(folder / "symbols.txt", 97 if rehearse else 50304, 4 * sequences * length)
         for steps in (SHORT_STEPS, LONG_STEPS):
             text = RUN.format(small=SMALL_SIZES if rehearse else "", steps=steps, **sizes, **how)

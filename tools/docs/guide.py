@@ -40,8 +40,8 @@ def sections() -> dict[str, list[str]]:
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
         rows = [target for row in _ROW.findall(body) for target in re.findall(r"\]\(([^)#]+)\)", row)]
-        places = [Path(os.path.normpath(DOCS / target)) for target in rows]
-        paths[title] = [_path(place / "README.md" if place.is_dir() else place) for place in places]
+        locations = [Path(os.path.normpath(DOCS / target)) for target in rows]
+        paths[title] = [_path(location / "README.md" if location.is_dir() else location) for location in locations]
     files = written()
     return {title: list(dict.fromkeys(page for page in pages if page in files)) for title, pages in paths.items()}
 
@@ -70,8 +70,8 @@ def pages(generated: Mapping[str, str]) -> Iterator[Page]:
         head = "" if path in listed or file.name in PROJECT else ORPHAN
         yield Page(path, partial(str, head + text))
         shown |= Links(file, generated).files()
-    for place in sorted(shown):
-        yield Page(code_path(place), partial(source_page, place))
+    for location in sorted(shown):
+        yield Page(code_path(location), partial(source_page, location))
 
 
 class Links:
@@ -96,17 +96,17 @@ class Links:
         """Return the linked files and folders that have no page yet."""
         text = "".join(_FENCE.split(self.text)[::2])
         targets = [match[0] for match in _LINK.finditer(text)]
-        places = {place for target in targets if (place := self._place(target)) is not None}
-        return {place for place in places if not _is_picture(place) and self._page(place) is None}
+        locations = {location for target in targets if (location := self._place(target)) is not None}
+        return {location for location in locations if not _is_picture(location) and self._page(location) is None}
 
     def _target(self, match: re.Match[str]) -> str:
-        target, place = match[0], self._place(match[0])
-        if place is None:
+        target, location = match[0], self._place(match[0])
+        if location is None:
             return target
         anchor = f"#{target.partition('#')[2]}" if "#" in target else ""
-        if _is_picture(place):
-            return f"/{place.relative_to(ROOT).as_posix()}"
-        return f"/{self._page(place) or code_path(place)}.md{anchor}"
+        if _is_picture(location):
+            return f"/{location.relative_to(ROOT).as_posix()}"
+        return f"/{self._page(location) or code_path(location)}.md{anchor}"
 
     def _place(self, target: str) -> Path | None:
         """Return the file of a link; None for a URL and for a link within the page."""

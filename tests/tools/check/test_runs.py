@@ -184,7 +184,9 @@ BUGS = [
         "clip_grad_norm_",
         lambda parameters, limit: CLIP(parameters, max(limit, 1.0)),
     ),
-    Bug("passes are equal", "passes", order, "_shuffled_indices", lambda seed, _, examples: SHUFFLED(seed, 0, examples)),
+    Bug(
+        "passes are equal", "passes", order, "_shuffled_indices", lambda seed, _, examples: SHUFFLED(seed, 0, examples)
+    ),
     Bug(
         "the first rule applies",
         "groups",

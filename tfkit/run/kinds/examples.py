@@ -121,8 +121,8 @@ class Windows:
         return self._count
 
     def batch(self, indices: Ids) -> Batch:
-        places = indices[:, None] * self._stride + self._offsets
-        inside = places < len(self._tokens)
-        ids = self._tokens[np.where(inside, places, 0)]
+        locations = indices[:, None] * self._stride + self._offsets
+        inside = locations < len(self._tokens)
+        ids = self._tokens[np.where(inside, locations, 0)]
         targets = np.where(inside[:, 1:], ids[:, 1:], IGNORE_INDEX)
         return Batch({"tokens": ids[:, :-1]}, targets)

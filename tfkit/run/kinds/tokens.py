@@ -78,9 +78,9 @@ class TokensConfig(DataConfig):
         if self.separator is None or end == 0:
             return end
         for start in range(end - 1, len(files), CHUNK):
-            places = np.flatnonzero(files[np.arange(start, min(start + CHUNK, len(files)))] == self.separator)
-            if len(places):
-                return int(start + places[0] + 1)
+            locations = np.flatnonzero(files[np.arange(start, min(start + CHUNK, len(files)))] == self.separator)
+            if len(locations):
+                return int(start + locations[0] + 1)
         return len(files)
 
 

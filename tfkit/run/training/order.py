@@ -29,10 +29,10 @@ def indices_of(order: Order, seed: int, step: int, *, sequences: int, examples: 
     """Return the indices of the examples of a step; the first step is 1."""
     if order == "sampled":
         return stream_generator(seed, "data", step).integers(0, examples, size=sequences)
-    places = np.arange((step - 1) * sequences, step * sequences)
+    locations = np.arange((step - 1) * sequences, step * sequences)
     if order == "sequential":
-        return places % examples
-    passes, within = np.divmod(places, examples)
+        return locations % examples
+    passes, within = np.divmod(locations, examples)
     return np.concatenate(
         [_shuffled_indices(seed, int(number), examples)[within[passes == number]] for number in np.unique(passes)]
     )

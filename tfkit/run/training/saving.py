@@ -54,8 +54,8 @@ class Saving:
         parts = {path: tensor for path, tensor in tensors.items() if _is_part(tensor)}
         unsharded = gathered({path: tensor for path, tensor in tensors.items() if path not in parts})
         context = None if self._outline is None else record.shards()
-        place = None if context is None else context.__enter__()
-        folder = next(path for path in self._from_all(place) if path is not None)
+        location = None if context is None else context.__enter__()
+        folder = next(path for path in self._from_all(location) if path is not None)
         files = dict.fromkeys(parts, 1)
         writer = HuggingFaceStorageWriter(str(folder), files, save_distributed=True, enable_consolidation=True)
         self._last = written = _as_future(async_save(parts, storage_writer=writer, process_group=self._group))

@@ -141,8 +141,8 @@ def forward_error(model: fx.GraphModule, running: Sequence[str], error: Exceptio
     if not path:
         return Diagnostic(f"the forward of `{graph.name}` fails: {cause}")
     component = components[path]
-    place, provenance = component_path(graph, path.partition(".")[0], component), graph.spec.provenance
+    location, provenance = component_path(graph, path.partition(".")[0], component), graph.spec.provenance
     name = f"{kind_of(type(component))} `{component.kind_name()}`"
     message = f"the forward of {name} fails, in `{path}`: {cause}"
     line = () if type(component).__module__.startswith("tfkit.") else last_line(type(component), error)
-    return Diagnostic(message, provenance.span(place), ".".join(provenance.written(place)), line)
+    return Diagnostic(message, provenance.span(location), ".".join(provenance.written(location)), line)

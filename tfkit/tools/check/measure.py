@@ -227,8 +227,8 @@ def outcome_of(check: Property, subject: ModelUnderTest | Subject, *, strict: bo
             for measurement in check.measure(subject):
                 if measurement.broken:
                     size, where = measurement.error if math.isfinite(measurement.error) else None, measurement.where
-                    place = where if isinstance(where, str) else where()
-                    return replace(outcome, status="failed", worst=size, component=place, detail=measurement.detail)
+                    location = where if isinstance(where, str) else where()
+                    return replace(outcome, status="failed", worst=size, component=location, detail=measurement.detail)
                 outcome = replace(outcome, worst=max(outcome.worst or 0.0, measurement.error))
     except MissingNameError as missing:
         return replace(outcome, status="does not apply", worst=None, detail=missing.diagnostics[0].message)

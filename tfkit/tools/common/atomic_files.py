@@ -62,29 +62,29 @@ def fresh_file(path: Path) -> Iterator[Path]:
     The target of a link is replaced, not the link. Additional files go to the folder `extras_of` the yielded path:
     the file must contain the folder's name, and the folder is removed once another file replaces this file.
     """
-    place = _resolved_target(path)
-    with staging_folder(place) as folder:
-        yield folder / NEW_NAME / place.name
+    location = _resolved_target(path)
+    with staging_folder(location) as folder:
+        yield folder / NEW_NAME / location.name
         _flush_folder(folder / NEW_NAME)
-        put_extras(folder, place)
-        move_to_target(folder, place)
-        drop_extras(folder, place)
+        put_extras(folder, location)
+        move_to_target(folder, location)
+        drop_extras(folder, location)
 
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder that replaces `path` on success; otherwise `path` is unchanged. Raises OSError."""
-    place = _resolved_target(path)
-    missing = [parent for parent in place.parents if not parent.exists()]
+    location = _resolved_target(path)
+    missing = [parent for parent in location.parents if not parent.exists()]
     done = False
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with staging_folder(place) as folder:
-            new = folder / NEW_NAME / place.name
+        location.parent.mkdir(parents=True, exist_ok=True)
+        with staging_folder(location) as folder:
+            new = folder / NEW_NAME / location.name
             new.mkdir()
             yield new
             _flush_folder(folder / NEW_NAME)
-            move_to_target(folder, place)
+            move_to_target(folder, location)
             done = True
     finally:
         for parent in [] if done else missing:
@@ -143,16 +143,16 @@ def _check_plain(path: Path, mode: int) -> None:
 
 def check_file(path: Path, *, device: bool = True) -> None:
     """Raise SpecError if a file cannot be written, before its contents are computed; `device` allows devices."""
-    place, shown = _resolved_target(path), quoted(str(path))
-    if place.is_dir():
+    location, shown = _resolved_target(path), quoted(str(path))
+    if location.is_dir():
         raise SpecError(Diagnostic(f"{shown} is a folder", help="name a file in it"))
     if _is_device(path):
         if device:
             return
         raise SpecError(Diagnostic(f"{shown} is not a file, but a device or a pipe", help="name a file"))
-    if not place.parent.is_dir():
+    if not location.parent.is_dir():
         raise SpecError(Diagnostic(f"cannot write {shown}: its folder does not exist"))
-    if not os.access(place.parent, os.W_OK | os.X_OK):
+    if not os.access(location.parent, os.W_OK | os.X_OK):
         raise _cannot_write(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
@@ -161,14 +161,14 @@ def names_in(path: Path) -> list[str] | None:
 
     Raise SpecError for a file, and for a folder that cannot be read.
     """
-    place = _resolved_target(path)
+    location = _resolved_target(path)
     with writing(path):
-        remove_leftover_folders(place)
-        if not place.exists():
+        remove_leftover_folders(location)
+        if not location.exists():
             return None
-        if not place.is_dir():
+        if not location.is_dir():
             raise SpecError(Diagnostic(f"{quoted(str(path))} is a file"))
-        return sorted(os.listdir(place))
+        return sorted(os.listdir(location))
 
 
 def _resolved_target(path: Path) -> Path:
@@ -388,8 +388,8 @@ def _restore_contents(folder: Path) -> None:
         return
     with suppress(FileNotFoundError):
         for old in (folder / OLD_NAME).iterdir():
-            if not os.path.lexists(place := folder.with_name(old.name)):
-                old.rename(place)
+            if not os.path.lexists(location := folder.with_name(old.name)):
+                old.rename(location)
 
 
 def _remove_folder(folder: Path) -> None:

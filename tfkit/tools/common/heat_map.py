@@ -83,8 +83,8 @@ def _heat_map_labels(heat_map: HeatMap, box: Mapping[str, float]) -> Iterator[El
         yield tag("text", label, x=x - 4, y=y + step * (index + 0.5) + 3.5, class_="end")
     step = width / len(heat_map.columns)
     for index in range(0, len(heat_map.columns), _label_stride(step)):
-        place = f"translate({x + step * (index + 0.5) - 3.5:.1f} {y + height + 4:.1f}) rotate(90)"
-        yield tag("text", heat_map.columns[index][:MAX_LABEL], transform=place)
+        location = f"translate({x + step * (index + 0.5) - 3.5:.1f} {y + height + 4:.1f}) rotate(90)"
+        yield tag("text", heat_map.columns[index][:MAX_LABEL], transform=location)
 
 
 def _label_stride(step: float) -> int:

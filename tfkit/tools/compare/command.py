@@ -136,9 +136,9 @@ def _show_comparison(comparison: Comparison) -> None:
     if comparison.equal:
         click.echo(f"equal to {comparison.tolerance:g}")
     if first is not None:
-        place = ", ".join(map(str, first.place))
+        location = ", ".join(map(str, first.place))
         click.echo(
-            f"they diverge at {first.name}: {first.values[0]:.6g} in A, {first.values[1]:.6g} in B, at [{place}]"
+            f"they diverge at {first.name}: {first.values[0]:.6g} in A, {first.values[1]:.6g} in B, at [{location}]"
         )
 
 

@@ -244,15 +244,15 @@ def _compared_component(
     gap = (ours.double() - theirs.double()).abs()
     gap = torch.where(gap.isnan(), torch.inf, gap)
     index = int(gap.argmax())
-    place = tuple(int(number) for number in np.unravel_index(index, gap.shape))
+    location = tuple(int(number) for number in np.unravel_index(index, gap.shape))
     reference = None if exact is None else float((ours.double() - exact).abs().max())
     return ComparedPart(
         name,
         other,
         float(gap.max()),
         max(1.0, float(theirs.abs().max())),
-        place,
-        (float(ours[place]), float(theirs[place])),
+        location,
+        (float(ours[location]), float(theirs[location])),
         reference,
     )
 

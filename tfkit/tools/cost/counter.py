@@ -157,13 +157,13 @@ class Observer(dispatch.DispatchMode):
     def count(self, flops: int, results: Iterable[Tensor] = ()) -> None:
         """Add FLOPs to the running component, and the bytes of their results in the forward pass."""
         node = dispatch.running_node()
-        place = self.place if node is None else self._maker(node)
-        tally, phase = place.record.tally(place.path), int(node is not None)
+        location = self.place if node is None else self._maker(node)
+        tally, phase = location.record.tally(location.path), int(node is not None)
         tally.flops[phase] += flops
         tally.products += 0 if phase else sum(tensor.nbytes for tensor in results)
-        if place.hidden is not None:
+        if location.hidden is not None:
             tally.scores[phase] += flops
-            tally.hidden[phase] += flops * place.hidden
+            tally.hidden[phase] += flops * location.hidden
 
     def _maker(self, node: Any) -> Position:
         at = bisect_right(self._made_in, dispatch.number_of(node), key=lambda entry: entry[0])

@@ -19,10 +19,10 @@ class ParameterCounts:
     """Counts the parameters of a model: all of them, and those not in any box yet."""
 
     def __init__(self, graph: Graph) -> None:
-        nodes, places = [_shortened_node(node) for node in graph.nodes], dict[str, dict[str, None]]()
+        nodes, locations = [_shortened_node(node) for node in graph.nodes], dict[str, dict[str, None]]()
         for node, short in zip(graph.nodes, nodes, strict=True):
             if short is not node and node.stack is not None and short.stack is not None:
-                places |= _layer_paths(node.name, node.stack, short.stack)
+                locations |= _layer_paths(node.name, node.stack, short.stack)
         uncounted = graph.spec.model.model_copy(update={"parameters": None})
         model = build(replace(graph, spec=replace(graph.spec, model=uncounted), nodes=tuple(nodes)), device="meta")
         self.components: Mapping[str, Component] = model.meta["components"]
@@ -33,10 +33,10 @@ class ParameterCounts:
             parameters = set(module.parameters(recurse=False)) - counted
             counted |= parameters
             count = sum(parameter.numel() for parameter in parameters)
-            for place in _full_model_paths(path, places):
-                self._classes[place] = type(module).__name__
+            for location in _full_model_paths(path, locations):
+                self._classes[location] = type(module).__name__
                 if parameters:
-                    self._left[place] = count
+                    self._left[location] = count
         self.total = sum(self._left.values())
         check_parameters(self.total, graph)
         self._inside: dict[str, list[str]] = {}
@@ -83,18 +83,18 @@ def _shortened_node(node: Node) -> Node:
 
 def _layer_paths(name: str, stack: Layers, short: Layers) -> dict[str, dict[str, None]]:
     """Return the paths of the layers and their contexts in a stack, by their paths in the shortened stack."""
-    places: dict[str, dict[str, None]] = {}
+    locations: dict[str, dict[str, None]] = {}
     for number, indices in enumerate(stack.variants.values()):
         for index in indices:
-            places.setdefault(f"{name}.layers.{number}", {})[f"{name}.layers.{index}"] = None
+            locations.setdefault(f"{name}.layers.{number}", {})[f"{name}.layers.{index}"] = None
             context = f"{name}.{short.layers[number].context}"
-            places.setdefault(context, {})[f"{name}.{stack.layers[index].context}"] = None
-    return places
+            locations.setdefault(context, {})[f"{name}.{stack.layers[index].context}"] = None
+    return locations
 
 
 def _full_model_paths(path: str, places: Mapping[str, Mapping[str, None]]) -> Iterator[str]:
     """Yield the paths of a module in the model, of which the shortened model has `path`."""
     parts = path.split(".")
     prefix, rest = ".".join(parts[:3]), parts[3:]
-    for place in places.get(prefix, (prefix,)):
-        yield ".".join((place, *rest))
+    for location in places.get(prefix, (prefix,)):
+        yield ".".join((location, *rest))

@@ -150,22 +150,22 @@ NAME, WORDS = 19.0, 12.0
 
 def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float]:
     """Draw a model to the right of x = `left` and above y = 0. Return its right edge and its top."""
-    places = SceneCoordinates({name: number for number, column in enumerate(scene.columns) for name in column})
-    right = _spread_columns(scene, places, left)
+    locations = SceneCoordinates({name: number for number, column in enumerate(scene.columns) for name in column})
+    right = _spread_columns(scene, locations, left)
     if right - left < MIN_WIDTH:
         shift, right = (MIN_WIDTH - right + left) / 2, left + MIN_WIDTH
-        places.centres = [centre + shift for centre in places.centres]
-        places.gutters = [start + shift for start in places.gutters]
+        locations.centres = [centre + shift for centre in locations.centres]
+        locations.gutters = [start + shift for start in locations.gutters]
     pens = [0.0] * len(scene.columns)
     for name, node in scene.nodes.items():
-        column = places.column[name]
-        cx = places.centres[column]
-        y = places.bottoms[name] = _node_bottom(canvas, scene, name, places, pens[column])
-        places.tops[name] = pens[column] = place_node(canvas, node, cx, y)
+        column = locations.column[name]
+        cx = locations.centres[column]
+        y = locations.bottoms[name] = _node_bottom(canvas, scene, name, locations, pens[column])
+        locations.tops[name] = pens[column] = place_node(canvas, node, cx, y)
         if name in scene.outputs:
             pens[column] = _draw_outputs(canvas, cx, pens[column], scene.outputs[name])
     for wire in scene.wires:
-        draw_wire(canvas, scene, wire, places)
+        draw_wire(canvas, scene, wire, locations)
     return right, min(pens)
 
 

@@ -295,9 +295,9 @@ class _Layers:
         return box if fresh else replace(box, tied=True)
 
     def _residual(self, part: Call) -> Box:
-        place = part.name.rpartition("_")[2]
-        notes = notes_of(part.config) if place == "read" else ()
-        title = f"{part.config.kind_name()}, {place}"
+        location = part.name.rpartition("_")[2]
+        notes = notes_of(part.config) if location == "read" else ()
+        title = f"{part.config.kind_name()}, {location}"
         key, times, tip = f"{self.key}/{part.name}", len(self.indices), tip_of(part.config)
         return Box(key, "step", title, tuple(notes), parameters=self._count(part.name), times=times, tip=tip)
 

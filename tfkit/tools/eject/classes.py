@@ -59,13 +59,13 @@ class Classes:
             if function.module is not None:
                 self._methods.setdefault(function.module, []).append(function)
         self._gather(whole.model)
-        places: dict[Class, list[str]] = {}
+        locations: dict[Class, list[str]] = {}
         for path, module in whole.model.named_modules(remove_duplicate=False):
             if module in self.of:
                 prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), "")
-                places.setdefault(self.of[module], []).append(path.removeprefix(prefix))
+                locations.setdefault(self.of[module], []).append(path.removeprefix(prefix))
         taken = {name for function in whole.functions.values() for name in function.uses}
-        _make_names_unique(self.order, places, graph, taken | {kind.__name__ for kind in whole.records})
+        _make_names_unique(self.order, locations, graph, taken | {kind.__name__ for kind in whole.records})
         for ejected in self.order:
             self._fill(ejected, [module for module, owner in self.of.items() if owner is ejected])
 
@@ -279,13 +279,13 @@ def _allocation_text(sizes: str, tensor: Tensor) -> str:
 def _argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
     """Choose a name for an argument: the common name of its numbers, else the name of the slot."""
     words = {value.removeprefix(f"{CONFIG}.") for value in values}
-    place = [_AXES.get(part.partition("@")[2], part) for part in slot.split(".") if not part.isdigit()]
+    location = [_AXES.get(part.partition("@")[2], part) for part in slot.split(".") if not part.isdigit()]
     short = {"in_features": "d_in", "out_features": "d_out", "embedding_dim": "width", "num_embeddings": "rows"}
-    name = short.get(place[-1], place[-1])
+    name = short.get(location[-1], location[-1])
     if all(word.isidentifier() for word in words):
         common = set.intersection(*({"_".join(w.split("_")[n:]) for n in range(w.count("_") + 1)} for w in words))
         name = max(common, key=len, default=name)
-    candidates = [name, "_".join((*place[:-1], name))]
+    candidates = [name, "_".join((*location[:-1], name))]
     return next((candidate for candidate in candidates if candidate not in taken), f"{candidates[-1]}_{len(taken)}")
 
 

@@ -141,10 +141,10 @@ def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Con
     Names in `reserved` are not used.
     """
     nodes = [replace(node, config=copy.deepcopy(node.config)) for node in graph.nodes]
-    places = [(owner, key, (node.name, *path)) for node in nodes for owner, key, path in _config_fields(node.config)]
+    locations = [(owner, key, (node.name, *path)) for node in nodes for owner, key, path in _config_fields(node.config)]
     values: dict[str, int | float] = {}
     names: dict[tuple[str, str, float], str] = {}
-    for owner, key, path in places:
+    for owner, key, path in locations:
         value = owner.__dict__[key]
         if not isinstance(value, int | float) or value in (0, 1):
             continue
@@ -154,7 +154,7 @@ def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Con
             values[names[identity]] = value
         owner.__dict__[key] = named_number(value, names[identity])
     derived: dict[str, str] = {}
-    for owner, key, path in places:
+    for owner, key, path in locations:
         how = getattr(owner, "derived", {}).get(key)
         if how is None or owner.__dict__[key] is not None or key in values:
             continue

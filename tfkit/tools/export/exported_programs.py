@@ -55,18 +55,18 @@ class Caches:
         self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.step_nodes.items() if pieces.memory_caches]
         self.first = tuple(name for name in parts.static_sources if name not in parts.repeated_sources)
         self.limit = max_len(graph)
-        places = [
+        locations = [
             ((name, layer, i), cache)
             for name, layers in layers_by_node.items()
             for layer, cached in enumerate(layers)
             for i, cache in enumerate(cached)
             if isinstance(cache, Cached)
         ]
-        windows = [cache.window for _, cache in places if cache.window]
+        windows = [cache.window for _, cache in locations if cache.window]
         self.least = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
         if self.limit is not None:
             self.least = min(self.least, self.limit)
-        self.full = next((place for place, cache in places if cache.tokens(self.least) == self.least), None)
+        self.full = next((location for location, cache in locations if cache.tokens(self.least) == self.least), None)
 
     def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
         """Create caches of zeros for `length` tokens and a memory; one additional slot receives padding."""

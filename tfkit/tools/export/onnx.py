@@ -161,8 +161,8 @@ def _reused_tensor(tensor: Any, written: Any, name: str) -> Any:
 
     if written is None:
         return tensor
-    place = (WEIGHTS, written.offset, written.length, written.dtype)
-    return ir.ExternalTensor(*place, shape=written.shape, name=name, base_dir=Path(written.path).parent)
+    location = (WEIGHTS, written.offset, written.length, written.dtype)
+    return ir.ExternalTensor(*location, shape=written.shape, name=name, base_dir=Path(written.path).parent)
 
 
 def _new_caches(program: ExportedProgram) -> Iterator[str]:
@@ -216,20 +216,20 @@ class _Sessions(Programs):
     def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
         """Run a program and return its results. The caches in `arguments` are updated in place."""
         cache: Cache = arguments.get("cache", {})
-        places = {
+        locations = {
             _cache_name(name, layer, i): (tensors, i)
             for name, layers in cache.items()
             for layer, tensors in enumerate(layers)
             for i in range(len(tensors))
         }
         feeds = {key: value for key, value in arguments.items() if key != "cache"}
-        feeds |= {key: tensors[i] for key, (tensors, i) in places.items()}
+        feeds |= {key: tensors[i] for key, (tensors, i) in locations.items()}
         session = self.session(name)
         values = session.run(None, {slot.name: feeds[slot.name].numpy() for slot in session.get_inputs()})
         results = []
         for slot, value in zip(session.get_outputs(), values, strict=True):
-            if slot.name.removeprefix("new_") in places:
-                tensors, i = places[slot.name.removeprefix("new_")]
+            if slot.name.removeprefix("new_") in locations:
+                tensors, i = locations[slot.name.removeprefix("new_")]
                 tensors[i] = torch.from_numpy(value)
             else:
                 results.append(torch.from_numpy(value))

@@ -128,12 +128,14 @@ def _converted_error(error: Diagnostic, config: Span | None, family: FamilyConfi
 
 def _paths_set_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
     """Yield the paths of spec values that the weights in a folder require, and that no field of config.json sets."""
-    places = {name: place for name, place in family.zeros.items() if place is not None}
-    if places and has_weights(folder):
+    locations = {name: location for name, location in family.zeros.items() if location is not None}
+    if locations and has_weights(folder):
         from tfkit.checkpoint.files import TensorFiles
 
         with suppress(SpecError), TensorFiles.open(folder) as opened:
-            yield from (place for name, place in places.items() if name in opened.names and opened.read(name).any())
+            yield from (
+                location for name, location in locations.items() if name in opened.names and opened.read(name).any()
+            )
 
 
 def _with_value(tree: Mapping, place: str, value: bool) -> Mapping:
@@ -276,12 +278,12 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     fields = write_fields(graph.spec, family)
     config = _mapping_of(fields, graph.spec.provenance.spans[()])
     changed: list[tuple[str, str, str]] = []
-    free = {place: value_at(model, place) for place in family.zeros.values() if place is not None}
+    free = {location: value_at(model, location) for location in family.zeros.values() if location is not None}
     for proving in _proving_trees(graph, family, plugins):
         with _convert_errors(None, family):
             tree = read_fields(config, proving, family)
-            for place, value in free.items():
-                tree = _with_value(tree, place, value)
+            for location, value in free.items():
+                tree = _with_value(tree, location, value)
             again = resolve_spec(without_idle(tree, plugins), plugins, file=CONFIG).model
         changed = list(_value_differences(model.graph, again.graph, ""))
         if not changed:

@@ -210,8 +210,8 @@ def _project_files(names: PluginNames) -> Iterator[tuple[Path, str]]:
         for path in template.rglob("*"):
             parts = path.relative_to(template).parts
             if path.is_file() and parts[0] != "slots" and not any(map(CACHES.fullmatch, parts)):
-                place = Path(*(re.sub("^dot-", ".", names.rendered(part)) for part in parts))
-                yield place, names.rendered(path.read_text(encoding="utf-8"))
+                location = Path(*(re.sub("^dot-", ".", names.rendered(part)) for part in parts))
+                yield location, names.rendered(path.read_text(encoding="utf-8"))
 
 
 def installed_from() -> str:

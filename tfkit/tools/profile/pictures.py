@@ -157,7 +157,7 @@ def _layer_heat_map(
             total = tag("div", time_text(sum(times)), class_="sum")
             grid.extend([tag("div", label, class_="name strip"), *cells, total])
     spacing = -(-len(stack) // NUMBERS)
-    numbers = [str(layer.index) if place % spacing == 0 else "" for place, layer in enumerate(stack)]
+    numbers = [str(layer.index) if location % spacing == 0 else "" for location, layer in enumerate(stack)]
     grid.extend([tag("div", "layer", class_="name index"), *(tag("div", text, class_="index") for text in numbers)])
     return grid
 
@@ -257,10 +257,10 @@ def _roofline_picture(points: Sequence[RooflinePoint], limits: Sequence[Limits])
     for limit in limits:
         picture.extend(_roof_lines(limit, across, up, taken))
     largest = sorted(points, key=lambda point: -point.share)
-    places = [(point, across(point.intensity), up(point.rate)) for point in largest]
-    taken += [_box_around(x, y, point.radius) for point, x, y in places]
-    picture.extend(_point_circle(*place) for place in places)
-    picture.extend(_point_label(*place, taken) for place in places)
+    locations = [(point, across(point.intensity), up(point.rate)) for point in largest]
+    taken += [_box_around(x, y, point.radius) for point, x, y in locations]
+    picture.extend(_point_circle(*location) for location in locations)
+    picture.extend(_point_label(*location, taken) for location in locations)
     return picture
 
 
@@ -310,12 +310,12 @@ def _point_circle(point: RooflinePoint, x: float, y: float) -> Element:
 
 def _point_label(point: RooflinePoint, x: float, y: float, taken: list[Box]) -> Element:
     """Place the name of a point in a free area, with a line to the point if it is not adjacent."""
-    width, places = len(point.label) * LETTER, []
+    width, locations = len(point.label) * LETTER, []
     for lines, side in SIDES:
         away = point.radius + 6 + 6 * abs(lines)
         left, base = x + away if side > 0 else x - away - width, y + 4 + lines * LINE
-        places.append((lines, (left, base - LINE + 3, left + width, base + 3)))
-    lines, box = next((place for place in places if _is_free(place[1], taken)), places[0])
+        locations.append((lines, (left, base - LINE + 3, left + width, base + 3)))
+    lines, box = next((location for location in locations if _is_free(location[1], taken)), locations[0])
     taken.append(box)
     left, _, right, bottom = box
     text = tag("text", point.label, x=left, y=bottom - 3, class_="label")

@@ -123,8 +123,8 @@ def _show_points(graph: Graph, *, json: bool) -> None:
 def _origin_text(value: ResolvedValue) -> str:
     if value.file is None:
         return value.how
-    place = value.file if value.file.startswith("--") else f"{Path(value.file).name}:{value.line}"
-    return place if value.how == "given" else f"{value.how} from {place}"
+    location = value.file if value.file.startswith("--") else f"{Path(value.file).name}:{value.line}"
+    return location if value.how == "given" else f"{value.how} from {location}"
 
 
 def _program_lines(programs: Sequence[LayerProgram]) -> Iterator[str]:

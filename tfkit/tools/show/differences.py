@@ -51,15 +51,15 @@ def spec_differences(before: Graph, after: Graph) -> list[Difference]:
             )
             paths.setdefault((_value_name(old.get(path), new.get(path)), *texts, follows), []).append(path)
     return [
-        Difference(name, old_text, new_text, tuple(places), follows)
-        for (name, old_text, new_text, follows), places in paths.items()
+        Difference(name, old_text, new_text, tuple(locations), follows)
+        for (name, old_text, new_text, follows), locations in paths.items()
     ]
 
 
 def fields_of_causes(before: Graph, after: Graph) -> frozenset[str]:
     """Return the names of the fields, and of the components around them, whose written values differ."""
     causes = (difference for difference in spec_differences(before, after) if not difference.follows)
-    return frozenset(name for cause in causes for place in cause.places for name in place.split("."))
+    return frozenset(name for cause in causes for location in cause.places for name in location.split("."))
 
 
 def _written_arithmetic(graph: Graph, value: ResolvedValue) -> str | None:

@@ -49,11 +49,8 @@ def prose_of(graph: Graph) -> list[DescribedValue]:
         is_new = description not in descriptions
         if value.how == "given" or isinstance(content, Component) or (value.how == "inherited" and is_new):
             descriptions.add(description)
-            listed.append(
-                DescribedValue(
-                    **vars(value), **({"text": description.text, "papers": description.papers} if is_new else {})
-                )
-            )
+            text, papers = (description.text, description.papers) if is_new else ("", ())
+            listed.append(DescribedValue(**vars(value), text=text, papers=papers))
     return listed
 
 

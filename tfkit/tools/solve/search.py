@@ -65,10 +65,10 @@ class Grid:
         values = [self.value(depth, width) for depth in self.depths[:2]]
         slope = values[-1] - values[0]
         if slope <= 0:  # layers that share their weights
-            place = bisect_left(self.depths, width / self.shape)
+            location = bisect_left(self.depths, width / self.shape)
         else:
-            place = int((budget - values[0]) // slope)
-        near = sorted({max(0, min(index, len(self.depths) - 1)) for index in (place, place + 1)})
+            location = int((budget - values[0]) // slope)
+        near = sorted({max(0, min(index, len(self.depths) - 1)) for index in (location, location + 1)})
         return [self.point(self.depths[i], width) for i in near]
 
     def shape_of(self, point: GridPoint) -> float:

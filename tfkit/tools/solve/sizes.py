@@ -169,8 +169,8 @@ class Family:
         """Return True if a size of the resolved spec grows; a layer variant follows its stack."""
         if path in self.widths or "variants" not in path:
             return path in self.widths
-        place = path.index("variants")
-        return _node_at(self.tree, path) is None and (*path[: place - 1], *path[place + 2 :]) in self.widths
+        location = path.index("variants")
+        return _node_at(self.tree, path) is None and (*path[: location - 1], *path[location + 2 :]) in self.widths
 
     def _given_scale(self) -> Fraction | None:
         """Return the d_model of the changes as a multiple of the spec's, or None if they do not set it."""

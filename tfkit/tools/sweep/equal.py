@@ -93,10 +93,10 @@ def _help_for_size(arms: Arms, arm: Arm, name: str, size: float, target: float, 
         return f"about {round(run.steps * target / size):,} steps compute as many FLOPs"
     if name == "time":
         return f"about {round(run.steps * target / size):,} steps take as much time"
-    place = folder / "models" / f"{arm.variant}.yaml"
-    create_folder(place.parent, inside=folder)
-    write_file(place, render_spec(run.graph.spec.model), inside=folder)
-    command = shlex.join(["tfkit", "solve", str(place), "--params", str(target)])
+    location = folder / "models" / f"{arm.variant}.yaml"
+    create_folder(location.parent, inside=folder)
+    write_file(location, render_spec(run.graph.spec.model), inside=folder)
+    command = shlex.join(["tfkit", "solve", str(location), "--params", str(target)])
     return f"find a model of that size: `{command}`"
 
 

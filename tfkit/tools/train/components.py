@@ -193,15 +193,15 @@ def _draw_map(chart: Element, heat_map: ComponentHeatMap, x: float, y: float, wi
     layers = sorted({layer for layer, _ in rows})
     stride = -(-len(layers) // max(1, int(height // 12)))
     for layer in layers[::stride]:
-        places = [index for index, row in enumerate(rows) if row[0] == layer]
-        middle = y + height * (fmean(places) + 0.5) / len(rows)
+        locations = [index for index, row in enumerate(rows) if row[0] == layer]
+        middle = y + height * (fmean(locations) + 0.5) / len(rows)
         chart.append(tag("text", f"{layer}", x=x + left - 5, y=middle + 3.5, class_="end small"))
     if heat_map.of_heads:
         for index in (i for i in range(1, len(rows)) if rows[i][0] != rows[i - 1][0]):
             edge = y + height * index / len(rows)
             chart.append(tag("line", x1=x + left - 4, x2=x + width, y1=edge, y2=edge, class_="grid"))
-    for text, place, anchor in ((f"step {steps[0]:,}", x + left, "start"), (f"{steps[-1]:,}", x + width, "end")):
-        chart.append(tag("text", text, x=place, y=y + height + 12, class_=f"{anchor} small"))
+    for text, location, anchor in ((f"step {steps[0]:,}", x + left, "start"), (f"{steps[-1]:,}", x + width, "end")):
+        chart.append(tag("text", text, x=location, y=y + height + 12, class_=f"{anchor} small"))
 
 
 def component_table(history: History) -> tuple[list[str], list[list[str]]]:

@@ -201,15 +201,15 @@ class RunFolder:
             yield folder / NEW_NAME
 
     def _save(self, position: int, digest: str, checkpoint: Checkpoint) -> None:
-        place = self.folder / f"step-{checkpoint.step}"
-        _check_replaceable(place)
-        with written_folder(place, SafetensorError, inside=self.folder) as target:
+        location = self.folder / f"step-{checkpoint.step}"
+        _check_replaceable(location)
+        with written_folder(location, SafetensorError, inside=self.folder) as target:
             write_checkpoint(
                 target, checkpoint, self._run, companions=self.companions, position=position, metrics=digest
             )
-        self._write(LATEST, f"{place.name}\n")
+        self._write(LATEST, f"{location.name}\n")
         for path in self._later:
-            if path != place:  # `place` was replaced
+            if path != location:  # `place` was replaced
                 _remove_checkpoint(path)
         self._later = []
         self._remove_old()

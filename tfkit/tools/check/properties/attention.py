@@ -207,8 +207,8 @@ def _reverse_heads(attention: nn.Module, config: AttentionConfig) -> None:
     """Reverse the order of query heads, and of key-value heads, in place."""
     state = attention.state_dict()
     with torch.no_grad():
-        for name, place in tensor_locations_of(attention).items():
-            view, path = place.view(state), name.rpartition(".")[0]
+        for name, location in tensor_locations_of(attention).items():
+            view, path = location.view(state), name.rpartition(".")[0]
             axis = 0 if view.dim() == 2 and path in ("q_norm", "k_norm") else HEADS_ALONG[path]
             if axis is not None and axis < view.dim():  # the bias of the output belongs to no head
                 heads = config.kv_heads if path in ("project.k", "project.v", "k_norm") else config.n_heads

@@ -89,9 +89,9 @@ def reference_agreement(subject: ModelUnderTest) -> Iterator[Deviation]:
 def _fused_parts(model: nn.Module) -> Mapping[str, Mapping[str, int]]:
     """Return the names and lengths of the parts of each module that is fused, by its path."""
     fused = defaultdict[str, dict[str, int]](dict)
-    for name, place in tensor_locations_of(model).items():
-        if place.length is not None:
-            fused[place.parameter.rpartition(".")[0]][name.split(".")[-2]] = place.length
+    for name, location in tensor_locations_of(model).items():
+        if location.length is not None:
+            fused[location.parameter.rpartition(".")[0]][name.split(".")[-2]] = location.length
     return fused
 
 

@@ -192,8 +192,8 @@ def _padded_sequences(x: Tensor, side: str) -> tuple[Tensor, Tensor]:
     rows, mask = rubbish.clone(), torch.zeros(x.size(0), length, dtype=torch.bool)
     for row in range(x.size(0)):
         real = max(1, x.size(1) - row)
-        place = slice(0, real) if side == "right" else slice(length - real, length)
-        rows[row, place], mask[row, place] = x[row, :real], True
+        location = slice(0, real) if side == "right" else slice(length - real, length)
+        rows[row, location], mask[row, location] = x[row, :real], True
     return rows, mask
 
 

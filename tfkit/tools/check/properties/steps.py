@@ -328,8 +328,8 @@ class _StepReader:
     def _compare(self, outputs: list[Tensor], columns: Tensor, tokens: Tensor) -> Iterator[Deviation]:
         last = self.cached.used - 1
         first = last - columns.size(1) + 1
-        place = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
-        detail = f"read {self.way}, {place} from the whole by {{}}"
+        location = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
+        detail = f"read {self.way}, {location} from the whole by {{}}"
         for output, expected in zip(outputs, self.expected, strict=True):
             yield tensor_deviation(
                 output[tokens], selected_columns(expected, columns)[tokens], detail, limit=self.tolerance

@@ -43,7 +43,7 @@ def tensor_locations(subject: ModelUnderTest) -> Iterator[Deviation]:
     require(subject.module is None, "the weights come from no file")
     require(subject.weights is not None, "the weights are random")
     tensors = {
-        name: place.view(subject.model.state_dict()) for name, place in tensor_locations_of(subject.model).items()
+        name: location.view(subject.model.state_dict()) for name, location in tensor_locations_of(subject.model).items()
     }
     informative = 0
     for node in subject.graph.nodes:

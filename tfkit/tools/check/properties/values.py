@@ -240,8 +240,8 @@ def _neutral_by_field(subject: ModelUnderTest) -> dict[str, list[_Neutral]]:
 
 def _is_neutral(subject: ModelUnderTest, path: FieldPath) -> bool:
     """Return True if a factor of 1 is all that a rotary scaling needs to change nothing, as far as the check reads."""
-    for place, part in subject.graph.configs(RopeScalingConfig):
-        if tuple(place.split(".")) == path[:-1]:
+    for location, part in subject.graph.configs(RopeScalingConfig):
+        if tuple(location.split(".")) == path[:-1]:
             lists = any(isinstance(value, tuple) for _, value in part)
             short = dict(part).get("original_max_len", math.inf) >= subject.length
             return short and not lists and part.model_copy(update={"factor": 1.0}).attention_factor == 1
@@ -263,8 +263,8 @@ def _repeated_heads(subject: ModelUnderTest, first: fx.GraphModule, second: fx.G
     """Repeat the weights of each key-value head for every query head that shares it."""
     ours, state, wider = tensor_locations_of(first), first.state_dict(), second.state_dict()
     heads = {f"{attention.path}.": attention.config.kv_heads for attention in subject.attentions}
-    for name, place in tensor_locations_of(second).items():
-        view, old = place.view(wider), ours[name].view(state)
+    for name, location in tensor_locations_of(second).items():
+        view, old = location.view(wider), ours[name].view(state)
         if view.shape != old.shape:
             owner = next(path for path in heads if name.startswith(path))
             each = old.unflatten(0, (heads[owner], -1))

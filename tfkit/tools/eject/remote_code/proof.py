@@ -58,9 +58,9 @@ def compare_folder(model: fx.GraphModule, parts: Parts, folder: Path, process: F
     differ.
     """
     facts = _facts_of(model, parts)
-    place = process.scratch / "facts.pt"
-    torch.save(facts, place)
-    if error := process.answer([str(folder), str(place)]):
+    location = process.scratch / "facts.pt"
+    torch.save(facts, location)
+    if error := process.answer([str(folder), str(location)]):
         message = f"the folder differs from the model: {error}"
         help = "write each component so that its forward and its initial weights depend only on its code and its fields"
         raise SpecError(Diagnostic(message, help=help))

@@ -47,10 +47,10 @@ def example_independence(subject: RunUnderTest) -> Iterator[Deviation]:
             yield Deviation.fault(f"examples of `{split}` have {longest} positions, more than {source}", where)
         for number in range(len(numbers)):
             row = together.rows(number, number + 1)
-            place = len(numbers) - 1 - number
+            location = len(numbers) - 1 - number
             for other, how in (
                 (listed.batch(np.array([number])), "alone"),
-                (backwards.rows(place, place + 1), "in the reverse order"),
+                (backwards.rows(location, location + 1), "in the reverse order"),
                 (repeated.rows(number, number + 1), "from data that is built again"),
             ):
                 if not _equal_rows(row, other):
