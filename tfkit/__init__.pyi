@@ -151,7 +151,7 @@ from tfkit.tools.import_.importing import import_config as import_config
 from tfkit.tools.params.count import count_params as count_params
 from tfkit.tools.profile.models import profile as profile
 from tfkit.tools.save.layouts import Layout as Layout
-from tfkit.tools.save.layouts import Origin as Origin
+from tfkit.tools.save.layouts import ModelOrigin as ModelOrigin
 from tfkit.tools.save.save import save as save
 from tfkit.tools.solve.solve import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve

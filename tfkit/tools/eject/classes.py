@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tfkit.building.initialize import RESETS
 from tfkit.graph.expand import Graph
 from tfkit.tools.eject.cleanup import changes_tensors
-from tfkit.tools.eject.config import CONFIG, Config
+from tfkit.tools.eject.config import CONFIG, ConfigClass
 from tfkit.tools.eject.source import written_out
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import INDENT, Class, Statement, function_text, steps_text
@@ -46,7 +46,7 @@ class Classes:
     """
 
     def __init__(
-        self, graph: Graph, whole: Specialiser, sizes: Sizes, config: Config, prefixes: Sequence[str] = ()
+        self, graph: Graph, whole: Specialiser, sizes: Sizes, config: ConfigClass, prefixes: Sequence[str] = ()
     ) -> None:
         self.whole = whole
         self.sizes = sizes

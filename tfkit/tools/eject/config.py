@@ -135,7 +135,7 @@ for _name, _sign in _SIGNS.items():
     _define_operation(_name, _sign)
 
 
-def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Config]:
+def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, ConfigClass]:
     """Return a copy of a graph with named numbers, and the config with the value of each name.
 
     Names in `reserved` are not used.
@@ -168,7 +168,7 @@ def with_names(graph: Graph, reserved: Collection[str] = ()) -> tuple[Graph, Con
         replace(node, signals={k: _with_named_widths(signal, widths) for k, signal in node.signals.items()})
         for node in nodes
     ]
-    return replace(graph, nodes=tuple(wired)), Config(values, derived)
+    return replace(graph, nodes=tuple(wired)), ConfigClass(values, derived)
 
 
 def _free_name(path: tuple[str, ...], taken: Set[str]) -> str:
@@ -200,7 +200,7 @@ def _with_named_widths(signal: Any, widths: Mapping[int, Any]) -> Any:
     return replace(signal, width=widths[signal.width]) if signal.width in widths else signal
 
 
-class Config:
+class ConfigClass:
     """The config of a file: writes numbers by name, and the class of the config.
 
     Attributes:

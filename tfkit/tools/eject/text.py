@@ -17,7 +17,7 @@ from torch import nn
 
 from tfkit.plugin.registry import first_paragraph
 from tfkit.tools.eject.cleanup import Replaced, copied_tree, statement_blocks, variable_names
-from tfkit.tools.eject.config import CONFIG, Config, name_of
+from tfkit.tools.eject.config import CONFIG, ConfigClass, name_of
 from tfkit.tools.eject.patterns import pattern_comments
 from tfkit.tools.eject.source import tree_of
 from tfkit.tools.eject.specialise import Function
@@ -210,13 +210,13 @@ class Class:
             for statement in self.statements
         ]
 
-    def source(self, config: Config) -> str:
+    def source(self, config: ConfigClass) -> str:
         """Return the class as text."""
         parts = [f"{docs_text(self.docs)}\n"] if self.docs else []
         body = "\n\n".join([*self._init(config), *self.methods])
         return f"class {self.name}({self.base}):\n" + textwrap.indent("\n".join([*parts, body]), INDENT)
 
-    def _init(self, config: Config) -> list[str]:
+    def _init(self, config: ConfigClass) -> list[str]:
         """Return the `__init__`; empty if the `__init__` of the base class is enough."""
         lines = [*self.lines(), *self.filling]
         if not lines:
@@ -228,7 +228,7 @@ class Class:
         return [f"def __init__({head}) -> None:\n{steps}"]
 
 
-def _argument_type(texts: list[str], config: Config) -> str:
+def _argument_type(texts: list[str], config: ConfigClass) -> str:
     """Return the type of an argument with these values."""
     if texts[0].startswith("nn."):
         return texts[0].partition("(")[0]

@@ -17,7 +17,7 @@ from tfkit.checkpoint.links import published_map
 from tfkit.checkpoint.weight_map import write_shards
 from tfkit.spec.folder import CONFIG
 from tfkit.tools.import_.importing import export_config
-from tfkit.tools.save.layouts import Layout, Origin
+from tfkit.tools.save.layouts import Layout, ModelOrigin
 
 
 class TfkitLayout(Layout):
@@ -26,7 +26,7 @@ class TfkitLayout(Layout):
     name = "tfkit"
     description = "the weights by the model's own names"
 
-    def write(self, model: fx.GraphModule, folder: Path, origin: Origin) -> None:
+    def write(self, model: fx.GraphModule, folder: Path, origin: ModelOrigin) -> None:
         origin.companions.write(folder)
         write_model(model, graph_of(model), folder)
 
@@ -38,7 +38,7 @@ class HuggingfaceLayout(Layout):
     description = "a config.json and the tensors of the spec's family, for from_pretrained"
     drops = True
 
-    def write(self, model: fx.GraphModule, folder: Path, origin: Origin) -> None:
+    def write(self, model: fx.GraphModule, folder: Path, origin: ModelOrigin) -> None:
         graph, state = graph_of(model), model.state_dict()
         fields = with_further_fields(export_config(graph, origin.plugins), origin.companions.fields)
         assert graph.spec.family is not None

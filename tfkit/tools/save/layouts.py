@@ -22,7 +22,7 @@ from tfkit.tools.common.companions import NO_COMPANIONS, Companions, is_companio
 
 
 @dataclass(frozen=True)
-class Origin:
+class ModelOrigin:
     """The origin of a model that is saved.
 
     Attributes:
@@ -63,7 +63,7 @@ class Layout(ABC):
     drops: ClassVar[bool] = False
 
     @abstractmethod
-    def write(self, model: fx.GraphModule, folder: Path, origin: Origin) -> None:
+    def write(self, model: fx.GraphModule, folder: Path, origin: ModelOrigin) -> None:
         """Write a model to an existing, empty folder, which is moved to its final name if this method succeeds.
 
         `origin.write(folder)` writes the spec and the files next to the weights. This method may raise any error:

@@ -19,7 +19,7 @@ from tfkit.plugin.hooks import in_words
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.tools.common.atomic_files import fresh_folder, names_in
 from tfkit.tools.common.companions import companions_of
-from tfkit.tools.save.layouts import Origin, layouts_of
+from tfkit.tools.save.layouts import ModelOrigin, layouts_of
 
 UNREAD = "it was written unchanged, but tfkit does not load it; `safetensors.torch.load_file` reads its weights"
 
@@ -83,7 +83,7 @@ def save(
         raise SpecError(Diagnostic(message, notes=(broken,), help="name a new folder"))
     try:
         with fresh_folder(folder) as target:
-            chosen.write(model, target, Origin(spec_text(graph.spec), companions, source, plugins))
+            chosen.write(model, target, ModelOrigin(spec_text(graph.spec), companions, source, plugins))
     except SpecError:
         raise
     except Exception as error:

@@ -25,7 +25,7 @@ from tfkit.tools.eject.remote_code.modeling import WrittenCode, code_of, model_t
 from tfkit.tools.eject.remote_code.parts import Parts, parts_of
 from tfkit.tools.eject.remote_code.proof import Folders, check_transformers, compare_folder
 from tfkit.tools.eject.remote_code.tokenizer import complete_tokenizer
-from tfkit.tools.save.layouts import Layout, Origin
+from tfkit.tools.save.layouts import Layout, ModelOrigin
 
 SETTINGS = frozenset(
     """
@@ -48,7 +48,7 @@ class TransformersLayout(Layout):
     description = "the code of the model, for from_pretrained with trust_remote_code=True"
     files = (CARD, PICTURE, "modeling_*.py", "configuration_*.py")
 
-    def write(self, model: fx.GraphModule, folder: Path, origin: Origin) -> None:
+    def write(self, model: fx.GraphModule, folder: Path, origin: ModelOrigin) -> None:
         check_transformers()
         parts_of(graph_of(model))  # raises an error before the process starts
         with Folders() as process:

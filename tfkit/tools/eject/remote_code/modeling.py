@@ -26,7 +26,7 @@ from tfkit.graph.wiring import table_owner
 from tfkit.nn import Past
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import statement_blocks, variable_names
-from tfkit.tools.eject.config import Config, with_names
+from tfkit.tools.eject.config import ConfigClass, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import prepare_patterns
@@ -217,7 +217,7 @@ class _ModelingWriter:
         name: str,
         whole: Specialiser,
         classes: Classes,
-        config: Config,
+        config: ConfigClass,
         weights: InitialWeights,
         modules: Mapping[Body, nn.Module],
         *,
