@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tfkit.tools.check.measure import Deviation, allow_rounding, relative_distance
+from tfkit.tools.check.measure import Deviation, relative_distance
+from tfkit.tools.check.model_under_test import allow_rounding
 
 from .models import subject
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -21,9 +21,6 @@ from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.runs import Inputs, eval_outputs
 from tfkit.tools.compare.comparison import Outputs, module_outputs
 from tfkit.torch_private import MissingNameError
-
-if TYPE_CHECKING:
-    from tfkit.tools.check.model_under_test import ModelUnderTest
 
 TOLERANCE = 1e-5
 """Largest difference that counts as rounding, relative to the largest value if it is above 1."""
@@ -214,7 +211,7 @@ def property_of(name: str, claim: str, **options: Any) -> Callable[[Measure], Pr
     return lambda measure: Property(name, claim, measure, **options)
 
 
-def outcome_of(check: Property, subject: ModelUnderTest | Subject, *, strict: bool = False) -> Outcome:
+def outcome_of(check: Property, subject: object, *, strict: bool = False) -> Outcome:
     """Measure a property. An exception is a failure, with `strict` also an `UnsupportedError`.
 
     A warning about the first loss is ignored.
@@ -274,35 +271,6 @@ def tensor_deviation(
     """Return the deviation of a tensor. With limit 0, bits are compared. `{}` in the detail is the size."""
     error = relative_distance(result, expected) if limit else bit_difference(result, expected)
     return Deviation(error, detail.format(f"{error:.1e}"), limit, where)
-
-
-def allow_rounding(
-    subject: ModelUnderTest,
-    deviations: Iterable[Deviation],
-    dtype: torch.dtype,
-    error: Callable[[Tensor, Tensor], float],
-    *,
-    runs: int = 2,
-) -> Iterator[Deviation]:
-    """Raise the limits of deviations between rounded runs to the error that the conditioning of the model explains.
-
-    By backward error analysis, a run that rounds each result has about the same error as an exact run with rounded
-    weights. A limit grows by at most the factor `ILL_CONDITIONED`; larger deviations remain failures.
-
-    Args:
-        subject: the model.
-        deviations: yielded unchanged unless they are broken.
-        dtype: the type of the rounded runs.
-        error: the measure of the deviations.
-        runs: the number of rounded runs among the two that are compared.
-    """
-    for deviation in deviations:
-        largest = ILL_CONDITIONED * deviation.limit
-        if deviation.broken and deviation.error <= largest:
-            explained = 2 * runs * subject.effect_of_rounding(dtype, error)
-            yield replace(deviation, limit=max(deviation.limit, min(explained, largest)))
-        else:
-            yield deviation
 
 
 def in_words(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from tfkit.graph.expand import Graph, Node, as_list, expand
 from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
-from tfkit.tools.check.measure import EDITED, require
+from tfkit.tools.check.measure import EDITED, ILL_CONDITIONED, Deviation, require
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast_inputs, eval_outputs, example_inputs
 
 FieldPath = tuple[str, ...]
@@ -338,3 +338,32 @@ def _config_entries(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, tuple) and any(isinstance(entry, Config) for entry in value):
         return {str(index): entry for index, entry in enumerate(value)}
     return None
+
+
+def allow_rounding(
+    subject: ModelUnderTest,
+    deviations: Iterable[Deviation],
+    dtype: torch.dtype,
+    error: Callable[[Tensor, Tensor], float],
+    *,
+    runs: int = 2,
+) -> Iterator[Deviation]:
+    """Raise the limits of deviations between rounded runs to the error that the conditioning of the model explains.
+
+    By backward error analysis, a run that rounds each result has about the same error as an exact run with rounded
+    weights. A limit grows by at most the factor `ILL_CONDITIONED`; larger deviations remain failures.
+
+    Args:
+        subject: the model.
+        deviations: yielded unchanged unless they are broken.
+        dtype: the type of the rounded runs.
+        error: the measure of the deviations.
+        runs: the number of rounded runs among the two that are compared.
+    """
+    for deviation in deviations:
+        largest = ILL_CONDITIONED * deviation.limit
+        if deviation.broken and deviation.error <= largest:
+            explained = 2 * runs * subject.effect_of_rounding(dtype, error)
+            yield replace(deviation, limit=max(deviation.limit, min(explained, largest)))
+        else:
+            yield deviation

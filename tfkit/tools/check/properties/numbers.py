@@ -29,7 +29,6 @@ from tfkit.tools.check.measure import (
     Deviation,
     DoesNotApplyError,
     Pair,
-    allow_rounding,
     bit_difference,
     first_difference,
     in_words,
@@ -39,7 +38,7 @@ from tfkit.tools.check.measure import (
     require,
     tensor_deviation,
 )
-from tfkit.tools.check.model_under_test import LENGTH, ModelUnderTest
+from tfkit.tools.check.model_under_test import LENGTH, ModelUnderTest, allow_rounding
 from tfkit.tools.check.reduced import ROTARY_MAX_LEN
 from tfkit.tools.check.runs import (
     Choices,

@@ -24,14 +24,13 @@ from tfkit.tools.check.measure import (
     TOLERANCE,
     Deviation,
     DoesNotApplyError,
-    allow_rounding,
     in_words,
     location_of,
     property_of,
     relative_distance,
     tensor_deviation,
 )
-from tfkit.tools.check.model_under_test import ModelUnderTest
+from tfkit.tools.check.model_under_test import ModelUnderTest, allow_rounding
 from tfkit.tools.check.properties.forms import script_fault
 from tfkit.tools.check.runs import Inputs, call, cast_inputs
 from tfkit.tools.common.model_inputs import as_tensors
