@@ -67,8 +67,10 @@ HARMLESS = {
 CODE, ALL_FILES = "code", "everything"
 """Uses of a test that starts a process; the other uses are `module:FILE`, `file:FILE` and `folder:FOLDER`."""
 MODULE_NAME = re.compile(r"(?:tfkit|tests|tools)\w*(?:\.\w+)+")
-INTERVAL = 5.0
+INTERVAL = 20.0
 """Seconds between two looks at the files."""
+IMPORTS = "imports.json"
+"""What each file names, by its digest, so that each version of a file is parsed once."""
 
 
 # ---- files and their digests ----
@@ -88,6 +90,7 @@ class Tree:
             for child in (path, *path.parents[:-1]):
                 self.folders[child.parent.as_posix()].add(child.name)
         self.modules = {module_name(name): name for name in self.digests if name.endswith(".py")}
+        self._names = self._read_names()
         self._edges: dict[str, frozenset[str]] = {}
         self._closures: dict[str, frozenset[str]] = {}
         self._uses: dict[str, str] = {}
@@ -128,30 +131,48 @@ class Tree:
     def edges(self, file: str) -> frozenset[str]:
         """Return the modules of the repository that a module names: imports, public names, strings; and conftest.py."""
         if file not in self._edges:
-            names: set[str] = set()
-            path = Path(file)
-            for node in ast.walk(ast.parse((ROOT / file).read_bytes())):
-                if isinstance(node, ast.Import):
-                    names |= {alias.name for alias in node.names}
-                elif isinstance(node, ast.ImportFrom):
-                    base = ".".join(filter(None, [self._package(path, node.level), node.module]))
-                    names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tfkit":
-                    names.add(f"tfkit.{node.attr}")
-                elif (
-                    isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value)
-                ):
-                    names.add(node.value)
-            names |= {
-                self.homes[name.split(".")[1]]
-                for name in names
-                if name.startswith("tfkit.") and name.split(".")[1] in self.homes
-            }
+            names = self._names[self._key(file)]
+            public = {name.split(".")[1] for name in names if name.startswith("tfkit.")}
+            names = [*names, *(self.homes[name] for name in public & self.homes.keys())]
             files = {self.modules[prefix] for name in names for prefix in prefixes(name) if prefix in self.modules}
-            above = [*path.parents] if is_test(file) else []
+            above = [*Path(file).parents] if is_test(file) else []
             files |= {f"{folder.as_posix()}/conftest.py" for folder in above} & self.digests.keys()
             self._edges[file] = frozenset(files - {file})
         return self._edges[file]
+
+    def _key(self, file: str) -> str:
+        return f"{file} {self.digests[file]}"
+
+    def _read_names(self) -> dict[str, list[str]]:
+        """Return the names in each module, from the file of an earlier process where the digest is the same."""
+        path = FOLDER / IMPORTS
+        try:
+            known = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            known = {}
+        files = {self._key(file): file for file in self.modules.values()}
+        names = {key: known[key] if key in known else sorted(self._names_in(file)) for key, file in files.items()}
+        if names.keys() != known.keys():
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(names), encoding="utf-8")
+            temporary.rename(path)
+        return names
+
+    def _names_in(self, file: str) -> set[str]:
+        """Return the names of modules in the imports, attributes and strings of a file."""
+        names: set[str] = set()
+        for node in ast.walk(ast.parse((ROOT / file).read_bytes())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = ".".join(filter(None, [self._package(Path(file), node.level), node.module]))
+                names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tfkit":
+                names.add(f"tfkit.{node.attr}")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value):
+                names.add(node.value)
+        return names
 
     def _package(self, path: Path, level: int) -> str:
         """Return the package that a relative import begins with."""
@@ -322,10 +343,10 @@ class Uses:
 
     # Caches: who takes a value uses what was used to compute it.
 
-    def counts(self) -> dict[int, tuple[int, int]]:
-        """Return the hits and the misses of each cache."""
+    def counts(self) -> list[tuple[int, int, int | None, int]]:
+        """Return the hits and the misses of each cache, in the order in which the caches were found."""
         self._scan()
-        return {key: cache.cache_info()[:2] for key, cache in self.caches.items()}
+        return [cache.cache_info() for cache in self.caches.values()]
 
     def _scan(self) -> None:
         """Look for caches in modules of the repository that are new: in variables, classes and closures."""
@@ -347,14 +368,18 @@ class Uses:
                     if type(cache) is _lru_cache_wrapper and type(cache.__wrapped__) is FunctionType:
                         self.caches[id(cache)] = cache
 
-    def taken_since(self, before: Mapping[int, tuple[int, int]]) -> set[str]:
+    def taken_since(self, before: list[tuple[int, int, int | None, int]]) -> set[str]:
         """Return the uses of all caches that have had a hit since `before`; caches that missed depend on them, too."""
         now = self.counts()
-        hits = [key for key, (hit, _) in now.items() if hit > before.get(key, (0, 0))[0]]
-        misses = [key for key, (_, miss) in now.items() if miss > before.get(key, (0, 0))[1]]
-        uses = {use for key in hits for use in self._of_cache(key)}
-        for key in misses:
-            self.of_code[self.caches[key].__wrapped__.__code__] |= uses
+        if now == before:
+            return set()
+        before = before + [(0, 0, None, 0)] * (len(now) - len(before))
+        changes = zip(self.caches, before, now, strict=True)
+        changed = [(key, old, new) for key, old, new in changes if old != new]
+        uses = {use for key, old, new in changed if new[0] > old[0] for use in self._of_cache(key)}
+        for key, old, new in changed:
+            if new[1] > old[1]:
+                self.of_code[self.caches[key].__wrapped__.__code__] |= uses
         return uses
 
     def _of_cache(self, key: int) -> set[str]:
@@ -429,6 +454,7 @@ class Recorder:
         self.pending: list[tuple[frozenset[str], dict[str, Any]]] = []
         self.written: set[str] = set()
         self.dirty: set[str] = set()
+        self.closures: dict[frozenset[str], frozenset[str]] = {}
         self.looked = time.monotonic()
 
     @pytest.hookimpl(wrapper=True)
@@ -447,7 +473,9 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-        """Count the caches that a fixture uses, for each test that takes its value."""
+        """Count the caches that a fixture of a wider scope uses, for each test that takes its value."""
+        if fixturedef.scope == "function":
+            return (yield)
         counts = self.uses.counts()
         result = yield
         if (code := code_of(fixturedef)) is not None and (taken := self.uses.taken_since(counts)):
@@ -486,8 +514,11 @@ class Recorder:
         """Add an entry, and write the entries whose files are unchanged since the first import."""
         file = os.path.relpath(item.path, ROOT)
         uses |= {f"module:{file}", "file:tfkit/pytest_plugin.py"}
-        modules = {module for use in uses if use.startswith("module:") for module in self.tree.files_of(use)}
-        uses |= {use for module in modules for use in self.uses.of_module.get(module, ())}
+        roots = frozenset(use for use in uses if use.startswith("module:"))
+        if roots not in self.closures:
+            self.closures[roots] = frozenset(module for use in roots for module in self.tree.files_of(use))
+        for module in self.uses.of_module.keys() & self.closures[roots]:
+            uses |= self.uses.of_module[module]
         outcome = self.outcomes.pop(item.nodeid, "failed")
         self.pending.append(
             (
