@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -182,15 +182,18 @@ class Component(Config):
 def parts(path: tuple[str, ...], part: object) -> Iterator[tuple[tuple[str, ...], object]]:
     """Yield a config and all configs and values inside it, each with its path."""
     yield path, part
-    inside: Mapping[str, object] = {}
+    inside: Iterable[tuple[str, object]] = ()
     if isinstance(part, Config):
-        inside = {name: getattr(part, name) for name in type(part).model_fields}
+        inside = ((name, getattr(part, name)) for name in type(part).model_fields)
     elif isinstance(part, Mapping):
-        inside = part
+        inside = part.items()
     elif isinstance(part, tuple):
-        inside = {str(index): item for index, item in enumerate(part)}
-    for name, item in inside.items():
-        yield from parts((*path, name), item)
+        inside = ((str(index), item) for index, item in enumerate(part))
+    for name, item in inside:
+        if isinstance(item, Config | tuple | Mapping):
+            yield from parts((*path, name), item)
+        else:
+            yield (*path, name), item
 
 
 def kinds_in(module: ModuleType) -> Iterator[type[Component]]:
