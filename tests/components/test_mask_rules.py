@@ -28,7 +28,7 @@ REAL[1, :3], REAL[2, 7:], REAL[3, 5:7] = False, False, False
 
 
 def context(rule: dict[str, Any]) -> AttentionContext:
-    module = tfkit.build(spec("encoder", {"mask": {"left": 9, "rule": rule}})).get_submodule("stack.shared.base")
+    module = tfkit.build(spec("encoder", {"mask": {"left": 2, "rule": rule}})).get_submodule("stack.shared.base")
     assert isinstance(module, AttentionContext)
     return module
 
@@ -43,7 +43,7 @@ def test_a_rule_holds_next_to_extents_padding_and_documents(name: str, documents
     assert mask is not None
     for b, q, k in pairs.nonzero().tolist():
         position, key = (int(pairs[b, q, :i].sum()) for i in (q, k))  # tokens before it, in its document
-        assert bool(mask[b, 0, q, k] == 0) == (position - key <= 9 and fits(position, key)), (b, q, k)
+        assert bool(mask[b, 0, q, k] == 0) == (position - key <= 2 and fits(position, key)), (b, q, k)
     assert not (mask[:, 0] == 0)[~pairs & REAL[:, :, None]].any()
 
 
@@ -81,6 +81,26 @@ def test_blocks_are_not_decoded_token_by_token() -> None:
         tfkit.CachedModel(model, length=8)
     with pytest.raises(tfkit.SpecError, match="`blocks` has no effect with `right: 0`"):
         spec("decoder", {"mask": {"right": 0, "rule": {"kind": "blocks", "size": 4}}})
+
+
+@pytest.mark.parametrize(
+    ("sides", "error"),
+    [
+        ({"rule": {"kind": "blocks", "size": 4}, "right": 2}, None),
+        ({"rule": {"kind": "blocks", "size": 4}, "right": 3}, "`right` has no effect: `blocks` hides .* 3 positions"),
+        ({"rule": {"kind": "blocks", "size": 4}, "left": 9, "right": 2}, None),
+        ({"rule": {"kind": "chunk", "size": 4}, "left": 2, "right": 2}, None),
+        ({"rule": {"kind": "chunk", "size": 4}, "left": 3}, "`left` has no effect: `chunk` hides .* got 3"),
+        ({"rule": {"kind": "chunk", "size": 4}, "right": 5}, "`right` has no effect: `chunk` hides .* got 5"),
+        ({"rule": {"kind": "chunk", "size": 1}, "right": 0}, None),
+    ],
+)
+def test_an_extent_beyond_a_chunk_or_block_is_refused(sides: dict[str, Any], error: str | None) -> None:
+    if error is None:
+        assert spec("encoder", {"mask": sides})
+    else:
+        with pytest.raises(tfkit.SpecError, match=error):
+            spec("encoder", {"mask": sides})
 
 
 @pytest.mark.parametrize(

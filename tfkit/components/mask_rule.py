@@ -31,6 +31,11 @@ class ChunkConfig(MaskRuleConfig):
     def reach(self) -> int | None:
         return self.size
 
+    def check_mask(self, mask: MaskConfig) -> None:
+        _check_extent(self, "left", mask.left)
+        if not mask.causal:
+            _check_extent(self, "right", mask.right)
+
     def build(self, make: Make) -> nn.Module:
         return Chunk(self.size)
 
@@ -59,9 +64,20 @@ class BlocksConfig(MaskRuleConfig):
         if mask.causal:
             message = "`blocks` has no effect with `right: 0`: it hides no earlier key"
             raise Invalid("rule", message, help="leave out `right`")
+        _check_extent(self, "right", mask.right)
 
     def build(self, make: Make) -> nn.Module:
         return Blocks(self.size)
+
+
+def _check_extent(rule: ChunkConfig | BlocksConfig, side: str, extent: int | None) -> None:
+    """Raise `Invalid` for an extent that hides no key of a chunk or block."""
+    if extent is not None and extent >= rule.size - 1:
+        message = (
+            f"`{side}` has no effect: `{rule.kind}` hides all keys on this side that are more than {rule.size - 1} "
+            f"positions away; got {extent}"
+        )
+        raise Invalid(side, message, help=f"leave out `{side}`")
 
 
 class Blocks(Chunk):

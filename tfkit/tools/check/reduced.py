@@ -129,6 +129,7 @@ class _Shrink:
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _small_extents(self.spec)
+        self.rule = max([RULE, *(extent + 2 for extent in self.extents.values())])  # extents keep their effect
         self.lengths: set[int] = set()
         self.shortening = self._shortening()
         self.keeps = False
@@ -247,7 +248,7 @@ class _Shrink:
         if isinstance(config, MaskConfig):
             return self.extents.get(value, value)
         if isinstance(config, MaskRuleConfig):
-            return min(value, RULE)
+            return min(value, self.rule)
         if isinstance(config, TemperatureConfig):
             return min(value, TEMPERATURE)
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):
