@@ -6,6 +6,7 @@ module of a command imports torch, pydantic or rich before it runs.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import os
@@ -82,6 +83,18 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default the arguments of the process; return the exit status."""
+    status = _main(arguments)
+    if arguments is None and status == 0 and "TORCHELASTIC_RUN_ID" in os.environ:
+        # Caches of torch keep the process groups. A thread of gloo that still holds a tensor while Python is finalized
+        # would abort the process, and torchrun would report a finished run as a failure.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return status
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     if arguments is None and VARIABLE in os.environ:
         return run_completion(cli, os.environ[VARIABLE])
     if arguments is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import re
@@ -159,6 +161,21 @@ def test_broken_pipe() -> None:
     assert process.stderr is not None
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_a_launched_process_ends_without_the_finalization_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of gloo may hold tensors then, and would abort the process of a finished run."""
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "disable", lambda: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: calls.append("handlers"))
+    monkeypatch.setattr(os, "_exit", lambda status: calls.append(f"exit {status}"))
+    for launched in (False, True):
+        for arguments, status in ((["--version"], 0), (["parms"], 2)):
+            monkeypatch.setattr(sys, "argv", ["tfkit", *arguments])
+            assert main() == status
+        assert calls == (["handlers", "exit 0"] if launched else [])
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
