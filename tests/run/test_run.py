@@ -23,7 +23,7 @@ from ..sampling import some
 CHILD = "extends: small.yaml\nname: child\n"
 WRONG = {
     "no_end": RUN.replace("steps: 8\n", ""),
-    "two_ends": RUN + "passes: 2\n",
+    "two_ends": RUN + "epochs: 2\n",
     "no_model": RUN.replace(RUN[RUN.index("model:") : RUN.index("data:")], ""),
     "no_length": RUN.replace(", length: 12", ""),
     "a_length_without_effect": RUN.replace("{kind: text, files: sheep.txt}", "addition"),
@@ -136,21 +136,21 @@ def test_a_change_reaches_the_path_of_weights(tmp_path: Path) -> None:
     assert (Path(weights.path).name, weights.missing) == ("other", ("head.*",))
 
 
-@pytest.mark.parametrize("end", ["tokens=144", "passes=0.02", "steps=2"])
+@pytest.mark.parametrize("end", ["tokens=144", "epochs=0.02", "steps=2"])
 def test_another_end_replaces_the_former_one(end: str, tmp_path: Path) -> None:
     name, _, value = end.partition("=")
     (tmp_path / "child.yaml").write_text(f"extends: small.yaml\n{name}: {value}\n", encoding="utf-8")
     changed = load_run(write_run(tmp_path), PLUGINS, sets=[end])
     child = load_run(tmp_path / "child.yaml", PLUGINS)
     assert changed.steps == child.steps < 8
-    arguments = [item for item in ("steps", "tokens", "passes", "flops") if getattr(child.config, item) is not None]
+    arguments = [item for item in ("steps", "tokens", "epochs", "flops") if getattr(child.config, item) is not None]
     assert arguments == [name]
 
 
 def test_steps_follow_from_tokens_and_passes(tmp_path: Path) -> None:
     path = write_run(tmp_path, RUN.replace("steps: 8", "tokens: 73"))
     assert load_run(path, PLUGINS).steps == 2
-    path = write_run(tmp_path, RUN.replace("steps: 8", "passes: 1"))
+    path = write_run(tmp_path, RUN.replace("steps: 8", "epochs: 1"))
     windows = -(-(int(0.9 * len(TEXT)) - 1) // 12)
     assert load_run(path, PLUGINS).steps == -(-windows // 6)
 

@@ -62,7 +62,7 @@ name: child
 weights: {path: base.safetensors, missing: ["head.*"], unused: ["head.*"]}
 freeze: ["embedding.*"]
 model: {name: wider, graph: {head: {bias: true}}}
-passes: 0.5
+epochs: 0.5
 steps: null
 track: []
 """

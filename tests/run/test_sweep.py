@@ -158,7 +158,7 @@ def test_each_variant_may_have_the_one_before_it_as_its_base() -> None:
 
 
 def test_trials_have_their_own_seeds_and_length() -> None:
-    write_run(Path(), EVALUATED.replace("steps: 8", "passes: 1"))
+    write_run(Path(), EVALUATED.replace("steps: 8", "epochs: 1"))
     arms = arms_of(SWEEP + TUNE)
     first, second = Tuning.of(arms, arms.arm("relu")).trials
     (low,), (high,) = first.runs, second.runs

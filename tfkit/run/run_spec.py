@@ -30,7 +30,7 @@ from tfkit.spec.merge import WILDCARD, MergeKeys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import Data, data_of, lines_of, spec_data
 
-ENDS = frozenset({"steps", "tokens", "passes", "flops"})
+ENDS = frozenset({"steps", "tokens", "epochs", "flops"})
 """Keys that set the length of a run. A run has exactly one of them."""
 LISTS = ("track", "callbacks")
 """Keys whose value may be one kind instead of a list."""
@@ -219,11 +219,11 @@ class RunSpec(Document):
     batch: BatchConfig
     """The examples of one update."""
     steps: PositiveCount | None = None
-    """The length of the run in steps. Set this, `tokens`, `passes` or `flops`."""
+    """The length of the run in steps. Set this, `tokens`, `epochs` or `flops`."""
     tokens: PositiveCount | None = None
     """The length of the run in positions without padding, rounded up to full steps. A step counts as the mean number of
     positions of `batch.sequences` training examples."""
-    passes: PositiveFloat | None = None
+    epochs: PositiveFloat | None = None
     """The length of the run in epochs of the training split, rounded up to full steps."""
     flops: PositiveFloat | None = None
     """The length of the run in FLOPs of all forward and backward passes, rounded up to full steps. `tfkit cost` counts
@@ -261,7 +261,7 @@ class RunSpec(Document):
         super().check()
         ends = [name for name in type(self).model_fields if name in ENDS and getattr(self, name) is not None]
         if not ends:
-            raise Invalid("", "the length is missing: a run must have one of `steps`, `tokens`, `passes` and `flops`")
+            raise Invalid("", "the length is missing: a run must have one of `steps`, `tokens`, `epochs` and `flops`")
         if len(ends) > 1:
             words = " and ".join(f"`{name}`" for name in ends)
             raise Invalid(ends[1], f"the run must have a single end; got {words}", help="remove all ends but one")
@@ -306,8 +306,8 @@ class RunSpec(Document):
             return self.steps
         if self.tokens is not None:
             return math.ceil(self.tokens / (self.batch.sequences * mean_length))
-        assert self.passes is not None
-        return max(1, -int(-self.passes * examples // self.batch.sequences))
+        assert self.epochs is not None
+        return max(1, -int(-self.epochs * examples // self.batch.sequences))
 
 
 def render_run(config: RunSpec, model: ModelSpec) -> str:

@@ -65,7 +65,7 @@ RUN: Mapping[str, Any] = {
     "eval": {"every": 2, "splits": {"val": "all"}, "metrics": ["loss", "exact_match"]},
 }
 MUON = "optimizer={kind: muon, lr: 0.02, nesterov: false, scale: match_rms_adamw, others: {kind: adamw, lr: 3e-3}}"
-OF_STEPS = "steps sums loss noise clipping schedule rates groups decay optimizer examples passes".split()  # noqa: SIM905
+OF_STEPS = "steps sums loss noise clipping schedule rates groups decay optimizer examples epochs".split()  # noqa: SIM905
 
 
 def subject(*sets: str) -> RunUnderTest:
@@ -185,7 +185,7 @@ BUGS = [
         lambda parameters, limit: CLIP(parameters, max(limit, 1.0)),
     ),
     Bug(
-        "passes are equal", "passes", order, "_shuffled_indices", lambda seed, _, examples: SHUFFLED(seed, 0, examples)
+        "epochs are equal", "epochs", order, "_shuffled_indices", lambda seed, _, examples: SHUFFLED(seed, 0, examples)
     ),
     Bug(
         "the first rule applies",

@@ -32,9 +32,9 @@ def indices_of(order: Order, seed: int, step: int, *, sequences: int, examples: 
     locations = np.arange((step - 1) * sequences, step * sequences)
     if order == "sequential":
         return locations % examples
-    passes, within = np.divmod(locations, examples)
+    epochs, within = np.divmod(locations, examples)
     return np.concatenate(
-        [_shuffled_indices(seed, int(number), examples)[within[passes == number]] for number in np.unique(passes)]
+        [_shuffled_indices(seed, int(number), examples)[within[epochs == number]] for number in np.unique(epochs)]
     )
 
 

@@ -269,7 +269,7 @@ def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
         ("steps", f"{plan.steps:,}"),
         ("tokens", f"{plan.tokens:,}"),
         *([("padding, in addition", f"{plan.padding:,}")] if plan.padding else []),
-        ("passes over the data", f"{plan.passes:,.2f}"),
+        ("epochs", f"{plan.epochs:,.2f}"),
         ("FLOPs", flops_text(plan.flops)),
         *([("FLOPs of evaluations", flops_text(plan.flops_of_evaluations))] if plan.flops_of_evaluations else []),
         ("memory, predicted", bytes_text(plan.memory)),

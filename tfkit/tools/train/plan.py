@@ -37,7 +37,7 @@ class Plan:
         steps: the number of steps.
         tokens: the total number of positions that the steps train on, without padding.
         padding: the number of positions of padding in addition to `tokens`, predicted from the batches of five steps.
-        passes: the number of epochs of the training split, each position once.
+        epochs: the length of the run in epochs of the training split.
         flops: FLOPs of all steps, forward and backward, without padding.
         flops_of_evaluations: FLOPs of all evaluations, which are a forward pass for every example.
         memory: the predicted peak memory of a step, in bytes. An evaluation needs no more. If a step has several
@@ -54,7 +54,7 @@ class Plan:
     steps: int
     tokens: int
     padding: int
-    passes: float
+    epochs: float
     flops: int
     flops_of_evaluations: int
     memory: int
@@ -83,7 +83,7 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
         steps=run.steps,
         tokens=round(run.steps * run.tokens_of_step),
         padding=round(run.steps * run.tokens_of_step * padding_of(run)),
-        passes=run.steps * config.batch.sequences / len(windows),
+        epochs=run.steps * config.batch.sequences / len(windows),
         flops=round(run.steps * parts * (total.flops_forward + total.flops_backward)),
         flops_of_evaluations=round(_evaluated_examples(run) / micro * total.flops_forward),
         memory=longest.peak + (longest.memory.gradients if config.batch.sequences > micro else 0),

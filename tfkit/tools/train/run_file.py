@@ -31,7 +31,7 @@ model: {model}    # a name, a path, or a mapping: {{extends: {model}, dropout: 0
 # The kinds `documents`, `pairs`, `labelled` and `choices` read jsonl, csv, parquet and arrow files: docs/data.md.
 data: {data}
 batch: {batch}    # of one update
-steps: 100                        # or `tokens`, `passes` over the data, `flops`
+steps: 100                        # or `tokens`, `epochs`, `flops`
 
 optimizer: {{kind: adamw, lr: 3e-4, weight_decay: 0.1}}
 schedule: {{kind: cosine, warmup: 10}}

@@ -20,7 +20,7 @@ from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.train.check.options import batch_arrays
 from tfkit.tools.train.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train_reduced_run
 
-PASSES = 3
+EPOCHS = 3
 EXAMPLE_COUNT, WITHOUT_ANSWER = 6, 3
 """Number of examples of an evaluation, and of additional examples without a position that counts."""
 
@@ -66,21 +66,21 @@ def _equal_rows(row: Batch, other: Batch) -> bool:
     return np.array_equal(row.targets[row.targets != IGNORE_INDEX], other.targets[other.targets != IGNORE_INDEX])
 
 
-@property_of("passes", "reads the data in a new order in each pass", of="run")
+@property_of("epochs", "reads the data in a new order in each epoch", of="run")
 def epoch_order(subject: RunUnderTest) -> Iterator[Deviation]:
-    """Every order reads the data as documented; shuffled, a pass has every example once, in a new order."""
+    """Every order reads the data as documented; shuffled, an epoch has every example once, in a new order."""
     everything, seed = [*range(EXAMPLES)], subject.run.config.seed
     size = len(subject.run.data.examples("train", "sequential"))
     if size < EXAMPLES:
         everything = [*range(size)]
     drawn = {order: _taken_indices(subject, order, seed) for order in ("shuffled", "sequential", "sampled")}
-    of_passes = [drawn["shuffled"][size * number : size * (number + 1)] for number in range(PASSES)]
-    for number, indices in enumerate(of_passes, 1):
+    of_epochs = [drawn["shuffled"][size * number : size * (number + 1)] for number in range(EPOCHS)]
+    for number, indices in enumerate(of_epochs, 1):
         if sorted(indices) != everything:
-            yield Deviation.fault(f"shuffled, pass {number} does not have every example once")
-    for (first, indices), (second, later) in combinations(enumerate(of_passes, 1), 2):
+            yield Deviation.fault(f"shuffled, epoch {number} does not have every example once")
+    for (first, indices), (second, later) in combinations(enumerate(of_epochs, 1), 2):
         if size > 2 and indices == later:
-            yield Deviation.fault(f"shuffled, passes {first} and {second} over the data have the same order")
+            yield Deviation.fault(f"shuffled, epochs {first} and {second} have the same order")
     if drawn["sequential"] != [number % size for number in range(len(drawn["sequential"]))]:
         yield Deviation.fault("in sequence, the examples are not in their order")
     of_steps = [drawn["sampled"][start : start + SEQUENCES] for start in range(0, len(drawn["sampled"]), SEQUENCES)]
@@ -93,14 +93,14 @@ def epoch_order(subject: RunUnderTest) -> Iterator[Deviation]:
 
 
 def _taken_indices(subject: RunUnderTest, order: Order, seed: int) -> list[int]:
-    """Return the indices of the examples that the steps of a run take, in several passes."""
+    """Return the indices of the examples that the steps of a run take, in several epochs."""
     taken: list[int] = []
 
     def note(batch: Batch, indices: Ids) -> Batch:
         taken.extend(indices.tolist())
         return batch
 
-    steps = -(-PASSES * EXAMPLES // SEQUENCES)
+    steps = -(-EPOCHS * EXAMPLES // SEQUENCES)
     values = {
         ("data", "order"): order,
         ("seed",): seed,
