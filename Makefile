@@ -52,7 +52,7 @@ test-near: $(VENV)/.dev $(SCHEMA) ## run the tests, the slow ones too, that the 
 	$(PYTEST) -m "" -p tools.near --near $(BASE) $(ARGS)
 
 test-all: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(VENV)/.pyright $(SCHEMA) ## lint and run all tests, the slow ones too
-	$(PYTEST) -m "" $(TESTS_$(or $(PART),all)) $(ARGS)
+	$(PYTEST) -m "" -p tools.skips $(TESTS_$(or $(PART),all)) $(ARGS)
 
 proof: $(VENV)/.dev $(VENV)/.pyright $(SCHEMA) ## run all tests, but those that are green for the current files
 	$(PYTEST) -m "" --unproved $(ARGS)
