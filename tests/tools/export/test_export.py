@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 import tfkit
 from tfkit.tools.export import script_state, torchscript_format
 from tfkit.tools.export.export import export
+from tfkit.tools.export.exported_programs import caches_of
 from tfkit.tools.export.formats import Inputs, Safetensors, formats_of
 from tfkit.tools.export.verification import _relative_difference as gap
 
@@ -71,6 +72,48 @@ def test_inputs_of_every_type(tmp_path: Path, format: str) -> None:
 def test_other_types(tmp_path: Path, dtype: torch.dtype) -> None:
     model = tfkit.build(tfkit.loads(DECODER), dtype=dtype)
     assert export(model, tmp_path / "model.ts").difference == 0
+
+
+TRANSLATION = """\
+tfkit: 1
+name: translation
+d_model: 16
+vocab_size: 40
+inputs: [source, target]
+graph:
+  source_embedding: {block: embedding, input: source}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
+  target_embedding: {block: embedding, input: target}
+  decoder:
+    block: decoder
+    memory: encoder
+    n_layers: 3
+    attention: {n_heads: 4}
+    layers:
+      variants: {local: {attention: {mask: {left: 3, right: 0}}}}
+      pattern: [local, base, local]
+  logits: {block: lm_head}
+"""
+
+
+def test_a_step_fixes_no_length_of_a_cache_except_those_of_windows() -> None:
+    """The program itself is exported by slow tests, with a memory of one length only."""
+    caches = caches_of(tfkit.loads(TRANSLATION))
+    assert caches is not None
+    cache = caches.make(2, 11, 7, torch.empty(0))
+    expected = {"decoder": [[4, 4], [11, 11], [4, 4]], "decoder.memory": [[7, 7]] * 3}
+    slots = {name: [[tensor.size(2) for tensor in layer] for layer in layers] for name, layers in cache.items()}
+    assert slots == {
+        name: [[n if name.endswith("memory") else n + 1 for n in layer] for layer in layers]  # one slot for padding
+        for name, layers in expected.items()
+    }
+    free = {
+        name: [[sorted(sizes) for sizes in layer] for layer in layers] for name, layers in caches.free(cache).items()
+    }
+    assert free == {
+        name: [[[0] if n == 4 else [0, 2] for n in layer] for layer in layers] for name, layers in expected.items()
+    }
+    assert caches.room(cache) == 11
 
 
 # ---- planted differences ----

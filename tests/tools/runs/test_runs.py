@@ -305,6 +305,10 @@ def test_runs_below_a_folder_are_listed(here: dict[str, Any], capsys: pytest.Cap
     assert [begun["folder"], first["folder"], second["folder"]] == ["runs/begun", "runs/relu-0", "gelu-1"]
     assert (first["name"], first["step"], first["steps"], first["ended"]) == ("small", 8, 8, "finished")
     assert (begun["step"], begun["steps"], begun["ended"], begun["latest"]) == (None, None, None, {})
+    lines = [json.loads(line) for line in Path("gelu-1", METRICS).read_text(encoding="utf-8").splitlines()]
+    latest = {name: value for line in lines for name, value in line.items()}  # of several lines, the last one
+    assert second["latest"] == {name: value for name, value in latest.items() if name != "step"}
+    assert latest["loss"] != next(line["loss"] for line in lines if "loss" in line)
     assert main(["runs", "runs", "--list", "--on", "val.accuracy"]) == 0
     assert f"{first['latest']['val.accuracy']:.4g}" in capsys.readouterr().out
     for excluded in (["--so-far"], ["--margin", "0.1"]):
