@@ -43,8 +43,9 @@ ROWS = [
     {"source": text, "target": text[::-1][: 1 + number % 9], "label": ("odd", "even")[number % 2]}
     for number, text in enumerate(SOURCES)
 ]
+CHOICES = ("ab", "cdefg", "h", "ij")
 QUESTIONS = [
-    {"prompt": f"is {text}", "choices": [f" {word}" for word in WORDS[: 2 + number % 3]], "answer": number % 2}
+    {"prompt": f"is {text}", "choices": [f" {word}" for word in CHOICES[: 2 + number % 3]], "answer": number % 2}
     for number, text in enumerate(SOURCES)
 ]
 LAYERS = "attention: {kind: mha, n_heads: 2, position: rope}, ffn: {kind: relu, d_ff: 24}"
@@ -169,6 +170,9 @@ def test_examples_that_are_too_long(tmp_path: Path) -> None:
         masks = batch.masks["tokens"]
         rows = [bytes(row[mask].tolist()).decode() for row, mask in zip(batch.inputs["tokens"], masks, strict=True)]
         assert rows == [text[:6] for text in texts]
+    write_lines(tmp_path / "rows.jsonl", [{"prompt": "is it", "choices": [" b", " bcd", " bcdef"], "answer": 1}] * 20)
+    with pytest.raises(SpecError, match=r"line \d+ has 10 positions, but `batch.length` is 9"):  # also an alternative
+        columns_run(tmp_path, "sequence", "{kind: choices, files: rows.jsonl, tokenizer: bytes}", "batch.length=9")
 
 
 # ---- a step ----

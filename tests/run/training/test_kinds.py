@@ -13,7 +13,7 @@ import tfkit
 from tfkit.decoding.text import load_tokenizer
 from tfkit.run.contract import IGNORE_INDEX
 from tfkit.run.training.optimizer import groups_of
-from tfkit.run.training.order import indices_of, stream_seed
+from tfkit.run.training.order import indices_of, indices_to_evaluate, stream_seed
 
 from .runs import PLUGINS, Memory, small_run, trained
 
@@ -84,6 +84,8 @@ def test_orders(order: str) -> None:
         assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert (drawn[:10].tolist() == list(range(10))) == (order == "sequential")
     assert (indices_of(order, 2, 1, sequences=4, examples=10) == steps[0]).all() == (order == "sequential")
+    evaluated = [indices_to_evaluate(split, 1, sequences=4, examples=10).tolist() for split in ("val", "test", "val")]
+    assert evaluated[0] == evaluated[2] != evaluated[1]
     assert stream_seed(1, "noise", 1) != stream_seed(1, "noise", 2) != stream_seed(1, "data", 2)
 
 
