@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
 from tfkit.tools.runs import law as module
-from tfkit.tools.runs.law import law_of
+from tfkit.tools.runs.law import JointLaw, law_of
 
 CHINCHILLA = (1.69, 406.4, 410.7, 0.34, 0.28)
 """E, A, B, a, b of table 3 and equation 10 in https://arxiv.org/abs/2203.15556."""
@@ -57,6 +58,16 @@ def test_a_failed_run_does_not_decide_the_law_and_noise_is_in_the_intervals() ->
     law = law_of(SIZES, values)
     assert law.exponents == pytest.approx(CHINCHILLA[3:], rel=0.1)
     assert all(low < value < high for value, (low, high) in zip(CHINCHILLA, law.intervals, strict=True))
+
+
+def test_each_number_of_a_law_stands_in_its_row(
+    golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intervals = ((1.5, 2.5), (300.0, 500.0), (350.0, 600.0), (0.25, 0.5), (0.125, 0.375))
+    law = JointLaw(1.75, (406.5, 410.25), (0.34, 0.28), intervals, -0.0125, 12)
+    monkeypatch.setattr(module, "law_of_runs", lambda *args: law)
+    assert main(["runs", "out", "--fit"]) == 0
+    golden("runs/law", capsys.readouterr().out)
 
 
 @pytest.mark.slow
