@@ -224,7 +224,7 @@ def test_note_when_runs_used_different_devices(capsys: pytest.CaptureFixture[str
     place.write_text(json.dumps(facts), encoding="utf-8")
     actual = result(capsys)
     memory = {Path(curve["folder"]).name: curve["memory"] for arm in actual["arms"] for curve in arm["curves"]}
-    assert memory == {name: MEMORY for name in memory} | {place.parent.name: 3 * MEMORY}
+    assert memory == dict.fromkeys(memory, MEMORY) | {place.parent.name: 3 * MEMORY}
     (note,) = [note for note in actual["notes"] if "machine" in note]
     words = {f"device is `{value}` or `{two}`" for value, two in ((here, other), (other, here))}
     assert note.removeprefix("the runs are from different machines, so their speeds are not comparable: ") in words
