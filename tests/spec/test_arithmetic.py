@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfkit
@@ -39,11 +39,18 @@ def decoder(*sets: str) -> Any:
         ("7 // 2 - -1 + 9 % 5", 8),
         ("2 ** 3 ** 2 / 512", 1),
         ("1e-3 * d_model", 0.032),
+        ("2 ** 64 * 2 ** -64", 1),
     ],
 )
 def test_the_value_is_that_of_the_expression(text: str, value: float) -> None:
     scale = decoder(f"decoder.attention.scale={text}").attention.scale
     assert scale == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize("power", ["65", "-65", "-1e9"])
+def test_powers_of_more_than_64_are_rejected(power: str) -> None:
+    with pytest.raises(tfkit.SpecError, match="`scale`: a power of more than 64"):
+        decoder(f"decoder.attention.scale=2 ** {power}")
 
 
 def test_whole_numbers_stay_whole() -> None:
@@ -78,6 +85,7 @@ TEXTS = [
 ]
 
 
+@settings(deadline=None)
 @given(text=st.sampled_from(TEXTS), value=st.floats(0.01, 1e4))
 def test_the_inverse_undoes_it(text: str, value: float) -> None:
     solved = Expression.parse(text, FIELDS)

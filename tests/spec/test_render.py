@@ -194,6 +194,15 @@ class OddConfig(FFNConfig):
         raise NotImplementedError
 
 
+class NoneConfig(NormConfig):
+    """A kind whose name is the word for an empty slot."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, make: Make, width: int) -> Any:
+        raise NotImplementedError
+
+
 def odd_plugins() -> Plugins:
     class Config(OddConfig):
         kind: Literal["odd"] = "odd"  # type: ignore[assignment]
@@ -203,6 +212,7 @@ def odd_plugins() -> Plugins:
         for value in PLUGINS.registry.kinds(slot).values():
             registry.add(value.config, value.plugin)
     registry.add(Config, "a test")
+    registry.add(NoneConfig, "a test")
     return Plugins(registry, ())
 
 
@@ -219,6 +229,8 @@ def test_fields_of_plugins() -> None:
     assert 'label: "n_layers"' in rendered
     assert 'table: {"1": 2, a: 3}' in rendered
     assert "v: {ffn: {sizes: [], table: {b: 1}, norms: {a: {kind: rmsnorm, eps: 0.001}, b: layernorm}}}" in rendered
+    none = stack("n_layers: 1", "attention: {n_heads: 2, qk_norm: {kind: none}}")
+    assert "qk_norm: {kind: none}" in round_trip(none, plugins)  # `qk_norm: none` leaves the slot empty
     assert "flag: true" in round_trip(stack("n_layers: 1", "ffn: {kind: odd, flag: true}"), plugins)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
+from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, Make, Shared, slot
 from tfkit.errors import Invalid
 from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registry
+from tfkit.spec.annotations import allowed_values
 from tfkit.spec.resolve import INVALID, Resolver, Scoped
 from tfkit.spec.source import parse
 
@@ -163,3 +166,22 @@ def test_a_key_that_is_missing_is_told() -> None:
     assert resolver.config(Strict, node, ("strict",), {}) is INVALID
     (only,) = resolver.diagnostics
     assert "side" in only.message
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        ({"ge": 0.0}, "a number of at least 0.0"),
+        ({"le": 0.0}, "a number of at most 0.0"),
+        ({"gt": 0.0, "lt": 1.0}, "a number above 0.0 and below 1.0"),
+        ({"gt": -1.0, "le": 0.0}, "a number above -1.0 and of at most 0.0"),
+        ({"lt": 0.0}, "a number below 0.0"),
+        ({"ge": -2.0, "le": 0.0}, "a number from -2.0 to 0.0"),
+        ({"gt": 0}, "an integer of at least 1"),
+        ({"gt": -1, "le": 7}, "an integer from 0 to 7"),
+    ],
+)
+def test_an_error_states_the_bounds_of_a_number(bounds: dict[str, float], text: str) -> None:
+    """Also a bound of 0."""
+    kind = type(next(iter(bounds.values())))
+    assert allowed_values(FieldInfo.from_annotation(Annotated[kind, Field(**bounds)]), nested=0) == [text]

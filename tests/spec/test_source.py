@@ -159,7 +159,7 @@ def test_read(tmp_path: Path) -> None:
 
 
 FILES = {
-    "not_utf8": "name: ok\nnöte: caf\xe9\n".encode("latin-1"),
+    "not_utf8": "name: ok\nnöte: 日本".encode() + "caf\xe9\n".encode("latin-1"),
     "utf16": "\ufeffa: 1\n".encode("utf-16-le"),
     "too_large": b"#" * ((1 << 20) + 1),
 }

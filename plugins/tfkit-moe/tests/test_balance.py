@@ -15,6 +15,7 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 
 import tfkit
 from tfkit.cli import main
+from tfkit.run.contract import OutputConfig
 
 from .layer import PLUGINS
 
@@ -44,13 +45,18 @@ class NothingConfig(tfkit.LossConfig):
     """No loss."""
 
     kind: Literal["nothing"] = "nothing"
+    weight: float | None = None
+
+    @property
+    def terms(self) -> dict[str, OutputConfig]:
+        return {} if self.weight is None else {"logits": OutputConfig(weight=self.weight)}
 
     def build(self, model: torch.fx.GraphModule) -> nn.Module:
         return Nothing(model)
 
 
-def balanced(**fields: Any) -> BalancedConfig:
-    return BalancedConfig(base=NothingConfig(), **fields)
+def balanced(weight: float | None = None, **fields: Any) -> BalancedConfig:
+    return BalancedConfig(base=NothingConfig(weight=weight), **fields)
 
 
 class Nothing(nn.Module):
@@ -104,6 +110,9 @@ def test_the_terms_are_those_of_transformers(mask: Tensor | None) -> None:
     torch.testing.assert_close(
         of_sequences(inputs, targets), (counts * torch.stack(means)).sum()[None], rtol=1e-6, atol=0
     )
+    # The loop multiplies the loss of the main output by its weight, which must not scale the terms.
+    weighted = BalancedLoss(model, Nothing(model), balanced(weight=0.3, balance=1.0, over="sequence"))
+    torch.testing.assert_close(0.3 * weighted(inputs, targets), of_sequences(inputs, targets))
     assert len(model.get_submodule("decoder.layers.0.ffn.router")._forward_hooks) == 1  # the one of this test
 
 

@@ -88,6 +88,7 @@ def test_spikes_may_leave_out_the_update(tmp_path: Path) -> None:
     assert [line["step"] for line in memory.lines if "loss" in line] == [*range(1, 9)]
     steps = watcher.steps
     assert [n + 1 for n in range(1, 8) if same(steps[n - 1], steps[n])] == rejected
+    assert not any("spike" in line for line in memory.lines)  # the reason is in `rejected`
 
 
 class Evaluated:
@@ -127,8 +128,16 @@ def test_patience_ends_a_run_that_no_longer_improves(
     assert stopped == stops_at
 
 
-def test_spikes_without_skip_only_note() -> None:
-    assert SpikesConfig(window=2).build().reject(cast(Training, None), {"loss": 9.0}) is None
+@pytest.mark.parametrize(("loss", "spike"), [(4.8, False), (4.9, True), (-9.0, False)])
+def test_a_spike_is_above_the_mean_of_the_window_by_several_deviations(loss: float, spike: bool) -> None:
+    """The window 1, 2, 4 has the mean 2.333 and the deviation 1.247, so the limit is 4.828."""
+    callback = SpikesConfig(window=3, deviations=2.0, skip=True).build()
+    for previous in (9.0, 1.0, 2.0, 4.0):
+        callback.on_step(cast(Training, None), {"loss": previous})
+    assert (callback.reject(cast(Training, None), {"loss": loss}) is not None) == spike
+    only_noting = SpikesConfig(window=3, deviations=2.0).build()
+    only_noting.restore(callback.state())
+    assert only_noting.reject(cast(Training, None), {"loss": loss}) is None
 
 
 def test_samples_stop_at_the_end_of_the_data(tmp_path: Path) -> None:

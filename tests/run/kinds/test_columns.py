@@ -28,7 +28,7 @@ from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ratio
 from tfkit.run.kinds.metrics import ChoiceAccuracy
-from tfkit.run.kinds.mixture import _joined_batches
+from tfkit.run.kinds.mixture import _common_token, _joined_batches
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.loop import Trainer
@@ -43,8 +43,9 @@ ROWS = [
     {"source": text, "target": text[::-1][: 1 + number % 9], "label": ("odd", "even")[number % 2]}
     for number, text in enumerate(SOURCES)
 ]
+CHOICES = ("ab", "cdefg", "h", "ij")
 QUESTIONS = [
-    {"prompt": f"is {text}", "choices": [f" {word}" for word in WORDS[: 2 + number % 3]], "answer": number % 2}
+    {"prompt": f"is {text}", "choices": [f" {word}" for word in CHOICES[: 2 + number % 3]], "answer": number % 2}
     for number, text in enumerate(SOURCES)
 ]
 LAYERS = "attention: {kind: mha, n_heads: 2, position: rope}, ffn: {kind: relu, d_ff: 24}"
@@ -169,6 +170,9 @@ def test_examples_that_are_too_long(tmp_path: Path) -> None:
         masks = batch.masks["tokens"]
         rows = [bytes(row[mask].tolist()).decode() for row, mask in zip(batch.inputs["tokens"], masks, strict=True)]
         assert rows == [text[:6] for text in texts]
+    write_lines(tmp_path / "rows.jsonl", [{"prompt": "is it", "choices": [" b", " bcd", " bcdef"], "answer": 1}] * 20)
+    with pytest.raises(SpecError, match=r"line \d+ has 10 positions, but `batch.length` is 9"):  # also an alternative
+        columns_run(tmp_path, "sequence", "{kind: choices, files: rows.jsonl, tokenizer: bytes}", "batch.length=9")
 
 
 # ---- a step ----
@@ -355,6 +359,14 @@ def test_metrics_of_several_targets(tmp_path: Path) -> None:
     assert numbers["val.loss"] == pytest.approx(alone["letter"].item(), rel=1e-5)
     assert numbers["val.row.loss"] == pytest.approx(alone["row"].item(), rel=1e-5)
     assert set(numbers) == {"val.loss", "val.row.loss", "val.accuracy", "val.row.accuracy"}
+
+
+def test_names_of_the_classes_of_one_of_several_targets(tmp_path: Path) -> None:
+    examples = tasks_run(tmp_path, TWO_TASKS, "data.classes={row: [odd, even]}").data.examples("train", "sequential")
+    targets = examples.batch(np.arange(9)).further_targets
+    assert targets["row"].tolist() == [("odd", "even").index(row["label"]) for row in ROWS[:9]]
+    letters = [[ord(letter) % 3 for letter in text] for text in SOURCES[:9]]
+    assert [row[row != IGNORE_INDEX].tolist() for row in targets["letter"]] == letters
 
 
 def test_errors_of_several_targets(
@@ -607,5 +619,6 @@ def test_an_end_of_choices_may_lie_behind_the_vocabulary(end: int | None, size: 
 def test_parts_of_a_mixture_have_the_same_inputs_and_targets_for_each_position(change: dict[str, Any]) -> None:
     batch = Batch({"tokens": np.ones((2, 3), np.int64)}, np.ones((2, 3), np.int64))
     assert len(_joined_batches([batch, batch], np.arange(4)).targets) == 4
+    assert (_common_token([256, 256]), _common_token([256, 7]), _common_token([256, None])) == (256, None, None)
     with pytest.raises(Invalid, match="all parts with a weight must have the same inputs"):
         _joined_batches([batch, replace(batch, **change)], np.arange(4))

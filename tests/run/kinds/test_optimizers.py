@@ -143,7 +143,10 @@ def test_each_expert_is_a_matrix_of_muon() -> None:
 
 
 def test_the_last_of_several_rules_applies(tmp_path: Path) -> None:
-    rules = "[{match: '*', lr: 0.5, weight_decay: 0.3}, {match: '*ffn*', lr: 0.25}]"
+    """A weight decay of 0 in a rule is a value, not the absence of one."""
+    rules = (
+        "[{match: '*', lr: 0.5, weight_decay: 0.3}, {match: '*ffn*', lr: 0.25}, {match: '*ffn.down*', weight_decay: 0}]"
+    )
     run = small_run(tmp_path, DATA, optimizer=f"{{kind: adamw, lr: 1e-2, groups: {rules}}}")
     model = model_of(run)
     settings = {
@@ -152,6 +155,7 @@ def test_the_last_of_several_rules_applies(tmp_path: Path) -> None:
         for parameter in group["params"]
     }
     assert settings[model.get_parameter("decoder.layers.0.ffn.up.weight")] == (0.25, 0.3)
+    assert settings[model.get_parameter("decoder.layers.0.ffn.down.weight")] == (0.25, 0)
     assert settings[model.get_parameter("decoder.layers.0.attention.output.weight")] == (0.5, 0.3)
 
 

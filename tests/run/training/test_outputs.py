@@ -98,10 +98,19 @@ def test_the_loss_is_the_weighted_sum_of_means(tmp_path: Path) -> None:
 
 
 def test_a_run_trains_and_reports_each_output(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
-    lines = trained(run)[0].lines
+    """A mean is over the positions that count for its output: one less in each row for `second`."""
+    trainer = Trainer(run_of(tmp_path), Memory())
+    batch = trainer.batch(1)
+    tokens, targets = torch.from_numpy(batch.inputs["tokens"]), torch.from_numpy(batch.targets)
+    logits, second = trainer.model(tokens, moved(tokens, 1, 0))
+    expected = {
+        name: F.cross_entropy(values.flatten(0, 1), moved(targets, distance).flatten()).item()
+        for name, values, distance in (("logits.loss", logits, 0), ("second.loss", second, 1))
+    }
+    lines = trained(trainer.run)[0].lines
     step = next(line for line in lines if line.get("step") == 1)
     assert step["loss"] == pytest.approx(step["logits.loss"] + 0.3 * step["second.loss"], rel=1e-6)
+    assert {name: step[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     names = {name for line in lines for name in line if name.startswith("val.")}
     assert names == {f"val.{name}" for name in ("loss", "second.loss", "accuracy", "second.accuracy", "bits_per_byte")}
 

@@ -11,7 +11,8 @@ import pytest
 
 import tfkit
 from tfkit.cli import main
-from tfkit.tools.cost.cost import cost
+from tfkit.tools.cost.command import _memory_notes
+from tfkit.tools.cost.cost import Cost, MemoryCost, cost
 from tfkit.tools.cost.devices import device_of_driver, listed_devices, read_device
 
 from ...sampling import some
@@ -50,6 +51,37 @@ def test_tables(run: Callable[..., str], golden: Any, name: str, arguments: list
 )
 def test_errors(run: Callable[..., str], golden: Any, name: str, arguments: list[str], status: int) -> None:
     golden(f"cli/cost_{name}", run("cost", *arguments, status=status, stderr=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "recompute", "lines"),
+    [
+        (
+            "train",
+            False,
+            ["weights 10 B, gradients 20 B, adamw 30 B, activations 40 B", "peak 90 B, with --recompute 95 B"],
+        ),
+        (
+            "train",
+            True,
+            ["weights 10 B, gradients 20 B, adamw 30 B, activations 50 B", "peak 90 B, with --recompute 95 B"],
+        ),
+        (
+            "decode",
+            False,
+            [
+                "weights 10 B, cache 60 B, peak 90 B",
+                "KV cache: 70 B for each token of a sequence",
+                "states: 80 B for each sequence, of any length",
+            ],
+        ),
+    ],
+)
+def test_each_size_stands_in_its_note(mode: Any, recompute: bool, lines: list[str]) -> None:
+    memory = MemoryCost(10, 20, 30, 40, 50, 60, 70, 80, 90, 95)
+    optimizer = "adamw" if mode == "train" else None
+    costs = Cost("small", mode, 1, 8, None, "bfloat16", optimizer, recompute, (), memory)
+    assert [note.removeprefix("memory: ") for note in _memory_notes(costs)] == lines
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:

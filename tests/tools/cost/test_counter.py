@@ -29,6 +29,7 @@ from tfkit.tools.params.count import count_params
 
 from ...small_specs import OPERATIONS, covering, reduced
 
+aten: Any = torch.ops.aten
 B, T, S = 2, 8, 6
 SAMPLE = {
     "gpt2": [],
@@ -103,6 +104,75 @@ def test_every_rule_says_what_torch_says(name: str, mode: Any, monkeypatch: pyte
     lacks_cache = mode == "decode" and cache_size(graph) is None
     with pytest.raises(SpecError, match="cannot be decoded") if lacks_cache else nullcontext():
         cost(graph, batch=B, length=T, mode=mode, memory_length=memory_length(graph))
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+X, INDEX = meta(2, 3, 5), meta(2, 4, 5, dtype=torch.int64)
+ROWS, IDS = meta(6, 7), meta(6, dtype=torch.int64)
+CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (aten.constant_pad_nd.default, (X, [0, 2]), {}),
+    (aten.constant_pad_nd.default, (X, [1, 2, 4, 0]), {}),
+    (aten.topk.default, (X, 2, 1), {}),
+    (aten.sort.stable, (X,), {"stable": True, "dim": 1}),
+    (aten.gather.default, (meta(2, 6, 5), 1, INDEX), {}),
+    (aten.index_select.default, (X, 1, IDS), {}),
+    (aten.mean.dim, (X, [1]), {}),
+    (aten.mean.dim, (X, [0, -1], True), {"dtype": torch.float64}),
+    (aten.amax.default, (X, [-2], True), {}),
+    (aten.all.dim, (X > 0, 1), {}),
+    (aten.sum.default, (IDS.int(),), {}),
+    (aten.sum.dim_IntList, (X, [0], True), {"dtype": torch.float32}),
+    (aten.sum.dim_IntList, (INDEX.int(), [1]), {}),
+    (aten.cumsum.default, (X.transpose(1, 2), 1), {"dtype": torch.float32}),
+    (aten.cat.default, ([X, meta(2, 4, 5)], 1), {}),
+    (aten.cat.default, ([X, meta(2, 3, 6, dtype=torch.float32)], -1), {}),
+    (aten.stack.default, ([X, X, X, X], 1), {}),
+    (aten.stack.default, ([X, X, X, X], -1), {}),
+    (aten.mm.default, (ROWS, meta(7, 4)), {}),
+    (aten.bmm.default, (X, meta(2, 5, 4)), {}),
+    (aten.addmm.default, (meta(4), ROWS, meta(7, 4)), {}),
+    (aten.embedding.default, (meta(9, 4), INDEX), {}),
+    (aten.embedding_dense_backward.default, (meta(2, 4, 5, 8), INDEX, 9, -1, False), {}),
+    (aten.arange.default, (7,), {"device": "meta"}),
+    (aten.arange.start, (2, 7), {"device": "meta"}),
+    (aten.arange.start_step, (2, 12, 3), {"device": "meta"}),
+    (aten.arange.start_step, (2, 12, 2.5), {"device": "meta"}),
+    (aten.zeros.default, ([2, 3],), {"device": "meta"}),
+    (aten.full.default, ([2, 3], 7), {"device": "meta", "dtype": torch.int32}),
+    (aten.new_zeros.default, (X, [4, 1]), {}),
+    (aten.new_full.default, (X, [4, 1], 3), {"dtype": torch.float32}),
+    (aten.full_like.default, (X, 3), {"dtype": torch.float32}),
+    (aten.ones_like.default, (X.transpose(1, 2),), {"dtype": torch.bool}),
+    (aten.clone.default, (X.transpose(1, 2),), {"memory_format": torch.contiguous_format}),
+    (aten.searchsorted.Tensor, (meta(9), X), {}),
+    (aten.nll_loss_forward.default, (ROWS, IDS, None, 0, -100), {}),
+    (aten.nll_loss_forward.default, (ROWS, IDS, None, 1, -100), {}),
+    (aten.nll_loss_backward.default, (meta(), ROWS, IDS, None, 1, -100, meta()), {}),
+    (aten.native_dropout.default, (X, 0.3, True), {}),
+    (aten.native_layer_norm.default, (X, [5], meta(5), meta(5), 1e-5), {}),
+    (aten.slice_backward.default, (X, [2, 9, 5], 1, 0, 3, 1), {}),
+    (aten.select_backward.default, (meta(2, 5), [2, 9, 5], 1, 4), {}),
+    (aten.masked_fill.Scalar, (X, X > 0, 2.0), {}),
+    (aten.scatter.src, (X, 1, INDEX, meta(2, 4, 5)), {}),
+    (aten.flip.default, (X.transpose(0, 1), [1]), {}),
+    (aten.add.Tensor, (X, meta(4, 1, 3, 1)), {}),
+    (aten.mul.Tensor, (INDEX, 0.5), {}),
+    (aten.div.Tensor, (INDEX, 2), {}),
+    (aten.div.Tensor_mode, (INDEX, 2), {"rounding_mode": "floor"}),
+    (aten.pow.Tensor_Scalar, (X, 2), {}),
+    (aten.gt.Scalar, (X, 1), {}),
+    (aten.exp.default, (INDEX,), {}),
+]
+
+
+@pytest.mark.parametrize(("func", "args", "kwargs"), CALLS, ids=[str(func) for func, _, _ in CALLS])
+def test_rules_agree_with_torch_on_unequal_sizes(func: Any, args: Any, kwargs: Any) -> None:
+    rule = rule_of(func)
+    assert rule is not None
+    assert looks(rule(*args, **kwargs)) == looks(func(*args, **kwargs))
 
 
 def looks(out: Any) -> list[Any]:

@@ -129,10 +129,13 @@ def test_a_prompt_makes_logits_of_its_last_token() -> None:
 
 def test_layers_that_run_again_cost_their_forward_again() -> None:
     once, again = of("gpt2"), cost(tfkit.load("gpt2"), batch=B, length=T, recompute=True)
-    rows = {row.name: row for row in once.rows()}
-    for row in again.rows():
-        more = 0 if row.name == "head" else rows[row.name].flops_forward
-        assert row.flops_backward == rows[row.name].flops_backward + more
+    rows = {row.name: row for row in once.rows("layer")}
+    for row in again.rows("layer"):
+        for field in ("flops", "scores", "visible", "traffic"):
+            first, backward = (getattr(rows[row.name], f"{field}_{phase}") for phase in ("forward", "backward"))
+            assert getattr(row, f"{field}_forward") == first
+            assert getattr(row, f"{field}_backward") == backward + ("layers" in row.name) * first, field
+    assert again.total.scores_backward == 3 * again.total.scores_forward
     assert again.peak == once.memory.peak_recomputed <= once.peak
 
 

@@ -336,6 +336,7 @@ def test_a_box_says_what_the_paper_says(name: str, key: str, text: set[str]) -> 
 
 @pytest.mark.parametrize("path", some(sorted(PICTURES.glob("*.svg")), 2), ids=lambda path: path.stem)
 def test_the_pictures_in_the_docs_are_these(path: Path) -> None:
+    """A process with other hashes has drawn them, so the order of a set shows."""
     drawn = to_svg(draw(*(tfkit.load(name) for name in draw_all.specs_of(path))))
     assert path.read_text(encoding="utf-8") == drawn, "renew them: make pictures"
 

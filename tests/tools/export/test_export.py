@@ -8,7 +8,8 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,9 +18,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, fx, nn
 
 import tfkit
+from tfkit.decoding.cached import CachedModel
+from tfkit.graph.decode_split import split_if_decodable
+from tfkit.tools.common.model_inputs import cached_cases
 from tfkit.tools.export import script_state, torchscript_format
 from tfkit.tools.export.export import export
+from tfkit.tools.export.exported_programs import DECODE, PREFILL, IncrementalReader, caches_of
 from tfkit.tools.export.formats import Inputs, Safetensors, formats_of
+from tfkit.tools.export.verification import _check_cached, _output_difference
 from tfkit.tools.export.verification import _relative_difference as gap
 
 from ...sampling import slow
@@ -71,6 +77,114 @@ def test_inputs_of_every_type(tmp_path: Path, format: str) -> None:
 def test_other_types(tmp_path: Path, dtype: torch.dtype) -> None:
     model = tfkit.build(tfkit.loads(DECODER), dtype=dtype)
     assert export(model, tmp_path / "model.ts").difference == 0
+
+
+TRANSLATION = """\
+tfkit: 1
+name: translation
+d_model: 16
+vocab_size: 40
+inputs: [source, target]
+graph:
+  source_embedding: {block: embedding, input: source}
+  encoder: {block: encoder, n_layers: 1, attention: {n_heads: 2}}
+  target_embedding: {block: embedding, input: target}
+  decoder:
+    block: decoder
+    memory: encoder
+    n_layers: 3
+    attention: {n_heads: 4}
+    layers:
+      variants: {local: {attention: {mask: {left: 3, right: 0}}}}
+      pattern: [local, base, local]
+  logits: {block: lm_head}
+"""
+
+
+def test_a_step_fixes_no_length_of_a_cache_except_those_of_windows() -> None:
+    """The program itself is exported by slow tests, with a memory of one length only."""
+    caches = caches_of(tfkit.loads(TRANSLATION))
+    assert caches is not None
+    cache = caches.make(2, 11, 7, torch.empty(0))
+    expected = {"decoder": [[4, 4], [11, 11], [4, 4]], "decoder.memory": [[7, 7]] * 3}
+    slots = {name: [[tensor.size(2) for tensor in layer] for layer in layers] for name, layers in cache.items()}
+    assert slots == {
+        name: [[n if name.endswith("memory") else n + 1 for n in layer] for layer in layers]  # one slot for padding
+        for name, layers in expected.items()
+    }
+    free = {
+        name: [[sorted(sizes) for sizes in layer] for layer in layers] for name, layers in caches.free(cache).items()
+    }
+    assert free == {
+        name: [[[0] if n == 4 else [0, 2] for n in layer] for layer in layers] for name, layers in expected.items()
+    }
+    assert caches.room(cache) == 11
+
+
+class Recorded:
+    """Programs of a decoder that only record their arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def takes(self, name: str) -> list[str]:
+        return ["tokens", "tokens_mask", "cache", *["past"] * (name == DECODE)]
+
+    def run(self, name: str, arguments: dict[str, Any]) -> list[Tensor]:
+        self.calls.append((name, arguments))
+        return [arguments["tokens"] + 100]
+
+
+def test_each_token_is_read_after_all_tokens_before_it_without_padding() -> None:
+    graph = tfkit.loads(DECODER)
+    caches, programs = caches_of(graph), Recorded()
+    assert caches is not None
+    reader = IncrementalReader(graph, caches, cast(Any, programs), length=7, like=torch.empty(0))
+    prompt = torch.tensor([[0, 11, 12], [13, 14, 15]])
+    tokens = torch.tensor([[16, 17, 18], [19, 20, 21]])
+    reader(prompt, torch.tensor([[0, 1, 1], [1, 1, 1]]).bool())
+    outputs = reader(tokens, torch.tensor([[1, 0, 1], [1, 1, 0]]).bool())
+    assert torch.equal(outputs, tokens + 100)
+    (first, arguments), *steps = programs.calls
+    assert (first, [name for name, _ in steps]) == (PREFILL, [DECODE] * 3)
+    assert torch.equal(arguments["tokens"], prompt)
+    assert [step["tokens"].flatten().tolist() for _, step in steps] == [[16, 19], [17, 20], [18, 21]]
+    assert [step["past"].tolist() for _, step in steps] == [[2, 3], [3, 4], [3, 5]]
+    with pytest.raises(ValueError, match="2 more tokens do not fit: 6 of 7 have been read"):
+        reader(torch.ones(2, 2, dtype=torch.long))
+    reader(torch.ones(2, 1, dtype=torch.long))
+    assert programs.calls[-1][1]["past"].tolist() == [4, 5]
+
+
+def test_a_difference_is_the_largest_of_all_outputs_outside_padding() -> None:
+    model = tfkit.build(tfkit.loads(DECODER + "outputs: [decoder, logits]\n"))
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    expected = [torch.zeros(2, 3, 16), torch.zeros(2, 3, 50)]
+    results = [tensor.clone() for tensor in expected]
+    results[0][1, 2, 3], results[0][0, 2, 4], results[1][0, 1, 5] = 0.25, 0.5, 0.125
+    assert _output_difference(model, {"tokens_mask": mask}, results, expected) == 0.25
+    assert _output_difference(model, {}, results, expected) == 0.5
+
+
+class Noisy(CachedModel):
+    """A model whose first step differs, and no later one."""
+
+    def start(self, *args: Any, **inputs: Any) -> None:
+        super().start(*args, **inputs)
+        self.steps = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.steps += 1
+        return super().__call__(*args, **options) + (2.0**-18 if self.steps == 1 else 0.0)
+
+
+def test_a_difference_of_steps_is_the_largest_of_all_steps(model: fx.GraphModule) -> None:
+    opened: Any = SimpleNamespace(cached=lambda length: Noisy(model, length=length))
+    parts = split_if_decodable(model.meta["graph"])
+    assert parts is not None
+    for sequences in cached_cases(model.eval(), parts):
+        compared = _check_cached(model, opened, Safetensors(), sequences, 1e-4)
+        assert compared.difference == pytest.approx(2.0**-18, rel=0.1)
 
 
 # ---- planted differences ----

@@ -7,6 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tfkit.tools.common.memory_needs import CacheSize
+from tfkit.tools.params.command import _count_notes
+from tfkit.tools.params.count import Params
+
 Golden = Callable[[str, str], None]
 pytestmark = pytest.mark.usefixtures("specs")
 
@@ -22,6 +26,17 @@ def test_params_by(run: Callable[..., str], golden: Golden, by: str) -> None:
 
 def test_params_side_by_side(run: Callable[..., str], golden: Golden) -> None:
     golden("cli/params_side_by_side", run("params", "tiny.yaml", "pair.yaml", "tiny.yaml"))
+
+
+def test_each_size_stands_in_its_note() -> None:
+    cache = CacheSize("bfloat16", per_token=10, states=20, windows=(), per_memory_token=30, max_len=4000, at_max_len=50)
+    count = Params("small", "node", (), 9000, 8000, 7000, 6000, 500, ("a note",), cache)
+    assert [*_count_notes(count)] == [
+        "trainable 7,000, frozen 2,000, buffers 500",
+        "experts: one token uses 6,000 parameters",
+        "a note",
+        "KV cache in bfloat16: 10 B per token, 30 B per token of the memory, 20 B of states, 50 B at 4,000 tokens",
+    ]
 
 
 def test_params_of_a_single_block(run: Callable[..., str]) -> None:

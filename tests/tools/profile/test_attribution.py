@@ -13,9 +13,12 @@ from torch import Tensor
 
 import tfkit
 from tests.tools.profile.conftest import SPECS
-from tfkit.tools.cost.cost import cost
+from tfkit.tools.common.ownership import Ownership
+from tfkit.tools.cost.cost import ComponentCost, cost
+from tfkit.tools.profile.attribution import Owner, Times
+from tfkit.tools.profile.measurement import _kernel_times, with_work
 from tfkit.tools.profile.profiled_step import annotated_range, named_ranges
-from tfkit.tools.profile.result import Limits, Profile, summed_rows
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Limits, Profile, summed_rows
 
 from ...sampling import slow, some
 
@@ -202,3 +205,27 @@ def test_the_model_is_as_it_was() -> None:
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
+
+
+def test_kernels_are_summed_by_name_component_and_phase() -> None:
+    """In seconds and runs of one of two steps; two attentions are one component."""
+    paths = {"decoder.0.attention": "attention", "decoder.1.attention": "attention", "decoder.1.ffn": "ffn"}
+    owners = {path: Ownership(slot, slot.upper(), path, "decoder", path[:9]) for path, slot in paths.items()}
+    times = Times()
+    times.kernels[("mm", Owner("decoder.0.attention", "forward"))] = [0.5, 0.25]
+    times.kernels[("mm", Owner("decoder.1.attention", "forward"))] = [0.125]
+    times.kernels[("mm", Owner("decoder.1.attention", "backward"))] = [2.0]
+    times.kernels[("mm", Owner("decoder.1.ffn", "forward"))] = [0.75, 0.75]
+    times.kernels[("mm", Owner(None, "forward"))] = [9.0]
+    assert _kernel_times(times, owners, 2) == (
+        KernelTime("mm", "attention", "ATTENTION", "backward", 0.5, 1.0),
+        KernelTime("mm", "ffn", "FFN", "forward", 1.0, 0.75),
+        KernelTime("mm", "attention", "ATTENTION", "forward", 1.5, 0.4375),
+    )
+
+
+def test_the_floor_of_a_component_is_the_larger_time_of_each_phase_without_hidden_pairs() -> None:
+    work = ComponentCost(10, 20, 4, 8, visible_forward=8, visible_backward=12, traffic_forward=30, traffic_backward=5)
+    part = ComponentTime("ffn", "ffn", "FFN", "ffn", "ffn", 1, 1.0, 2.0, 0.0, 0, 0, 0)
+    actual = with_work(part, [work, work], Limits("a device", 2.0, 10.0, "measured"))
+    assert (actual.flops, actual.bytes, actual.floor) == (40, 70, 2 * (max(8 / 2, 30 / 10) + max(12 / 2, 5 / 10)))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tfkit.tools.profile import models
-from tfkit.tools.profile.result import Limits
+from tfkit.tools.profile.profile_tables import show_profiles
+from tfkit.tools.profile.result import ComponentTime, KernelTime, Limits, MemoryUse, Profile
 
 SPEC = """\
 tfkit: 1
@@ -56,6 +59,65 @@ def test_a_table(run: Run, golden: Callable[[str, str], None]) -> None:
     operators = next(i for i, line in enumerate(head) if line.startswith("operator"))
     golden("cli/profile", masked("\n".join(head[: operators + 1])))
     assert re.search(r"^memory: peak [\d.]+ kB in \S+, (forward|backward)$", text, re.MULTILINE)
+
+
+def part(path: str, label: str, *numbers: Any) -> ComponentTime:
+    node, component = path.partition(".")[0], path.rpartition(".")[2]
+    return ComponentTime(path, component, label, node, path.removesuffix(f".{component}"), *numbers)
+
+
+MEASURED = Profile(
+    name="one",
+    device="cuda:0",
+    device_name="a device",
+    mode="train",
+    dtype="bfloat16",
+    batch=3,
+    length=500,
+    compiled=False,
+    parameters=7000,
+    steps=(0.9, 1.1),
+    plain_steps=(0.2, 0.4, 0.8),
+    parts=(  # calls, seconds of forward, of backward, on the device; bytes; FLOPs, traffic, floor
+        part("embedding", "embedding", 1, 0.01, 0.02, 0.03, 1 << 10, 1 << 11, 1 << 12),
+        part("decoder.0.attention", "attention", 1, 0.1, 0.15, 0.2, 3 << 20, 2 << 20, 9 << 20, 9e11, 5e8, 0.1),
+        part("decoder.1.attention", "attention", 2, 0.12, 0.2, 0.3, 5 << 20, 1 << 20, 7 << 20, 8e11, 4e8, 0.05),
+        part("decoder.1.ffn", "FFN", 1, 0.04, 0.06, 0.1, 7 << 20, 4 << 20, 8 << 20, 3e11, 6e8, 0.04),
+        part("optimizer", "optimizer", 1, 0.05, 0.0, 0.05, 0, 0, 6 << 20),
+    ),
+    kernels=(
+        KernelTime("aten::mm", "ffn", "FFN", "backward", 4, 0.07),
+        KernelTime("a_kernel_with_a_name_of_more_than_34_letters", "attention", "attention", "forward", 2.5, 0.03),
+    ),
+    unattributed=0.25,
+    idle=0.1,
+    memory=MemoryUse(90 << 20, 50 << 20, 20 << 20, 40 << 20, 10 << 20, 0, "decoder.1.attention", "backward"),
+    limits=Limits("a device", 2e13, 3e11, "a data sheet"),
+    notes=("a note",),
+)
+
+
+@pytest.mark.parametrize("by", ["component", "layer"])
+def test_each_number_stands_in_its_column(
+    by: Any, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 x 500 tokens in 0.3 s without the profiler, which is 5.0K tokens/s; 1,000 ms under the profiler."""
+    monkeypatch.setenv("COLUMNS", "120")
+    show_profiles([MEASURED], by)
+    text = capsys.readouterr().out
+    assert "a step takes 300.00 ms, 5.0K tokens/s; under the profiler 1,000 ms" in text
+    golden(f"cli/profile_by_{by}", text)
+
+
+def test_each_profile_stands_in_its_columns(
+    golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = tuple(replace(part, forward=2 * part.forward, backward=0.0) for part in MEASURED.parts[1:])
+    decode = replace(
+        MEASURED, name="other", mode="decode", compiled=True, steps=(2.0,), plain_steps=(1.5,), parts=parts
+    )
+    show_profiles([MEASURED, decode], "component")
+    golden("cli/profile_two", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
 from tfkit.tools.runs import law as module
-from tfkit.tools.runs.law import law_of
+from tfkit.tools.runs.law import JointLaw, law_of
 
 CHINCHILLA = (1.69, 406.4, 410.7, 0.34, 0.28)
 """E, A, B, a, b of table 3 and equation 10 in https://arxiv.org/abs/2203.15556."""
@@ -37,8 +38,18 @@ def test_the_fit_to_losses_of_the_published_law_is_the_law() -> None:
     law = law_of(SIZES, values)
     assert (law.floor, *law.scales, *law.exponents) == pytest.approx(CHINCHILLA, rel=1e-3)
     assert law.growth == pytest.approx(0.46, abs=0.01)
-    assert law.missed == pytest.approx(0, abs=1e-5)
     assert law.at(*SIZES[7]) == pytest.approx(values[7], rel=1e-6)
+
+
+def test_the_omitted_run_has_the_most_compute() -> None:
+    """With noise, so that each run differs from the law of the others by another amount."""
+    most = (11e9, 25e9)  # neither the most parameters and tokens together, nor the last run
+    sizes = [most, *(size for size in SIZES if size != most and size[0] * size[1] < most[0] * most[1])]
+    assert max(sizes, key=sum) != most
+    values = losses(sizes, 1e-2)
+    expected = values[0] - law_of(sizes[1:], values[1:]).at(*most)
+    assert law_of(sizes, values).missed == pytest.approx(expected, abs=1e-4)
+    assert abs(expected) > 1e-3
 
 
 def test_a_failed_run_does_not_decide_the_law_and_noise_is_in_the_intervals() -> None:
@@ -47,6 +58,16 @@ def test_a_failed_run_does_not_decide_the_law_and_noise_is_in_the_intervals() ->
     law = law_of(SIZES, values)
     assert law.exponents == pytest.approx(CHINCHILLA[3:], rel=0.1)
     assert all(low < value < high for value, (low, high) in zip(CHINCHILLA, law.intervals, strict=True))
+
+
+def test_each_number_of_a_law_stands_in_its_row(
+    golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intervals = ((1.5, 2.5), (300.0, 500.0), (350.0, 600.0), (0.25, 0.5), (0.125, 0.375))
+    law = JointLaw(1.75, (406.5, 410.25), (0.34, 0.28), intervals, -0.0125, 12)
+    monkeypatch.setattr(module, "law_of_runs", lambda *args: law)
+    assert main(["runs", "out", "--fit"]) == 0
+    golden("runs/law", capsys.readouterr().out)
 
 
 @pytest.mark.slow

@@ -300,13 +300,30 @@ def test_runs_below_a_folder_are_listed(here: dict[str, Any], capsys: pytest.Cap
     Path("runs/begun").mkdir(parents=True)
     shutil.copy("relu-0/run.yaml", "runs/begun/run.yaml")
     shutil.copytree("relu-0", "runs/relu-0")
-    assert main(["runs", "runs", "gelu-1", "--list", "--json"]) == 0
-    begun, first, second = json.loads(capsys.readouterr().out)
+    shutil.copytree("gelu-0", "part")
+    unfinish("part", 7)
+    kept = Path("part", METRICS).read_text().splitlines(keepends=True)
+    kept[2] = kept[2].replace("}", ', "once": 1.0}')  # the last of the metrics, at an early step
+    Path("part", METRICS).write_text("".join(kept))
+    assert main(["runs", "runs", "gelu-1", "part", "--list", "--json"]) == 0
+    begun, first, second, part = json.loads(capsys.readouterr().out)
     assert [begun["folder"], first["folder"], second["folder"]] == ["runs/begun", "runs/relu-0", "gelu-1"]
     assert (first["name"], first["step"], first["steps"], first["ended"]) == ("small", 8, 8, "finished")
     assert (begun["step"], begun["steps"], begun["ended"], begun["latest"]) == (None, None, None, {})
-    assert main(["runs", "runs", "--list", "--on", "val.accuracy"]) == 0
-    assert f"{first['latest']['val.accuracy']:.4g}" in capsys.readouterr().out
+    lines = [json.loads(line) for line in Path("gelu-1", METRICS).read_text(encoding="utf-8").splitlines()]
+    latest = {name: value for line in lines for name, value in line.items()}  # of several lines, the last one
+    assert second["latest"] == {name: value for name, value in latest.items() if name != "step"}
+    assert latest["loss"] != next(line["loss"] for line in lines if "loss" in line)
+    last = json.loads(Path("part", METRICS).read_text(encoding="utf-8").splitlines()[-1])["step"]
+    assert (part["step"], part["ended"]) == (last, None)
+    assert last > 4  # the last evaluation
+    assert main(["runs", "gelu-1", "part", "--list", "--on", "val.accuracy"]) == 0
+    rows = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["run", "name", "step", "ended", "loss", "val.accuracy"]
+    assert [
+        ["gelu-1", "small", "8 of 8", "finished", f"{latest['loss']:.4g}", f"{latest['val.accuracy']:.4g}"],
+        ["part", "small", f"{last} of 8", "-", *(f"{part['latest'][name]:.4g}" for name in ("loss", "val.accuracy"))],
+    ] == rows[2:4]
     for excluded in (["--so-far"], ["--margin", "0.1"]):
         assert main(["runs", "runs", "--list", *excluded]) == 2
     assert "--list cannot be combined with --margin" in " ".join(capsys.readouterr().err.split())

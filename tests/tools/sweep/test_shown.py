@@ -15,7 +15,7 @@ from tfkit.tools.sweep.result_tables import _in_lines
 
 from ...sampling import some
 from ..common.moments import state_of
-from .small import SWEEP, TUNE, drawn, result, sweep, write
+from .small import MEMORY, SWEEP, TUNE, drawn, result, sweep, write
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -219,8 +219,12 @@ def test_note_when_runs_used_different_devices(capsys: pytest.CaptureFixture[str
     here, other = facts["bits"]["device"], "NVIDIA H200"
     assert not [note for note in result(capsys)["notes"] if "machine" in note]
     facts["bits"]["device"] = other
+    session = facts["sessions"][-1]
+    facts["sessions"] = [session, {**session, "memory": 3 * MEMORY}, {**session, "memory": 2 * MEMORY}]
     place.write_text(json.dumps(facts), encoding="utf-8")
     actual = result(capsys)
+    memory = {Path(curve["folder"]).name: curve["memory"] for arm in actual["arms"] for curve in arm["curves"]}
+    assert memory == dict.fromkeys(memory, MEMORY) | {place.parent.name: 3 * MEMORY}
     (note,) = [note for note in actual["notes"] if "machine" in note]
     words = {f"device is `{value}` or `{two}`" for value, two in ((here, other), (other, here))}
     assert note.removeprefix("the runs are from different machines, so their speeds are not comparable: ") in words

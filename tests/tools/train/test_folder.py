@@ -215,16 +215,21 @@ def weights(folder: str) -> dict[str, bytes]:
 
 
 def test_settings_that_change_no_weight_change_in_place(capsys: pytest.CaptureFixture[str]) -> None:
-    """The averages of `ema` continue, although its index in the list of callbacks changes."""
-    final = ["--set", f"callbacks=[{{kind: spikes, window: 3}}, {EMA}]", "--set", "eval.every=3"]
+    """Callbacks continue with their states, although their indices change; of two of a kind, each with its own."""
+    spikes = ", ".join(f"{{kind: spikes, window: {window}}}" for window in (2, 5))
+    final = ["--set", f"callbacks=[{spikes}, {EMA}]", "--set", "eval.every=3"]
     final += ["--set", "checkpoint.every=null", "--set", "nonfinite.skip=1", "--set", "steps=6"]
     assert train("whole", *final) == 0
-    assert train("out", "--set", f"callbacks=[{EMA}]", "--set", "steps=6", "--stop-after", "4") == 0
+    assert train("out", "--set", f"callbacks=[{EMA}, {spikes}]", "--set", "steps=6", "--stop-after", "4") == 0
     capsys.readouterr()
     assert train("out", *final) == 0
     assert "changed: eval.every: 4 -> 3" in capsys.readouterr().err
     assert weights("out/step-6") == weights("whole/step-6")
     assert weights("out/ema") == weights("whole/ema")
+    states, expected = (
+        json.loads(Path(name, "step-6/state.json").read_text())["callbacks"] for name in ("out", "whole")
+    )
+    assert states == expected
     facts, expected = (json.loads(Path(name, "run.json").read_text()) for name in ("out", "whole"))
     assert (facts["digest"], facts["meaning"]) == (expected["digest"], expected["meaning"])
     assert "eval.every: 4 -> 3" in facts["sessions"][1]["changed"]
