@@ -52,7 +52,8 @@ BUCKETS, DISTANCE = 8, 10
 """Number of distance buckets, and the distance of the last bucket, which the sequences of a check reach."""
 VOCABULARY = 97
 MAX_LEN, ROTARY_MAX_LEN = 24, 300
-"""Maximum length of a model, and of a model with only rotary positions, whose last positions bfloat16 rounds."""
+"""Maximum length of a model, and of a model without tables of positions, if its positions are rotary, where bfloat16
+rounds the last positions, or if it carries a state, where a sequence has several chunks of the full size."""
 FIXED = 12
 """Length of the shortest sequence of fixed length, if the spec's length is larger."""
 ORIGINAL_MAX_LEN = 16
@@ -124,8 +125,9 @@ class _Shrink:
             (item.n_heads, item.kv_heads): _small_heads(item.n_heads, item.kv_heads, biased) for item in attentions
         }
         positions = [position for _, position in parts((), self.spec) if isinstance(position, PositionConfig)]
-        rotary = bool(positions) and all(isinstance(position, RotaryConfig) for position in positions)
-        self.max_len = max(ROTARY_MAX_LEN if rotary else MAX_LEN, length)
+        carries = any(node.stack is not None and node.stack.keeps_state for node in graph.nodes)
+        unlimited = (positions or carries) and all(isinstance(position, RotaryConfig) for position in positions)
+        self.max_len = max(ROTARY_MAX_LEN if unlimited else MAX_LEN, length)
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _small_extents(self.spec)

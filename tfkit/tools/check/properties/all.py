@@ -38,7 +38,13 @@ def _of_tfkit() -> tuple[Property, ...]:
             reading.document_independence,
         ),
         *(attention.memory_order, reading.token_order, attention.head_order),
-        *(steps.cached_steps, steps.cached_types, steps.states_without_padding, steps.cached_step),
+        *(
+            steps.cached_steps,
+            steps.cached_types,
+            steps.chunks_as_steps,
+            steps.states_without_padding,
+            steps.cached_step,
+        ),
         *(
             numbers.reference_agreement,
             choices.equal_scores,
