@@ -28,6 +28,13 @@ class IgnoresPadding(Core):
         return self.softmax(q @ k.mT * self.scale, None) @ v
 
 
+class CountsPadding(Core):
+    """It weighs each key by its column, as absolute positions do."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return super().forward(q, k * torch.arange(1.0, k.size(2) + 1, dtype=k.dtype)[:, None], v, mask)
+
+
 class LooksAhead(Core):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
@@ -76,6 +83,26 @@ class AttentionOfANewcomer(tfkit.MultiHeadConfig):
     def build_core(self, make: tfkit.Make, *, causal: bool) -> nn.Module:
         kinds = {core.__name__: core for core in (Core, *Core.__subclasses__())}
         return kinds[self.core](self.head_width**-0.5)
+
+
+class IgnoresItsMemory(AttentionOfANewcomer):
+    """Attends to x, also in cross-attention."""
+
+    kind: Literal["ignores_memory"] = "ignores_memory"  # type: ignore[assignment]
+
+    def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+        module = super().build(make, d_memory=None, causal=causal)
+        return module if d_memory is None else WithoutMemory(module)
+
+
+class WithoutMemory(nn.Module):
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, context: tfkit.Context) -> Tensor:
+        y: Tensor = self.attention(x, context._replace(memory=None, mask=None))
+        return y
 
 
 class WrongCount(AttentionOfANewcomer):

@@ -14,6 +14,7 @@ from tfkit.tools.check.components import options_of
 from .newcomer import (
     AttentionOfANewcomer,
     FFNOfANewcomer,
+    IgnoresItsMemory,
     MisspeltChunks,
     MixerOfANewcomer,
     UndeclaredChunks,
@@ -23,7 +24,24 @@ from .newcomer import (
 PLUGINS = tfkit.load_plugins(entry_points=False)
 WINDOW = {"mask": {"left": 3, "right": 0}}
 FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
-    "ignores padding": (AttentionOfANewcomer, {"core": "IgnoresPadding"}, "padding", "padding on the right changes"),
+    "ignores padding": (
+        AttentionOfANewcomer,
+        {"core": "IgnoresPadding"},
+        "padding",
+        ", and so do its contents: it is not masked",
+    ),
+    "counts padding": (
+        AttentionOfANewcomer,
+        {"core": "CountsPadding"},
+        "padding",
+        ", whatever it contains: positions count it, as absolute positions do",
+    ),
+    "ignores its memory": (
+        IgnoresItsMemory,
+        {},
+        "memory",
+        "the memory is not read: the output is equal with a different memory",
+    ),
     "looks one token ahead": (AttentionOfANewcomer, {"core": "LooksAhead"}, "look-ahead", "the model looks ahead: "),
     "other numbers with a cache": (
         AttentionOfANewcomer,
@@ -91,7 +109,7 @@ def test_it_is_named(fault: str) -> None:
     config, fields, red, words = FAULTS[fault]
     if issubclass(config, AttentionOfANewcomer):
         fields = {"n_heads": 2, **fields}
-    within = "encoder" if red == "padding" else "decoder"
+    within = {"padding": "encoder", "memory": "memory"}.get(red, "decoder")
     with pytest.raises(AssertionError) as caught:
         check_component(config, fields=fields, within=[within], plugins=PLUGINS, only=[red])
     line = str(caught.value).splitlines()[1]

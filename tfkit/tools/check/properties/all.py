@@ -29,7 +29,8 @@ def _of_tfkit() -> tuple[Property, ...]:
     return (
         *(basics.model_building, basics.seeded_weights, basics.forward_pass, basics.eval_mode),
         *(trained.tensor_locations, values.fields_read),
-        *(reading.position_independence, numbers.bfloat16_outputs, reading.look_ahead, reading.look_ahead_gradient),
+        *(reading.position_independence, numbers.bfloat16_outputs, attention.memory_effect),
+        *(reading.look_ahead, reading.look_ahead_gradient),
         *(
             attention.mask_extents,
             attention.nothing_to_read,
