@@ -122,6 +122,9 @@ class SublayerConfig(Component):
     score_parameters: ClassVar[tuple[str, ...]] = ()
     """Paths of the parameters that compute scores by which a token chooses keys or experts, with a row for each head or
     expert. `tfkit check` sets all rows but the first to zero: many scores are then equal."""
+    chunk_attributes: ClassVar[tuple[str, ...]] = ()
+    """Paths of the module's attributes that are the number of positions of a chunk, such as `chunk` or `rule.chunk`. No
+    output may depend on them. `tfkit check` sets them to 5: its short sequences then have several chunks."""
     restarts: ClassVar[bool] = False
     """True if its states restart with each of the `documents` of a `Context`, as packed rows need."""
 

@@ -65,6 +65,13 @@ def test_mixer_is_the_published_class(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIR_NAMES)
+def test_chunks_are_declared(name: str) -> None:
+    config, mixer = PAIRS[name].ours(PAIRS[name].theirs())
+    paths = [f"{path}.chunk".lstrip(".") for path, module in mixer.named_modules() if hasattr(module, "chunk")]
+    assert list(config.chunk_attributes) == paths
+
+
+@pytest.mark.parametrize("name", PAIR_NAMES)
 @torch.no_grad()
 def test_padding_enters_no_state(name: str) -> None:
     config, mixer = PAIRS[name].ours(PAIRS[name].theirs())

@@ -1,4 +1,4 @@
-"""Each of the ten faults of a new plugin causes a message that describes the fault."""
+"""Each of the faults of a new plugin causes a message that describes the fault."""
 
 from __future__ import annotations
 
@@ -11,12 +11,37 @@ from tfkit.component import Component
 from tfkit.testing import check_component
 from tfkit.tools.check.components import options_of
 
-from .newcomer import AttentionOfANewcomer, FFNOfANewcomer, WrongCount
+from .newcomer import (
+    AttentionOfANewcomer,
+    FFNOfANewcomer,
+    IgnoresItsMemory,
+    MisspeltChunks,
+    MixerOfANewcomer,
+    UndeclaredChunks,
+    WrongCount,
+)
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 WINDOW = {"mask": {"left": 3, "right": 0}}
 FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
-    "ignores padding": (AttentionOfANewcomer, {"core": "IgnoresPadding"}, "padding", "padding on the right changes"),
+    "ignores padding": (
+        AttentionOfANewcomer,
+        {"core": "IgnoresPadding"},
+        "padding",
+        ", and so do its contents: it is not masked",
+    ),
+    "counts padding": (
+        AttentionOfANewcomer,
+        {"core": "CountsPadding"},
+        "padding",
+        ", whatever it contains: positions count it, as absolute positions do",
+    ),
+    "ignores its memory": (
+        IgnoresItsMemory,
+        {},
+        "memory",
+        "the memory is not read: the output is equal with a different memory",
+    ),
     "looks one token ahead": (AttentionOfANewcomer, {"core": "LooksAhead"}, "look-ahead", "the model looks ahead: "),
     "other numbers with a cache": (
         AttentionOfANewcomer,
@@ -46,15 +71,45 @@ FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
     ),
     "dead half": (FFNOfANewcomer, {"ffn": "DeadHalf"}, "every-row", "rows of `stack.layers.0.ffn.up.weight` have no"),
     "wrong count kept": (WrongCount, {}, "cached", "read in steps, it fails; does `cached` declare what is cached?"),
+    "forgets at a chunk": (
+        MixerOfANewcomer,
+        {"mixer": "ForgetsAtChunks"},
+        "cached",
+        "read in uneven steps, columns 4 to 5 differ from the whole by",
+    ),
+    "goes on with a document at a chunk": (
+        MixerOfANewcomer,
+        {"mixer": "MissesDocumentsAtChunks"},
+        "documents",
+        "a document in a row with others changes by",
+    ),
+    "forgets at position 64": (
+        MixerOfANewcomer,
+        {"mixer": "ForgetsAt64"},
+        "chunks",
+        "read token by token, where a chunk has 64, column 64 differs from the whole by",
+    ),
+    "does not declare its chunks": (
+        UndeclaredChunks,
+        {},
+        "chunks",
+        "read in steps of 5, where a chunk has 64, columns 60 to 64 differ from the whole by",
+    ),
+    "declares no chunk": (
+        MisspeltChunks,
+        {},
+        "chunks",
+        "`chunk_attributes` declares `stack.layers.0.mixer.inner.chunk`, which is not a positive integer",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_is_named(fault: str) -> None:
     config, fields, red, words = FAULTS[fault]
-    if config is not FFNOfANewcomer:
+    if issubclass(config, AttentionOfANewcomer):
         fields = {"n_heads": 2, **fields}
-    within = "encoder" if red == "padding" else "decoder"
+    within = {"padding": "encoder", "memory": "memory"}.get(red, "decoder")
     with pytest.raises(AssertionError) as caught:
         check_component(config, fields=fields, within=[within], plugins=PLUGINS, only=[red])
     line = str(caught.value).splitlines()[1]
@@ -93,6 +148,10 @@ def test_a_core_that_ignores_its_softcap() -> None:
         check_component(
             AttentionOfANewcomer, fields=fields, options=options, within=["decoder"], plugins=PLUGINS, only=["values"]
         )
+
+
+def test_the_right_mixer_is_not() -> None:
+    check_component(MixerOfANewcomer, within=["decoder"], plugins=PLUGINS, only=["documents", "chunks"])
 
 
 def test_the_right_one_is_not() -> None:

@@ -6,11 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+import tfkit
+from tfkit.components import layer
 from tfkit.components.attention_core import ScaledDotProduct
+from tfkit.nn import Context, wires_of
+from tfkit.nn.context import with_values
+from tfkit.tools.check.model_under_test import ModelUnderTest
+from tfkit.tools.check.reduced import reduced_model
 
 from ...sampling import some
-from .models import measured, subject
+from .models import PLUGINS, measured, subject
 from .planted import BUGS, Bug
 from .planted.attention import first_is_larger
 
@@ -56,3 +63,45 @@ def test_the_page_has_each_bug_and_the_property_that_sees_it() -> None:
 
 def test_no_bug_is_there_twice() -> None:
     assert len({bug.bug for bug in BUGS}) == len(BUGS)
+
+
+SHARED = """
+tfkit: 1
+name: shared
+d_model: 32
+vocab_size: 97
+norm: rmsnorm
+graph:
+  embedding: embedding
+  decoder:
+    block: decoder
+    n_layers: 7
+    attention: {kind: mha, n_heads: 4, position: rope, kv_name: near}
+    ffn: {kind: swiglu, d_ff: 64}
+    layers:
+      variants:
+        taking: {attention: {kv_name: null, kv_from: near}}
+      pattern: [base*3, taking*2, base, taking]
+  logits: lm_head
+"""
+
+
+def first_given(context: Context, wires: dict[str, Tensor]) -> Context:
+    return with_values(context, wires={**wires, **wires_of(context)})
+
+
+def test_the_last_of_several_givers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = reduced_model(tfkit.loads(SHARED, plugins=PLUGINS), PLUGINS).graph
+    decoder = graph.node("decoder").stack
+    assert decoder is not None
+    assert [layer.name for layer in decoder.layers] == ["base", "base", "taking"]
+    assert measured(ModelUnderTest(graph, PLUGINS), "meaning").status == "ok"
+    monkeypatch.setattr(layer, "with_wires", first_given)
+    assert measured(ModelUnderTest(graph, PLUGINS), "meaning").component == "decoder.layers.2.attention"
+
+
+def test_two_givers_of_a_short_pattern_are_kept() -> None:
+    short = SHARED.replace("[base*3, taking*2, base, taking]", "[base, taking]")
+    stack = reduced_model(tfkit.loads(short, plugins=PLUGINS), PLUGINS).graph.node("decoder").stack
+    assert stack is not None
+    assert [layer.name for layer in stack.layers] == ["base", "taking", "base", "taking"]

@@ -46,6 +46,8 @@ LISTS: dict[str, dict[str, Any]] = {
 }
 LISTS |= {"expression": {"where": "(q - k) % 3 != 1 or k < 2"}}
 """Values for kinds that require lists or text."""
+MAX_LEN, MIXER_MAX_LEN = 32, 300
+"""Maximum length of a small model, and of one with a mixer, whose sequences may have chunks."""
 NUMBER = 4
 """Value of all other required integers."""
 OUTSIDE_MODELS = {"field": "a config.json"}
@@ -124,7 +126,8 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
         stack |= _in_slot(config.slot, layout, part, attention)
     if config.slot == "mixer" and layout != "memory":
         del stack["attention"]
-    spec: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 16, "vocab_size": 11, "max_len": 32}
+    length = MAX_LEN if config.slot != "mixer" else MIXER_MAX_LEN
+    spec: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 16, "vocab_size": 11, "max_len": length}
     spec |= {"dropout": 0.1, **({"init": part} if config.slot == "init" else {})}
     if layout == "memory":
         stack |= {"input": "embedding", "memory": "source_embedding"}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +17,7 @@ from torch import Tensor, fx, nn
 from tfkit.building.builder import build
 from tfkit.building.edits import MeasuredModel, copied_model
 from tfkit.building.initialize import generator_of
-from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Step
+from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Step, SublayerConfig
 from tfkit.errors import Invalid, SpecError
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, as_list, expand
@@ -32,7 +33,8 @@ LENGTH = 12
 """Tokens of a sequence, more than the windows of a reduced model."""
 PADDING = 2
 """Additional positions of padding."""
-
+CHUNK = 5
+"""Largest number of positions of a chunk: a sequence has three chunks, and documents begin at and within chunks."""
 
 DRAWS = 5
 """Number of random roundings of the weights that estimate the effect of rounding on a model."""
@@ -68,6 +70,7 @@ class ModelUnderTest:
         kinds: reference functions of kinds, in addition to the functions of `tfkit.reference`.
         module: the built model that is checked; None for a model that is built from the graph.
         edits: the differences of the built model from its spec.
+        chunk: the largest number of positions of a chunk in components with chunks; None for their own numbers.
     """
 
     graph: Graph
@@ -78,6 +81,7 @@ class ModelUnderTest:
     kinds: Kinds | None = None
     module: fx.GraphModule | None = None
     edits: tuple[str, ...] = ()
+    chunk: int | None = CHUNK
     of: ClassVar[Literal["model"]] = "model"
 
     @property
@@ -103,11 +107,26 @@ class ModelUnderTest:
     def build(self, graph: Graph | None = None, **options: Any) -> fx.GraphModule:
         """Build the model of the graph, or of a second graph with the same weights where shapes fit, in eval mode."""
         if self.module is not None and graph is None and not options:
-            return copied_model(self.module).eval()
+            return self._with_short_chunks(copied_model(self.module).eval())
         require(not self.edits, EDITED)
         if graph is None and self.weights is not None:
-            return build(self.graph, weights=self.weights, allow_change=True, **options).eval()
-        return self.fill(build(graph or self.graph, seed=self.seed, **options)).eval()
+            model = build(self.graph, weights=self.weights, allow_change=True, **options)
+        else:
+            model = self.fill(build(graph or self.graph, seed=self.seed, **options))
+        return self._with_short_chunks(model.eval())
+
+    @cached_property
+    def with_full_chunks(self) -> ModelUnderTest:
+        """A copy of the model with chunks of full size, as files and costs need it; the model itself if it has none."""
+        return replace(self, chunk=None) if chunk_sizes(self.model) else self
+
+    def _with_short_chunks(self, model: fx.GraphModule) -> fx.GraphModule:
+        """Reduce the chunks of a model to at most `chunk` positions, in place."""
+        for path, size in chunk_sizes(model).items():
+            if size is not None and self.chunk is not None:
+                owner, _, name = path.rpartition(".")
+                setattr(model.get_submodule(owner), name, min(self.chunk, size))
+        return model
 
     def fill(self, model: fx.GraphModule) -> fx.GraphModule:
         """Copy the weights to a model, in place; weights without a counterpart of that name and shape become random."""
@@ -228,6 +247,19 @@ def _has_norms(stack: Layers) -> bool:
     steps = [step for layer in stack.layers for step in layer.steps]
     normed = any(step.norm_in or step.norm_out or step.norm_after for step in steps)
     return normed or stack.final_norm is not None or any(step.read is None for step in steps)
+
+
+def chunk_sizes(model: fx.GraphModule) -> dict[str, int | None]:
+    """Return the number of positions of a chunk by the path of its attribute; None if it is not a positive integer."""
+    sizes: dict[str, int | None] = {}
+    for path, component in model.meta["components"].items():
+        for name in component.chunk_attributes if isinstance(component, SublayerConfig) else ():
+            try:
+                size = attrgetter(name)(model.get_submodule(path))
+            except AttributeError:
+                size = None
+            sizes[f"{path}.{name}"] = size if type(size) is int and size > 0 else None
+    return sizes
 
 
 def redraw_parameters(model: fx.GraphModule, seed: int) -> fx.GraphModule:

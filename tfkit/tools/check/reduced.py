@@ -1,7 +1,8 @@
 """The reduced model of a spec: few and narrow layers, in which every property of the spec can still be measured.
 
-It keeps the graph, every layer variant, the ratio of query heads to key-value heads, ties, and positions. Windows stay
-shorter than the sequences of a check. Equal widths stay equal. Values that are not sizes do not change.
+It keeps the graph, every layer variant, two givers of a wire that has several, the ratio of query heads to key-value
+heads, ties, and positions. Windows stay shorter than the sequences of a check. Equal widths stay equal. Values that are
+not sizes do not change.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ BUCKETS, DISTANCE = 8, 10
 """Number of distance buckets, and the distance of the last bucket, which the sequences of a check reach."""
 VOCABULARY = 97
 MAX_LEN, ROTARY_MAX_LEN = 24, 300
-"""Maximum length of a model, and of a model with only rotary positions, whose last positions bfloat16 rounds."""
+"""Maximum length of a model, and of a model without tables of positions, if its positions are rotary, where bfloat16
+rounds the last positions, or if it carries a state, where a sequence has several chunks of the full size."""
 FIXED = 12
 """Length of the shortest sequence of fixed length, if the spec's length is larger."""
 ORIGINAL_MAX_LEN = 16
@@ -124,8 +126,9 @@ class _Shrink:
             (item.n_heads, item.kv_heads): _small_heads(item.n_heads, item.kv_heads, biased) for item in attentions
         }
         positions = [position for _, position in parts((), self.spec) if isinstance(position, PositionConfig)]
-        rotary = bool(positions) and all(isinstance(position, RotaryConfig) for position in positions)
-        self.max_len = max(ROTARY_MAX_LEN if rotary else MAX_LEN, length)
+        carries = any(node.stack is not None and node.stack.keeps_state for node in graph.nodes)
+        unlimited = (positions or carries) and all(isinstance(position, RotaryConfig) for position in positions)
+        self.max_len = max(ROTARY_MAX_LEN if unlimited else MAX_LEN, length)
         self.widths = self._widths(attentions)
         self.rows = self._rows()
         self.extents = _small_extents(self.spec)
@@ -204,11 +207,10 @@ class _Shrink:
         if node.stack is None:
             return config
         n_layers = _n_layers(node.stack)
-        if _is_long(node.stack):
+        if _is_selection(node.stack):
             layers = {**dict(config)}["layers"]
-            config = config.model_copy(
-                update={"layers": layers.model_copy(update={"pattern": (*node.stack.variants,)})}
-            )
+            pattern = tuple(node.stack.layers[number].name for number in _kept_layers(node.stack))
+            config = config.model_copy(update={"layers": layers.model_copy(update={"pattern": pattern})})
         return config.model_copy(update={"n_layers": n_layers})
 
     def _config(self, config: Config, attention: _Around = None) -> Any:
@@ -305,15 +307,30 @@ def _is_fixed(config: Config | None) -> bool:
     return isinstance(config, AttentionPositionConfig) and config.only_length is not None
 
 
-def _is_long(stack: Layers) -> bool:
-    """Return True if the layer pattern is too long. The reduced model then has one layer of each variant."""
-    return stack.pattern is not None and (stack.period is None or max(stack.period, stack.least) > PATTERN)
+def _is_selection(stack: Layers) -> bool:
+    """Return True if the reduced model has chosen layers: the pattern is too long, or a wire has several givers."""
+    long = stack.pattern is not None and (stack.period is None or max(stack.period, stack.least) > PATTERN)
+    return long or bool(_layers_of_several_givers(stack))
+
+
+def _kept_layers(stack: Layers) -> list[int]:
+    """Return the first layer of each variant, and the layers of a wire with several givers."""
+    return sorted({*(numbers[0] for numbers in stack.variants.values()), *_layers_of_several_givers(stack)})
+
+
+def _layers_of_several_givers(stack: Layers) -> tuple[int, ...]:
+    """Return an early giver of a wire, its last giver, and a taker; empty if no sublayer has two givers before it."""
+    for connection in stack.connections if stack.repeats == 1 else ():
+        for number in range(connection.giving_layer or 0):
+            if any(connection.wire in step.gives for step in stack.layers[number].steps):
+                return number, connection.giving_layer or 0, connection.layer
+    return ()
 
 
 def _n_layers(stack: Layers) -> int:
     """Return the small number of layers."""
-    if _is_long(stack):
-        return max(2, len(stack.variants))
+    if _is_selection(stack):
+        return max(2, len(_kept_layers(stack)))
     alike = len(stack.layers) if stack.repeats > 1 else 1
     return min(2 * alike if alike > 1 or stack.repeats > 1 else max(2, stack.least), stack.depth)
 

@@ -32,6 +32,7 @@ class GatedDeltaConfig(tfkit.MixerConfig):
 
     kind: Literal["gated_delta"] = "gated_delta"
     free_length = False
+    chunk_attributes = ("rule.chunk",)
     restarts = True
     n_heads: tfkit.Count
     """Number of heads of values."""

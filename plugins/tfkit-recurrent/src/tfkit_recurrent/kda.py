@@ -32,6 +32,7 @@ class KimiDeltaConfig(tfkit.MixerConfig):
 
     kind: Literal["kda"] = "kda"
     free_length = False
+    chunk_attributes = ("rule.chunk",)
     restarts = True
     n_heads: tfkit.Count
     """Number of heads."""

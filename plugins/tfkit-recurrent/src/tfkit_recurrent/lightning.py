@@ -26,6 +26,7 @@ class LightningConfig(tfkit.MixerConfig):
 
     kind: Literal["lightning"] = "lightning"
     free_length = False
+    chunk_attributes = ("chunk",)
     restarts = True
     n_heads: tfkit.Count
     """Number of heads."""

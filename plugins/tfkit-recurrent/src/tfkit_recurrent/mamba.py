@@ -29,6 +29,7 @@ class MambaConfig(tfkit.MixerConfig):
 
     kind: Literal["mamba"] = "mamba"
     free_length = False
+    chunk_attributes = ("chunk",)
     restarts = True
     d_inner: tfkit.Dim
     """Width of the convolution and of the recurrence."""

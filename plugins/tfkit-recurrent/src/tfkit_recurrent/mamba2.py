@@ -40,6 +40,7 @@ class Mamba2Config(tfkit.MixerConfig):
 
     kind: Literal["mamba2"] = "mamba2"
     free_length = False
+    chunk_attributes = ("chunk",)
     restarts = True
     n_heads: tfkit.Count
     """Number of heads."""

@@ -29,7 +29,8 @@ def _of_tfkit() -> tuple[Property, ...]:
     return (
         *(basics.model_building, basics.seeded_weights, basics.forward_pass, basics.eval_mode),
         *(trained.tensor_locations, values.fields_read),
-        *(reading.position_independence, numbers.bfloat16_outputs, reading.look_ahead, reading.look_ahead_gradient),
+        *(reading.position_independence, numbers.bfloat16_outputs, attention.memory_effect),
+        *(reading.look_ahead, reading.look_ahead_gradient),
         *(
             attention.mask_extents,
             attention.nothing_to_read,
@@ -38,7 +39,13 @@ def _of_tfkit() -> tuple[Property, ...]:
             reading.document_independence,
         ),
         *(attention.memory_order, reading.token_order, attention.head_order),
-        *(steps.cached_steps, steps.cached_types, steps.states_without_padding, steps.cached_step),
+        *(
+            steps.cached_steps,
+            steps.cached_types,
+            steps.chunks_as_steps,
+            steps.states_without_padding,
+            steps.cached_step,
+        ),
         *(
             numbers.reference_agreement,
             choices.equal_scores,

@@ -168,7 +168,23 @@ def _padding_row_effect(module: nn.Module, x: Tensor, context: Context, path: st
         yield tensor_deviation(y, zeroed, "a query without a key reads padding: it changes by {}", where=path)
 
 
-# ---- order ----
+# ---- memory ----
+
+
+@property_of("memory", "reads its memory", follows=("alone",))
+def memory_effect(subject: ModelUnderTest) -> Iterator[Deviation]:
+    """The output of cross-attention changes with its memory."""
+    require(any(attention.step.reads_memory for attention in subject.attentions), "the spec has no cross-attention")
+    for attention, module, x, context in _attention_calls(subject, subject.inputs()):
+        if attention.step.reads_memory:
+            assert context.memory is not None
+            with torch.no_grad():
+                outputs = [module(x, context._replace(memory=memory)) for memory in (context.memory, -context.memory)]
+            if torch.equal(*outputs):
+                yield Deviation.fault(
+                    "the memory is not read: the output is equal with a different memory", attention.path
+                )
+    yield Deviation(0.0, "")
 
 
 @property_of("memory-order", "reads a memory in any order", follows=("extents",))

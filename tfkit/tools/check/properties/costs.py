@@ -65,7 +65,8 @@ def _model_cost(subject: ModelUnderTest, **options: Any) -> Cost:
 def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit cost` reports the bytes that autograd saves in a forward in train mode; weights do not count."""
     counted = _model_cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
-    model, saved = subject.build().train(), WeakValueDictionary[int, Tensor]()
+    model = subject.with_full_chunks.build().train()
+    saved = WeakValueDictionary[int, Tensor]()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
 
     def keep(x: Tensor) -> Tensor:

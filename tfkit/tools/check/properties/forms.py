@@ -56,6 +56,7 @@ def state_dict(graph: Graph) -> Iterator[Deviation]:
 @property_of("copies", "survives deepcopy, pickle, to_empty", follows=("state-dict",), of_spec=True)
 def model_copies(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A deep copy, a pickled model, and a model that was moved from the meta device return the same outputs."""
+    subject = subject.with_full_chunks
     yield from _bit_deviations(subject, "a deep copy", copy.deepcopy(subject.model))
     yield from _bit_deviations(subject, "a pickled model", pickle.loads(pickle.dumps(subject.model)))
     empty = build(subject.graph, device="meta").to_empty(device="cpu").eval()
@@ -102,7 +103,7 @@ def in_transformers(subject: ModelUnderTest) -> Iterator[Deviation]:
     require(installed, "transformers is not installed: the map of its weights was compared with nothing")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
-        save(subject.model, path, layout="huggingface", plugins=subject.plugins)
+        save(subject.with_full_chunks.model, path, layout="huggingface", plugins=subject.plugins)
         try:
             comparison = compare(subject.graph, path, length=subject.length)
         except RuntimeError:  # tensors of different shapes: the weight map is wrong
@@ -125,6 +126,7 @@ def _require_published(subject: ModelUnderTest) -> None:
 
 
 def _read_again(subject: ModelUnderTest, layout: str) -> Iterator[Deviation]:
+    subject = subject.with_full_chunks
     with tempfile.TemporaryDirectory() as folder:
         try:
             save(subject.model, Path(folder) / "model", layout=layout, plugins=subject.plugins)
@@ -223,7 +225,7 @@ def exported_files(subject: ModelUnderTest) -> Iterator[Deviation]:
 
     for name in ("pt2", "onnx"):
         with tempfile.TemporaryDirectory() as folder:
-            yield from write_errors(partial(export, subject.model, Path(folder) / f"model.{name}"))
+            yield from write_errors(partial(export, subject.with_full_chunks.model, Path(folder) / f"model.{name}"))
 
 
 def write_errors(write: Callable[[], Any]) -> Iterator[Deviation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 
@@ -34,7 +35,7 @@ from tfkit.tools.check.measure import (
     tensor_deviation,
 )
 from tfkit.tools.check.model_under_test import ModelUnderTest
-from tfkit.tools.check.runs import Inputs, arguments_of, call, temporary_hooks
+from tfkit.tools.check.runs import Inputs, arguments_of, call, eval_outputs, temporary_hooks
 
 ALONE = ("activation", "ffn", "norm")
 """The slots of components that act on each position independently."""
@@ -89,14 +90,14 @@ def _causal_inputs(subject: ModelUnderTest) -> tuple[str, ...]:
     return subject.causal
 
 
-@property_of("look-ahead", "reads no later token", follows=("alone",))
+@property_of("look-ahead", "reads no later token", follows=("alone", "memory"))
 def look_ahead(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No earlier output changes with a later token."""
     for name in _causal_inputs(subject):
         yield from later_values(subject.model, subject.inputs(), name)
 
 
-@property_of("look-ahead-gradient", "has no gradient to later tokens", follows=("alone", "look-ahead"))
+@property_of("look-ahead-gradient", "has no gradient to later tokens", follows=("alone", "memory", "look-ahead"))
 def look_ahead_gradient(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No output has a gradient to a later token."""
     for name in _causal_inputs(subject):
@@ -182,7 +183,23 @@ def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
         for row in range(padded[sequences[0]].size(0)):
             single = {name: x[row : row + 1] for name, x in inputs.items()}
             single |= {name: single[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
-            yield from output_deviations(model, single, padded, detail, partial(_row_outputs, row, side))
+            for deviation in output_deviations(model, single, padded, detail, partial(_row_outputs, row, side)):
+                cause = _cause_of_padding(model, padded, sequences, side) if deviation.broken else ""
+                yield replace(deviation, detail=f"{deviation.detail}{cause}")
+
+
+def _cause_of_padding(model: fx.GraphModule, padded: Inputs, sequences: Sequence[str], side: str) -> str:
+    """Return whether the contents of padding change the outputs of tokens, or only its amount."""
+    changed, masks = dict(padded), [padded[f"{name}_mask"] for name in sequences]
+    for name, mask in zip(sequences, masks, strict=True):
+        x = padded[name]
+        changed[name] = torch.where(mask.view(*mask.shape, *[1] * (x.dim() - 2)), x, x.roll(1, dims=0))
+    for before, after in zip(eval_outputs(model, padded), eval_outputs(model, changed), strict=True):
+        tokens = next((mask for mask in masks if mask.shape == before.shape[:2]), slice(None))
+        if not relative_distance(after[tokens], before[tokens]) <= TOLERANCE:
+            return ", and so do its contents: it is not masked"
+    counted = ": positions count it, as absolute positions do" if side == "left" else ""
+    return f", whatever it contains{counted}"
 
 
 def _padded_sequences(x: Tensor, side: str) -> tuple[Tensor, Tensor]:

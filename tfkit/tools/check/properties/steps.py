@@ -19,6 +19,7 @@ from tfkit.component import State
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
+from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.nn import StackedLinear
 from tfkit.tools.check.measure import (
     TOLERANCE,
@@ -26,11 +27,12 @@ from tfkit.tools.check.measure import (
     DoesNotApplyError,
     in_words,
     location_of,
+    output_deviations,
     property_of,
     relative_distance,
     tensor_deviation,
 )
-from tfkit.tools.check.model_under_test import ModelUnderTest, allow_rounding
+from tfkit.tools.check.model_under_test import CHUNK, ModelUnderTest, allow_rounding, chunk_sizes
 from tfkit.tools.check.properties.forms import script_fault
 from tfkit.tools.check.runs import Inputs, call, cast_inputs
 from tfkit.tools.common.model_inputs import as_tensors
@@ -41,6 +43,8 @@ InputChunk: TypeAlias = int | Tensor
 Schedule: TypeAlias = list[InputChunk]
 BFLOAT16_TOLERANCE = 0.1
 """Largest difference between steps and a full forward in bfloat16, relative to the largest value if it is above 1."""
+PRESUMED_CHUNK = 64
+"""Number of positions of a chunk in components that carry a state and do not declare their chunks."""
 COMPILED = ("token by token", "padded on the left", "padded in between", "with a row that begins later")
 """The schedules that are also read with the compiled step, which takes single tokens."""
 
@@ -151,6 +155,38 @@ def cached_steps(subject: ModelUnderTest) -> Iterator[Deviation]:
         yield Deviation.fault(detail, location_of(error))
 
 
+@property_of("chunks", "computes chunks like single tokens", follows=("cached",))
+def chunks_as_steps(subject: ModelUnderTest) -> Iterator[Deviation]:
+    """Over more than two chunks of the full size, the outputs equal the outputs of steps of one token, in float64.
+
+    In a model that is not read in steps, they equal the outputs with short chunks. All other properties use short
+    chunks. A component that carries a state, and does not declare its chunks, is measured over 131 tokens.
+    """
+    sizes = chunk_sizes(subject.model)
+    if not sizes and not any(node.stack.keeps_state for node in subject.stacks if node.stack is not None):
+        raise DoesNotApplyError("no component computes a sequence in chunks")
+    unclear = next((path for path, size in sizes.items() if size is None), None)
+    if unclear is not None and not subject.edits:
+        yield Deviation.fault(f"`chunk_attributes` declares `{unclear}`, which is not a positive integer")
+    full = chunk_sizes(subject.with_full_chunks.model).values()
+    limit = fixed_length(subject.graph) or max_len(subject.graph) or math.inf
+    size = int(min(max((size for size in full if size is not None), default=PRESUMED_CHUNK), (limit - 3) // 2))
+    model = replace(subject, chunk=max(1, size)).model.double()
+    inputs = cast_inputs(subject.inputs(batch=1, length=2 * size + 3), torch.float64)
+    try:
+        rows = SequenceBatch.of(_decodable_model(subject, model), inputs)
+    except DoesNotApplyError:
+        detail = f"with chunks of {size} positions, the outputs differ by {{}} from those with short chunks"
+        second = copy.deepcopy(subject.model).double()
+        yield from output_deviations(second, inputs, inputs, detail, second=model)
+        return
+    with evaluation_mode(model), torch.no_grad():
+        step = 1 if sizes else CHUNK
+        way = f"{'token by token' if sizes else f'in steps of {step}'}, where a chunk has {size}"
+        reading = _StepReader(CachedModel(model, length=rows.length), rows, rows.alone(), way, TOLERANCE)
+        yield from reading.read(stepwise_schedule(rows.length, step))
+
+
 @property_of("cached-step", "has a step that is captured, scripted", level="full", follows=("cached",))
 def cached_step(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The step of one token is captured once for all tokens, and TorchScript accepts a step of any size."""
@@ -196,13 +232,13 @@ def _states_after(rows: SequenceBatch, pieces: Schedule) -> list[tuple[str, Tens
     return [(path, tensor) for path, entry, tensor in reading.cached.tensors() if isinstance(entry, State)]
 
 
-def _decodable_model(subject: ModelUnderTest) -> fx.GraphModule:
-    """Return the model; raise `DoesNotApplyError` if it cannot be decoded step by step."""
+def _decodable_model(subject: ModelUnderTest, model: fx.GraphModule | None = None) -> fx.GraphModule:
+    """Return the model, or a second model of its graph; raise `DoesNotApplyError` if it is not read in steps."""
     try:
         split_for_decoding(subject.graph)
     except SpecError as error:
         raise DoesNotApplyError(error.diagnostics[0].message) from None
-    return subject.model
+    return model or subject.model
 
 
 def _kept_positions(model: fx.GraphModule, subject: ModelUnderTest) -> Iterator[Deviation]:

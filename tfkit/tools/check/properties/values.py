@@ -91,10 +91,25 @@ def value_effects(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def _allowed_graphs(subject: ModelUnderTest, path: FieldPath, value: float) -> Iterator[Graph]:
-    """Yield graphs with a different value at a path. Values that the spec rejects are skipped."""
-    for other in other_numbers(value):
-        with suppress(SpecError, ValueError):
-            yield subject.changed({path: other})
+    """Yield graphs with a different value at a path; values that the spec rejects are skipped.
+
+    If it rejects all of them, because the layers of a stack must agree, the value changes in all layer variants.
+    """
+    variants = [other for other in subject.values if _without_variant(other) == _without_variant(path)]
+    for paths in ([path], variants):
+        accepted = False
+        for other in other_numbers(value):
+            with suppress(SpecError, ValueError):
+                graph = subject.changed(dict.fromkeys(paths, other))
+                accepted = True
+                yield graph
+        if accepted or path != variants[0]:
+            return
+
+
+def _without_variant(path: FieldPath) -> FieldPath:
+    """Return the path of the field in the stack for the path of a field in a layer variant."""
+    return (*path[:2], *path[5:]) if path[2:4] == ("layers", "variants") else path
 
 
 def _replaceable_numbers(subject: ModelUnderTest) -> Iterator[tuple[FieldPath, Any]]:
