@@ -40,14 +40,12 @@ def next_tokens(config: Any, tokens: Array, documents: Array, real: Array) -> Ar
 
 
 def targets_at(shift: int, targets: Array, documents: Array) -> Array:
-    """Return the targets of an output with a shift: those of the position `shift - 1` later in its document."""
-    later = [position + shift - 1 for position in range(len(targets))]
-    return np.array(
-        [
-            targets[other] if other < len(targets) and documents[other] == documents[position] else IGNORE_INDEX
-            for position, other in enumerate(later)
-        ]
-    )
+    """Return the target of an output at each position: the target `shift - 1` positions later in the document."""
+    shifted = np.full_like(targets, IGNORE_INDEX)
+    for position in range(len(targets) - shift + 1):
+        if documents[position + shift - 1] == documents[position]:
+            shifted[position] = targets[position + shift - 1]
+    return shifted
 
 
 def tokens_ahead(distance: int, tokens: Array) -> Array:
@@ -56,7 +54,7 @@ def tokens_ahead(distance: int, tokens: Array) -> Array:
 
 
 def documents_mask(documents: Array, real: Array) -> Array:
-    """Return True for pairs of positions of one document; padding is a document of its own."""
+    """Return True for pairs of positions of one document; all padding is one more document."""
     pairs = np.zeros((len(documents), len(documents)), bool)
     for query, key in np.ndindex(pairs.shape):
         same = documents[query] == documents[key] if real[query] else True

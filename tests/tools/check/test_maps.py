@@ -14,12 +14,12 @@ from tfkit.tools.check.measure import Outcome, outcome_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.forms import in_transformers
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.import_.importing import family_models
+from tfkit.tools.import_.importing import export_config, family_models
 
 PLUGINS = tfkit.load_plugins()
 DERIVED = """
-afm_4_5b clip_base_32 dbrx deepseek_v2 dinov2_base esmc_300m eurobert_610m falcon_h1_0_5b gemma3n_e2b
-gemma4_e2b llama32_3b mamba2_130m minicpm3_4b ministral3_3b mistral4 mpnet_base opus_mt_en_de recurrentgemma_2b
+afm_4_5b clip_base_32 dbrx deepseek_v2 dinov2_base esmc_300m eurobert_610m falcon_180b falcon_40b falcon_h1_0_5b
+gemma3n_e2b gemma4_e2b llama32_3b mamba2_130m minicpm3_4b ministral3_3b mistral4 mpnet_base opus_mt_en_de recurrentgemma_2b
 siglip_base_16 siglip_vision_base_16 t5_small whisper_tiny
 """.split()  # noqa: SIM905
 """Specs whose family derives a value, or whose class checks more than its config declares."""
@@ -77,6 +77,12 @@ def test_the_first_of_two_equal_values_counts() -> None:
     assert len({dict(dict(node)["ffn"])["d_ff"] for node in nodes}) == 1
 
 
+@pytest.mark.parametrize("name", ["falcon_40b", "falcon_180b"])
+def test_a_spec_with_two_norms_has_their_names(name: str) -> None:
+    small = reduced_model(tfkit.load(name, plugins=PLUGINS), PLUGINS).graph
+    assert export_config(small, PLUGINS)["num_ln_in_parallel_attn"] == 2
+
+
 def test_a_width_stays_a_multiple_of_its_heads() -> None:
     """A class of transformers may require it, although heads have their own width."""
     config = dict(reduced_model(tfkit.load("llama32_3b", plugins=PLUGINS), PLUGINS).graph.spec.model.graph["decoder"])
@@ -120,7 +126,7 @@ def test_the_map_is_compared(name: str) -> None:
             "flan_t5_small",
             "t5",
             {"encoder.layers.{i}.ffn.[gate up down]": ".encoder.block.{i}.layer.1.DenseReluDense.[wi_0 wo wi_1]"},
-            "encoder.block.0.layer.1.DenseReluDense.wi_1.weight: [32, 64], not [64, 32]",
+            "encoder.block.0.layer.1.DenseReluDense.wi_1.weight: [32, 64]; expected [64, 32]",
         ),
     ],
 )

@@ -160,9 +160,10 @@ def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.devic
         message = f"transformers cannot load {quoted_path(folder)}"
         raise SpecError(Diagnostic(message, notes=(_error_summary(error),))) from error
     if loaded["mismatched_keys"]:
-        shapes = tuple(f"{name}: {[*shape]}, not {[*expected]}" for name, shape, expected in loaded["mismatched_keys"])
+        misfits = sorted(loaded["mismatched_keys"])
+        shapes = [f"{name}: {[*shape]}; expected {[*expected]}" for name, shape, expected in misfits[:MAX_SHAPES]]
         message = f"tensors of {quoted_path(folder)} do not have the shapes of {architecture}"
-        raise ShapeError(Diagnostic(message, notes=tuple(sorted(shapes)[:MAX_SHAPES])))
+        raise ShapeError(Diagnostic(message, notes=tuple(shapes)))
     theirs = theirs.to(device).eval()
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
