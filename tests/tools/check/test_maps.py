@@ -19,8 +19,8 @@ from tfkit.tools.import_.importing import export_config, family_models
 PLUGINS = tfkit.load_plugins()
 DERIVED = """
 afm_4_5b clip_base_32 dbrx deepseek_v2 dinov2_base esmc_300m eurobert_610m falcon_180b falcon_40b falcon_h1_0_5b
-gemma3n_e2b gemma4_e2b llama32_3b mamba2_130m minicpm3_4b ministral3_3b mistral4 mpnet_base opus_mt_en_de recurrentgemma_2b
-siglip_base_16 siglip_vision_base_16 t5_small whisper_tiny
+gemma3n_e2b gemma4_e2b llama32_3b mamba2_130m minicpm3_4b ministral3_3b mistral4 mpnet_base opus_mt_en_de
+recurrentgemma_2b siglip_base_16 siglip_vision_base_16 t5_small whisper_tiny
 """.split()  # noqa: SIM905
 """Specs whose family derives a value, or whose class checks more than its config declares."""
 
