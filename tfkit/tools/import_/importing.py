@@ -297,7 +297,8 @@ def family_models(graph: Graph, plugins: Plugins) -> Iterator[Graph]:
     Raises:
         SpecError: as in `export_config`, if no such model exists.
     """
-    failure = nearest = None
+    failure: SpecError | None = None
+    nearest: Graph | None = None
     try:
         export_config(graph, plugins)
     except SpecError as error:

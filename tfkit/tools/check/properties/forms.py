@@ -117,7 +117,8 @@ def in_transformers(subject: ModelUnderTest) -> Iterator[Deviation]:
     require(subject.graph.spec.model.checkpoint is not None, "the spec has no `checkpoint`")
     installed = importlib.util.find_spec("transformers") is not None
     require(installed, "transformers is not installed")
-    comparison = failure = None
+    comparison: Comparison | None = None
+    failure: SpecError | None = None
     with _as_statable():
         for graph in family_models(subject.graph, subject.plugins):
             try:
