@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from collections.abc import Mapping as MappingABC
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -334,8 +335,10 @@ def pattern_of(names: Sequence[str]) -> Any:
 # ---- writing ----
 
 
-def write_fields(spec: Spec, family: FamilyConfig) -> dict[str, Any]:
+def write_fields(spec: Spec, family: FamilyConfig, *, nearest: bool = False) -> dict[str, Any]:
     """Return the fields of the config.json for a model. Values that no field covers are detected only by reading it.
+
+    With `nearest`, a field that cannot express its values has a value near them, or is omitted.
 
     Raises:
         SpecError: no value of a field expresses a value of the spec.
@@ -346,7 +349,12 @@ def write_fields(spec: Spec, family: FamilyConfig) -> dict[str, Any]:
         try:
             writing.write(name)
         except Invalid as error:
-            errors.append(Diagnostic(str(error), None, f"config.json: {name}", tuple(error.notes), error.help))
+            if not nearest:
+                errors.append(Diagnostic(str(error), None, f"config.json: {name}", tuple(error.notes), error.help))
+            else:
+                writing.write_first(name)
+        if nearest:
+            writing.fit_default(name)
     if errors:
         raise SpecError(*errors)
     architecture = {"architectures": [family.architecture], "model_type": family.model_type}
@@ -373,6 +381,25 @@ class FieldWriting:
         rule = self._family.fields[name]
         means = all(self.fields.get(other) == expected for other, expected in when.items())
         (rule.write if means else rule.write_unread)(name, self)
+
+    def write_first(self, name: str) -> None:
+        """Write a field from the first of its values that the spec has, or omit it."""
+        expressions = self._family.fields[name].expressions
+        for expression, value in zip(expressions, self.values(expressions).values(), strict=True):
+            if value is not ABSENT and value is not None:
+                with suppress(Invalid):
+                    return self.put(name, self.evaluate(expression, value))
+        return None
+
+    def fit_default(self, name: str) -> None:
+        """Give a field whose default is an integer a value of that type: one side of an image, or the next integer."""
+        value = self.fields.get(name)
+        if type(self.default(name)) is int and isinstance(value, list) and value:
+            value = value[0]
+        if type(self.default(name)) is int and isinstance(value, float) and not value.is_integer():
+            value = max(1, round(value))
+        if value is not None:
+            self.fields[name] = value
 
     def default(self, name: str) -> Any:
         return self._family.defaults.get(name)

@@ -1,5 +1,6 @@
-"""The training step of a run in NumPy, in float64: schedules, optimizers and losses, each from its paper.
+"""The training step of a run in NumPy, in float64: batches, schedules, optimizers and losses, each from its paper.
 
+    data         config, tokens [t], their documents, True where a token is real    -> the target of each position
     schedule     config, step from 1, number of steps                               -> the factor of the learning rate
     optimizer    config, weight, gradients and learning rates of all steps, decay   -> the weight afterwards
     loss         config, logits [n, v], targets [n], -100 where nothing counts      -> the sum over what counts
@@ -20,6 +21,46 @@ from tfkit.reference.model import Array, Kinds
 IGNORE_INDEX = -100
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Factors of the powers 1, 3 and 5 in an iteration of Muon."""
+
+# ---- batches, position by position ----
+
+UNSEEN = -1
+"""The target of a position whose next token is not in its row."""
+
+
+def next_tokens(config: Any, tokens: Array, documents: Array, real: Array) -> Array:
+    """Return the next token of each position. The last token of a document has no target."""
+    targets = np.full(len(tokens), UNSEEN)
+    for position in range(len(tokens) - 1):
+        if documents[position + 1] != documents[position]:
+            targets[position] = IGNORE_INDEX
+        elif real[position + 1]:
+            targets[position] = tokens[position + 1]
+    return targets
+
+
+def targets_at(shift: int, targets: Array, documents: Array) -> Array:
+    """Return the target of an output at each position: the target `shift - 1` positions later in the document."""
+    shifted = np.full_like(targets, IGNORE_INDEX)
+    for position in range(len(targets) - shift + 1):
+        if documents[position + shift - 1] == documents[position]:
+            shifted[position] = targets[position + shift - 1]
+    return shifted
+
+
+def tokens_ahead(distance: int, tokens: Array) -> Array:
+    """Return the token `distance` positions after each position, 0 after the end of the row."""
+    return np.array([*tokens[distance:], *[0] * min(distance, len(tokens))])
+
+
+def documents_mask(documents: Array, real: Array) -> Array:
+    """Return True for pairs of positions of one document; all padding is one more document."""
+    pairs = np.zeros((len(documents), len(documents)), bool)
+    for query, key in np.ndindex(pairs.shape):
+        same = documents[query] == documents[key] if real[query] else True
+        pairs[query, key] = same and real[query] == real[key]
+    return pairs
+
 
 # ---- schedules ----
 
@@ -134,7 +175,11 @@ def _by_name(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     return {function.__name__: function for function in functions}
 
 
+NEXT_TOKEN_KINDS = ("addition", "calculator", "choices", "copy", "documents", "packed", "pairs", "text", "tokens")
+"""Kinds of data whose targets are next tokens."""
+
 OF_RUNS: Kinds = {
+    "data": dict.fromkeys(NEXT_TOKEN_KINDS, next_tokens),
     "schedule": _by_name(constant, linear, cosine, wsd, inverse_sqrt),
     "optimizer": _by_name(adam, adamw, sgd, muon),
     "loss": _by_name(cross_entropy),

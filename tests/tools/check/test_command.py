@@ -13,6 +13,7 @@ from tfkit.tools.check.check import Work
 from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties import all as all_properties
+from tfkit.tools.check.properties import forms, numbers
 
 from ...sampling import some
 
@@ -55,6 +56,31 @@ def tfkit_register(register):
 '''
 
 
+BENT = '''
+"""An activation."""
+
+from typing import Literal
+
+from torch import nn
+
+import tfkit
+
+
+class BentConfig(tfkit.ActivationConfig):
+    """The hyperbolic tangent."""
+
+    kind: Literal["bent"] = "bent"
+
+    def build(self, make):
+        return nn.Tanh()
+
+
+@tfkit.hookimpl
+def tfkit_register(register):
+    register(BentConfig)
+'''
+
+
 @pytest.fixture
 def ahead(specs: Path) -> str:
     """A spec with an attention that looks ahead, and the option that finds it."""
@@ -93,13 +119,28 @@ def test_a_kind_is_checked_in_every_layout(run: Run, ahead: str) -> None:
 
 
 def test_a_kind_without_a_formula_is_named_in_the_last_line(run: Run, specs: Path, ahead: str) -> None:
-    last = run("check", "ahead.yaml", "--only", "meaning", ahead).splitlines()[-1]
-    assert last == "the arithmetic was not compared: the reference has no attention `ahead`"
+    (specs / "plugins" / "bent.py").write_text(BENT)
+    only = "--only", "meaning", "--set", "graph.decoder.ffn={kind: glu, d_ff: 48, activation: bent}"
+    text = " ".join(run("check", "ahead.yaml", *only, ahead).split())
+    assert text.endswith(
+        "the arithmetic was compared with nothing: the reference has no attention `ahead`, no activation `bent`; "
+        "a plugin adds a formula by its hook `tfkit_reference`, a test by `reference=`"
+    )
     hook = "\n\n@tfkit.hookimpl\ndef tfkit_reference():\n    return {'attention': 'ahead'}\n"
     (specs / "bad").mkdir()
     (specs / "bad" / "ahead.py").write_text(BROKEN + hook)
     text = " ".join(run("check", "ahead.yaml", "--only", "meaning", "--plugin-dir=bad", status=1).split())
     assert "returned dict, not functions by slot and kind" in text
+
+
+def test_a_weight_map_without_a_comparison_is_named_in_the_last_line(
+    run: Run, specs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_properties, "PROPERTIES", (numbers.inputs_kept, forms.in_transformers))
+    last = run("check", "gpt2").splitlines()[-1]
+    assert last == "the weight map was compared with nothing: --level full measures `transformers`"
+    assert run("check", "tiny.yaml").splitlines()[-1].startswith("1 ok; 2 more with --level full")
+    assert run("check", "gpt2", "--only", "inputs-kept").splitlines()[-1].startswith("1 ok: ")
 
 
 def test_several_models_are_named(run: Run, ahead: str) -> None:

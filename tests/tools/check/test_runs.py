@@ -16,6 +16,7 @@ import tfkit.testing
 from tfkit.run.checked_run import Run, load_run, positions_of
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, Ratio
 from tfkit.run.guarded_data import _GuardedExamples
+from tfkit.run.kinds import tasks
 from tfkit.run.kinds.callbacks import Ema, Spikes
 from tfkit.run.kinds.metrics import CrossEntropyConfig, ExactMatch
 from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig
@@ -65,7 +66,7 @@ RUN: Mapping[str, Any] = {
     "eval": {"every": 2, "splits": {"val": "all"}, "metrics": ["loss", "exact_match"]},
 }
 MUON = "optimizer={kind: muon, lr: 0.02, nesterov: false, scale: match_rms_adamw, others: {kind: adamw, lr: 3e-3}}"
-OF_STEPS = "steps sums loss noise clipping schedule rates groups decay optimizer examples epochs".split()  # noqa: SIM905
+OF_STEPS = "steps targets sums loss noise clipping schedule rates groups decay optimizer examples epochs".split()  # noqa: SIM905
 
 
 def subject(*sets: str) -> RunUnderTest:
@@ -84,6 +85,10 @@ def broken(checked: RunUnderTest, *names: str) -> dict[str, str]:
 
 def test_steps_of_a_correct_run() -> None:
     assert broken(subject(), *OF_STEPS) == {}
+
+
+def test_targets_of_several_outputs_and_documents() -> None:
+    assert broken(subject(*SHIFTED), "targets", "loss") == {}
 
 
 def test_evaluated_rows_may_be_longer_than_training_rows() -> None:
@@ -171,9 +176,43 @@ def _adamw(**update: Any) -> Callable[..., torch.optim.Optimizer]:
     return lambda self, groups: ADAMW_BUILD(self.model_copy(update=update), groups)
 
 
+SHIFTED = (
+    "data={kind: packed, separator: 10, of: {kind: addition, digits: 2, loss_on: all}}",
+    "model.inputs=[tokens, after]",
+    "model.graph.embedding={block: embedding, input: tokens}",
+    "model.graph.decoder.attention.position=rope",
+    "model.graph.next={block: embedding, input: after, tie: embedding}",
+    "model.graph.joined={block: add, inputs: [decoder, next]}",
+    "model.graph.later={block: lm_head, input: joined}",
+    "model.outputs=[head, later]",
+    "loss={kind: cross_entropy, outputs: {head: 1.0, later: {weight: 0.3, shift: 3}}, ahead: {after: 2}}",
+    "model.graph.head={block: lm_head, input: decoder}",
+)
+"""A second output predicts the third token from the second, in rows of two documents."""
+
+
+def _one_further(name: str) -> Callable[..., Any]:
+    def tensors(batch: Batch, model: Any, device: Any, loss: Any) -> Any:
+        inputs, targets = TENSORS(batch, model, device, loss)
+        if name in inputs:
+            return {**inputs, name: inputs[name].roll(-1, 1)}, targets
+        return inputs, {**targets, name: targets[name].roll(-1, 1)}
+
+    return tensors
+
+
+def _of_one_document(*args: Any) -> Any:
+    inputs, targets = TENSORS(*args)
+    return {name: x | True if x.dtype == torch.bool else x for name, x in inputs.items()}, targets
+
+
+def _second_next(rows: Ids, **options: Any) -> Batch:
+    return replace(NEXT(rows, **options), targets=np.roll(NEXT(rows, **options).targets, -1, 1))
+
+
 CLIP, TENSORS, EVALUATE, BATCH = torch.nn.utils.clip_grad_norm_, batch_tensors, evaluate_splits, _GuardedExamples.batch
 MUON_BUILD, ADAMW_BUILD, LOSS_BUILD = MuonConfig.build, AdamWConfig.build, CrossEntropyConfig.build
-MATERIAL, UNCHANGED_LOSS = RunSpec.material, CrossEntropyConfig()
+MATERIAL, UNCHANGED_LOSS, NEXT = RunSpec.material, CrossEntropyConfig(), tasks.next_tokens
 WSD, FACTOR, SHUFFLED, ROWS = WSDConfig.factor, Run.factor, order._shuffled_indices, Batch.rows
 BUGS = [
     Bug("only the first weights are clipped", "clipping", torch.nn.utils, "clip_grad_norm_", _clip),
@@ -194,6 +233,10 @@ BUGS = [
         "groups_of",
         lambda model, config: groups_of(model, config.model_copy(update={"groups": config.groups[::-1]})),
     ),
+    Bug("a shift is one token off", "targets", loop, "batch_tensors", _one_further("later"), SHIFTED),
+    Bug("an input ahead is one token off", "targets", loop, "batch_tensors", _one_further("after"), SHIFTED),
+    Bug("a row is one document", "targets", loop, "batch_tensors", _of_one_document, SHIFTED),
+    Bug("targets of the data are one token off", "targets", tasks, "next_tokens", _second_next),
     Bug("micro-batches have equal dropout", "noise", loop, "batch_tensors", _with_equal_dropout),
     Bug(
         "the decay begins a step late",
@@ -228,7 +271,12 @@ BUGS = [
 ]
 
 
-QUICK_BUGS = ("only the first weights are clipped", "the decay begins a step late")
+QUICK_BUGS = (
+    "only the first weights are clipped",
+    "the decay begins a step late",
+    "a shift is one token off",
+    "an input ahead is one token off",
+)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class Checked:
         seed: of all random numbers.
         outcomes: the result of each property, in the order of measurement.
         of: `model`, or the name of the type of subject.
+        uncompared: the parts of the subject that were not compared with independent code, each with the reason.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Checked:
     seed: int
     outcomes: tuple[Outcome, ...]
     of: str = "model"
+    uncompared: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -159,7 +161,16 @@ class Work:
         subject, words = described
         with thread_count(1 if words else torch.get_num_threads()):  # several threads slow down a small model
             results = tuple(outcomes_of(subject, self.properties(subject), stage=stage))
-        return Checked(subject.name, words, self.level, self.seed, results, subject.of)
+        uncompared = tuple(self._uncompared(subject, {outcome.name: outcome for outcome in results}))
+        return Checked(subject.name, words, self.level, self.seed, results, subject.of, uncompared)
+
+    def _uncompared(self, subject: AnySubject, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+        for prop in self._all:
+            part = prop.compares(subject) if prop.of == subject.of else ""
+            if part and prop.name not in outcomes:
+                yield f"{part} was compared with nothing: --level full measures `{prop.name}`"
+            elif part and outcomes[prop.name].status == "does not apply":
+                yield f"{part} was compared with nothing: {outcomes[prop.name].detail}"
 
 
 def _of_kind(plugins: Plugins, kind: str) -> list[Any]:

@@ -157,9 +157,8 @@ def _show_outcomes(checked: Sequence[Checked], work: Work, arguments: list[str])
             f"{broken} of them with a broken property" if broken else "all ok"
         )
     click.echo(f"{summary}{left}: {sum(outcome.seconds for model in checked for outcome in model.outcomes):.1f} s")
-    for outcome in outcomes:
-        if outcome.name == "meaning" and outcome.status == "does not apply":
-            click.echo(f"the arithmetic was not compared: {outcome.detail}")
+    for line in dict.fromkeys(line for result in checked for line in result.uncompared):
+        print_tables(line)
 
 
 def _table_title(checked: Sequence[Checked]) -> str:

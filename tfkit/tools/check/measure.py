@@ -43,6 +43,12 @@ class UnsupportedError(DoesNotApplyError):
 EDITED = "it needs a new build of the spec, and the modules of the model were changed"
 
 
+def without_formula(kinds: Iterable[tuple[str, str]]) -> str:
+    """Return the reason why kinds, each with its slot, are not compared with a formula, and the remedy."""
+    names = ", ".join(dict.fromkeys(f"no {slot} `{kind}`" for slot, kind in kinds))
+    return f"the reference has {names}; a plugin adds a formula by its hook `tfkit_reference`, a test by `reference=`"
+
+
 def require(condition: object, reason: str) -> None:
     """Raise `DoesNotApplyError` with a reason if a condition is false."""
     if not condition:
@@ -95,6 +101,9 @@ class Property:
         of_spec: true for a property whose measurement builds the spec. It does not apply to an edited model.
         follows: names of other properties. If one of them is broken, this property is not run.
         of: `model`, or the `name` of the `SubjectType` that the property measures.
+        compares: returns the part of a subject that the property compares with independent code, such as
+            `the arithmetic`, or an empty text if the subject has no such part. If the property is not measured or does
+            not apply, the last line of `tfkit check` names the part.
     """
 
     name: str
@@ -106,6 +115,7 @@ class Property:
     of_spec: bool = False
     follows: tuple[str, ...] = ()
     of: str = "model"
+    compares: Callable[[Any], str] = lambda subject: ""
 
 
 class Subject(Protocol):

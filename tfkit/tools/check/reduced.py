@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, TypeAlias, get_args
 
@@ -87,7 +87,7 @@ def reduced_model(graph: Graph, plugins: Plugins, *, tokens: int = 0, length: in
     Vocabularies have at least `tokens` ids, and the model accepts `length` positions if the spec does.
     """
     model = _Shrink(graph, tokens, length).model().model_copy(update={"parameters": None})
-    small = expand(take_spec(spec_data(model), plugins))
+    small = expand(replace(take_spec(spec_data(model), plugins), file=graph.spec.file))
     return ReducedModel(small, ", ".join(_size_summary(graph, small)))
 
 
@@ -151,9 +151,11 @@ class _Shrink:
 
     def _widths(self, attentions: Iterable[AttentionConfig]) -> dict[int, int]:
         """Return the small width for each width of a residual stream. The first is wide enough for all heads."""
-        bound = [self.heads[item.n_heads, item.kv_heads][0] * HEAD for item in attentions if item.d_head is None]
-        step = lcm(*bound) if bound else HEAD
         first, *remaining = _stream_widths(self.spec) or [MIN_WIDTH]
+        heads = {item.n_heads: self.heads[item.n_heads, item.kv_heads][0] for item in attentions}
+        bound = [heads[item.n_heads] * HEAD for item in attentions if item.d_head is None]
+        divided = [number for n_heads, number in heads.items() if first % n_heads == 0]  # transformers may require it
+        step = lcm(HEAD, *bound, *divided)
         small_widths = {first: step * -(-MIN_WIDTH // step)}
         for width in remaining:
             small = max(step, round(width * small_widths[first] / first / step) * step)

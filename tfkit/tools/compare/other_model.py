@@ -83,6 +83,14 @@ CHANNELS_FIRST = {"input_features"}
 """Inputs of transformers with positions in the last axis."""
 
 
+MAX_SHAPES = 8
+"""Maximum number of tensors that an error lists."""
+
+
+class ShapeError(SpecError):
+    """Raised if tensors of a folder do not have the shapes of the class that the folder names."""
+
+
 @dataclass(frozen=True)
 class Other:
     """The model that is compared with A: a function to run it, and the names of A's modules in it."""
@@ -145,11 +153,18 @@ def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.devic
         raise SpecError(Diagnostic(message, help="install a version that has it"))
     # The default kernels of mixtures need widths that are multiples of 16 bytes.
     eager: Any = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    reading: Any = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
-        theirs = cls.from_pretrained(folder, **eager, dtype=dtype, use_safetensors=True).to(device).eval()
+        theirs, loaded = cls.from_pretrained(folder, **eager, dtype=dtype, **reading)
     except Exception as error:
         message = f"transformers cannot load {quoted_path(folder)}"
         raise SpecError(Diagnostic(message, notes=(_error_summary(error),))) from error
+    if loaded["mismatched_keys"]:
+        misfits = sorted(loaded["mismatched_keys"])
+        shapes = [f"{name}: {[*shape]}; expected {[*expected]}" for name, shape, expected in misfits[:MAX_SHAPES]]
+        message = f"tensors of {quoted_path(folder)} do not have the shapes of {architecture}"
+        raise ShapeError(Diagnostic(message, notes=tuple(shapes)))
+    theirs = theirs.to(device).eval()
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
     links = published_map(model, family).links

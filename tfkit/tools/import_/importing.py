@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -23,15 +24,17 @@ from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded_names, with_inline_family
 from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
 from tfkit.spec.like import with_likes
-from tfkit.spec.load import read_tree, resolve_spec, without_idle
+from tfkit.spec.load import Spec, read_tree, resolve_spec, take_spec, without_idle
 from tfkit.spec.merge import merge, nested_patch
-from tfkit.spec.render import render_tree
+from tfkit.spec.render import render_tree, spec_data
 from tfkit.spec.source import parse, plain_data, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.import_.draft import draft_text, nearest_family, other_layers
 from tfkit.tools.show.resolved_values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
+ROUNDING = 1e-14
+"""Largest relative difference of numbers that counts as the rounding of arithmetic."""
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -270,27 +273,83 @@ def export_config(graph: Graph, plugins: Plugins | None = None) -> dict[str, Any
     Raises:
         SpecError: the spec has no `checkpoint`, or its family cannot represent a value of the spec.
     """
-    plugins, model = plugins or load_plugins(), graph.spec.model
-    family = graph.spec.family
-    if family is None or not family.fields:
-        message = f"the spec {quoted(model.name)} has no family, which defines the fields of a config.json"
-        raise SpecError(Diagnostic(message, None, "checkpoint", help="write a `checkpoint` as specs/README.md shows"))
+    family = _family_with_fields(graph)
     fields = write_fields(graph.spec, family)
-    config = _mapping_of(fields, graph.spec.provenance.spans[()])
-    changed: list[tuple[str, str, str]] = []
-    free = {location: value_at(model, location) for location in family.zeros.values() if location is not None}
-    for proving in _proving_trees(graph, family, plugins):
-        with _convert_errors(None, family):
-            tree = read_fields(config, proving, family)
-            for location, value in free.items():
-                tree = _with_value(tree, location, value)
-            again = resolve_spec(without_idle(tree, plugins), plugins, file=CONFIG).model
-        changed = list(_value_differences(model.graph, again.graph, ""))
+    changed: list[tuple[str, Any, Any]] = []
+    for again in _read_back(graph, family, fields, plugins or load_plugins()):
+        changed = list(_value_differences(graph.spec.model.graph, again.model.graph, ""))
         if not changed:
             return fields
     message = f"a config.json of {family.model_type} cannot describe this model"
-    notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in changed[:10])
+    texts = [(path, _in_short(ours), _in_short(theirs)) for path, ours, theirs in changed[:10]]
+    notes = tuple(f"{path}: {ours} in the spec, {theirs} in the config" for path, ours, theirs in texts)
     raise SpecError(Diagnostic(message, None, "checkpoint", notes))
+
+
+def family_models(graph: Graph, plugins: Plugins) -> Iterator[Graph]:
+    """Yield models near a reduced model that a config.json of its family describes, the nearest first.
+
+    They are the model, if a config.json can state all its values, and the model that its family describes. Reducing a
+    spec separates values that a family derives from each other, such as a width and a scale that is its root; and a
+    class of transformers may require that such values fit. The model of the family differs from `graph` only in
+    numbers.
+
+    Raises:
+        SpecError: as in `export_config`, if no such model exists.
+    """
+    failure: SpecError | None = None
+    nearest: Graph | None = None
+    try:
+        export_config(graph, plugins)
+    except SpecError as error:
+        failure = error
+    if failure is None:
+        yield graph
+    with suppress(SpecError):
+        nearest = _family_model(graph, plugins)
+    if nearest is not None:
+        yield nearest
+    elif failure is not None:
+        raise failure
+
+
+def _family_model(graph: Graph, plugins: Plugins) -> Graph | None:
+    """Return the model that a config.json near a model describes; None if they differ in more than numbers."""
+    family, ours = _family_with_fields(graph), graph.spec.model
+    for again in _read_back(graph, family, write_fields(graph.spec, family, nearest=True), plugins):
+        changed = _value_differences(ours.graph, again.model.graph, "")
+        if all(_is_number(value) and _is_number(other) for _, value, other in changed):
+            values = {"graph": again.model.graph, "inputs": again.model.inputs, "parameters": None}
+            spec = take_spec(spec_data(ours.model_copy(update=values)), plugins)
+            return expand(replace(spec, file=graph.spec.file))
+    return None
+
+
+def _family_with_fields(graph: Graph) -> FamilyConfig:
+    family = graph.spec.family
+    if family is None or not family.fields:
+        message = f"the spec {quoted(graph.name)} has no family, which defines the fields of a config.json"
+        raise SpecError(Diagnostic(message, None, "checkpoint", help="write a `checkpoint` as specs/README.md shows"))
+    return family
+
+
+def _read_back(graph: Graph, family: FamilyConfig, fields: dict[str, Any], plugins: Plugins) -> Iterator[Spec]:
+    """Yield the specs that the fields of a config.json describe, by each spec that defines the fields."""
+    config = _mapping_of(fields, graph.spec.provenance.spans[()])
+    free = {path: value_at(graph.spec.model, path) for path in family.zeros.values() if path is not None}
+    for proving in _proving_trees(graph, family, plugins):
+        with _convert_errors(None, family):
+            tree = read_fields(config, proving, family)
+            for path, value in free.items():
+                tree = _with_value(tree, path, value)
+            yield resolve_spec(without_idle(tree, plugins), plugins, file=CONFIG)
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for numbers and for tuples of numbers."""
+    if isinstance(value, tuple):
+        return all(map(_is_number, value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _proving_trees(graph: Graph, family: FamilyConfig, plugins: Plugins) -> Iterator[Mapping]:
@@ -320,13 +379,16 @@ def _in_short(value: Any) -> str:
     return "a mapping" if isinstance(value, Config) else text_of(value)
 
 
-def _value_differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences between two resolved values: the path, and both values at it."""
-    if ours == theirs:
+def _value_differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the differences between two resolved values: the path, and both values at it.
+
+    Reading may round a number that a family computes, such as a scale times the root of a width.
+    """
+    if ours == theirs or (type(ours) is type(theirs) is float and math.isclose(ours, theirs, rel_tol=ROUNDING)):
         return
     parts = [dict(value) if isinstance(value, dict | Config) else None for value in (ours, theirs)]
     if parts[0] is None or parts[1] is None or type(ours) is not type(theirs):
-        yield path, _in_short(ours), _in_short(theirs)
+        yield path, ours, theirs
         return
     # `max_len` of a model changes no output, and may be missing in a config.json. A table of positions has a separate
     # `max_len`.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tfkit.building.builder import build, evaluation_mode, inputs_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.wiring import heads_of_tables
+from tfkit.spec.folder import CONFIG
 from tfkit.tools.check.measure import (
     Deviation,
     DoesNotApplyError,
@@ -29,14 +32,18 @@ from tfkit.tools.check.measure import (
     tensor_deviation,
 )
 from tfkit.tools.check.model_under_test import ModelUnderTest
+from tfkit.tools.check.reduced import VOCABULARY
 from tfkit.tools.check.runs import Inputs, call, example_inputs
-from tfkit.tools.compare.comparison import compare
+from tfkit.tools.compare.comparison import Comparison, compare
+from tfkit.tools.compare.other_model import ShapeError
 from tfkit.tools.export.exported_programs import looping_kinds
 from tfkit.tools.export.torchscript_format import at_fault, script_module, scripting_error
-from tfkit.tools.import_.importing import export_config
+from tfkit.tools.import_.importing import export_config, family_models
 from tfkit.tools.save.save import save
 from tfkit.torch_private import compiler
 from tfkit.torch_private.torchscript import as_written, no_deprecation_warnings
+
+PAD = "pad_token_id"
 
 
 @property_of("state-dict", "is copied by its state dict", of_spec=True)
@@ -88,39 +95,74 @@ def saved_model(subject: ModelUnderTest) -> Iterator[Deviation]:
 @property_of("publish", "is read again from a published folder", follows=("save",), of_spec=True)
 def published_model(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The folder of a published model, with a config.json and the tensors of its family, builds the same model."""
-    _require_published(subject)
+    require(subject.graph.spec.model.checkpoint is not None, "the spec has no `checkpoint`")
+    with _as_statable():
+        export_config(subject.graph, subject.plugins)
     yield from _read_again(subject, "huggingface")
 
 
-@property_of("transformers", "equals the class of its family", level="full", follows=("publish",), of_spec=True)
+@property_of(
+    "transformers",
+    "equals the class of its family",
+    level="full",
+    follows=("publish",),
+    of_spec=True,
+    compares=lambda subject: "the weight map" if subject.graph.spec.family is not None else "",
+)
 def in_transformers(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """The published folder gives the same outputs in transformers. `publish` tests only tfkit's reader."""
-    _require_published(subject)
-    family = subject.graph.spec.family
-    if family is not None and family.differences:
-        raise DoesNotApplyError(f"the class of transformers differs: {family.differences[0]}")
+    """The published folder gives the same outputs in transformers. `publish` tests only tfkit's reader.
+
+    If no config.json can state the values of the reduced model, or the class rejects them, the model has the values
+    that its family derives.
+    """
+    require(subject.graph.spec.model.checkpoint is not None, "the spec has no `checkpoint`")
     installed = importlib.util.find_spec("transformers") is not None
-    require(installed, "transformers is not installed: the map of its weights was compared with nothing")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model"
-        save(subject.with_full_chunks.model, path, layout="huggingface", plugins=subject.plugins)
-        try:
-            comparison = compare(subject.graph, path, length=subject.length)
-        except RuntimeError:  # tensors of different shapes: the weight map is wrong
-            raise
-        except Exception as failure:  # the class checks more than its config declares
-            raise DoesNotApplyError(f"transformers cannot open the reduced model: {in_words(failure)}") from None
+    require(installed, "transformers is not installed")
+    comparison: Comparison | None = None
+    failure: SpecError | None = None
+    with _as_statable():
+        for graph in family_models(subject.graph, subject.plugins):
+            try:
+                comparison = _comparison_with_class(subject, graph)
+                break
+            except SpecError as error:
+                failure = error
+    cause = "" if failure is None else "; ".join(failure.diagnostics[0].notes) or in_words(failure)
+    if comparison is None and isinstance(failure, ShapeError):
+        yield Deviation.fault(f"tensors do not have the shapes of the class of transformers: {cause}")
+        return
+    if comparison is None:  # the class checks more than its config declares
+        raise DoesNotApplyError(f"transformers cannot run the reduced model: {cause}")
     if comparison.difference is None:
         yield Deviation.fault("the outputs of transformers have a different shape")
         return
     error, where = comparison.parts[-1].relative, comparison.first.name if comparison.first else ""
-    yield Deviation(error, f"the outputs of transformers differ by {error:.1e}", where=where)
+    deviation = Deviation(error, f"the outputs of transformers differ by {error:.1e}", where=where)
+    family = subject.graph.spec.family
+    if deviation.broken and family is not None and family.differences:
+        raise DoesNotApplyError(f"the class of transformers differs: {family.differences[0]}")
+    yield deviation
 
 
-def _require_published(subject: ModelUnderTest) -> None:
-    require(subject.graph.spec.model.checkpoint is not None, "the spec has no `checkpoint`")
+def _comparison_with_class(subject: ModelUnderTest, graph: Graph) -> Comparison:
+    """Compare a model with the class of its family, by a published folder; raise SpecError if the class rejects it."""
+    full = subject.with_full_chunks
+    model = full.model if graph is subject.graph else full.build(graph)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        save(model, path, layout="huggingface", plugins=subject.plugins)
+        if graph is not subject.graph:
+            config = json.loads((path / CONFIG).read_text())
+            if (config.get(PAD) or VOCABULARY) >= VOCABULARY:  # so may be the default of the class
+                (path / CONFIG).write_text(json.dumps({**config, PAD: None}))
+        return compare(graph, path, length=subject.length)
+
+
+@contextmanager
+def _as_statable() -> Iterator[None]:
+    """Convert the error that no config.json can state the values of a spec."""
     try:
-        export_config(subject.graph, subject.plugins)
+        yield
     except SpecError as error:
         raise DoesNotApplyError(f"no config.json can state these values: {error.diagnostics[0].message}") from None
 

@@ -17,11 +17,11 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import name_of
 from tfkit.building.builder import build, inputs_of
 from tfkit.checkpoint.weight_map import tensor_locations_of
-from tfkit.component import Layer, Layers, Learned, RopeScalingConfig, RotaryConfig, Scale
+from tfkit.component import Component, Layer, Layers, Learned, RopeScalingConfig, RotaryConfig, Scale
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.input_shapes import fixed_length, max_len
-from tfkit.reference import Result, UnknownKind
+from tfkit.reference import BUILT_IN, Result, UnknownKind
 from tfkit.reference import run as run_reference
 from tfkit.tools.build.first_run import run_watched
 from tfkit.tools.check.measure import (
@@ -37,6 +37,7 @@ from tfkit.tools.check.measure import (
     relative_distance,
     require,
     tensor_deviation,
+    without_formula,
 )
 from tfkit.tools.check.model_under_test import LENGTH, ModelUnderTest, allow_rounding
 from tfkit.tools.check.reduced import ROTARY_MAX_LEN
@@ -62,7 +63,9 @@ VECTOR_FACTOR = 1e3
 """Factor of the vectors that enter a stack."""
 
 
-@property_of("meaning", "computes what its spec describes", follows=("alone",))
+@property_of(
+    "meaning", "computes what its spec describes", follows=("alone",), compares=lambda subject: "the arithmetic"
+)
 def reference_agreement(subject: ModelUnderTest) -> Iterator[Deviation]:
     """In float64, the outputs equal the outputs of `tfkit.reference`.
 
@@ -78,11 +81,20 @@ def reference_agreement(subject: ModelUnderTest) -> Iterator[Deviation]:
         try:
             expected = run_reference(subject.graph, weights, arrays, kinds=subject.functions, fused=fused)
         except UnknownKind as unknown:
-            raise DoesNotApplyError(f"the reference has no {unknown.slot} `{unknown.kind}`") from None
+            raise DoesNotApplyError(without_formula(_unknown_kinds(subject, unknown))) from None
         for output, (name, array) in zip(subject.run(inputs, model), expected.outputs.items(), strict=True):
             error = _distance_of_tokens(output, array, expected.real[name])
             detail = f"`{name}` differs from the reference of the spec by {error:.1e}"
             yield Deviation(error, detail, limit, where=partial(_differing_component, model, inputs, expected))
+
+
+def _unknown_kinds(subject: ModelUnderTest, first: UnknownKind) -> Iterator[tuple[str, str]]:
+    """Yield the slot and the name of each kind of a model that no function defines, `first` first."""
+    yield first.slot, first.kind
+    for _, config in subject.graph.configs(Component):
+        slot, kind = config.slot, config.kind_name()
+        if slot in BUILT_IN and kind not in {**BUILT_IN[slot], **subject.functions.get(slot, {})}:
+            yield slot, kind
 
 
 def _fused_parts(model: nn.Module) -> Mapping[str, Mapping[str, int]]:

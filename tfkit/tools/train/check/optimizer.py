@@ -16,7 +16,7 @@ from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import GroupConfig, OptimizerConfig
 from tfkit.run.training.optimizer import groups_of
 from tfkit.spec.messages import kind_of
-from tfkit.tools.check.measure import Deviation, property_of, require
+from tfkit.tools.check.measure import Deviation, property_of, require, without_formula
 from tfkit.tools.train.check.run_under_test import RunUnderTest, copied_tensors
 
 FACTORS = (1.0, 0.5, 0.8, 0.3, 0.6)
@@ -84,13 +84,19 @@ def decay_effect(subject: RunUnderTest) -> Iterator[Deviation]:
     yield Deviation(0.0, "")
 
 
-@property_of("optimizer", "updates weights as its formula does", of="run", follows=("groups",))
+@property_of(
+    "optimizer",
+    "updates weights as its formula does",
+    of="run",
+    follows=("groups",),
+    compares=lambda subject: "the optimizer",
+)
 def optimizer_formula(subject: RunUnderTest) -> Iterator[Deviation]:
     """Five steps of at least three groups equal the reference, in float64."""
     config, model = _tested_optimizer(subject), subject.new_model()
     functions = subject.functions["optimizer"]
     missing = [of.kind_name() for of in (config, config.rest) if of is not None and of.kind_name() not in functions]
-    require(not missing, f"the reference has no optimizer `{missing[0] if missing else ''}`")
+    require(not missing, without_formula(("optimizer", kind) for kind in missing))
     moved = weight_displacements(subject, config, FACTORS)
     for name, (rate, weight_decay) in settings_of(model, config).items():
         parameter, of = model.get_parameter(name).detach(), _optimizer_of(model, config, name)

@@ -325,6 +325,7 @@ class TrainedSteps:
         gradients: the gradients of each step, as the optimizer gets them.
         rates: the learning rates of the optimizer's groups at each step.
         parts: the losses of each step, a tensor for each micro-batch.
+        arguments: the inputs and targets of each micro-batch of all steps.
         weights: after each step.
         first_rates: the learning rates of the groups before the first step.
         hidden: tensors of the loss after the last step that no module lists.
@@ -335,6 +336,7 @@ class TrainedSteps:
     gradients: list[Tensors] = field(default_factory=list)
     rates: list[list[float]] = field(default_factory=list)
     parts: list[list[Tensor]] = field(default_factory=lambda: [[]])
+    arguments: list[tuple[Tensors, Any]] = field(default_factory=list)
     weights: list[Tensors] = field(default_factory=list)
     hidden: Tensors = field(default_factory=dict)
 
@@ -368,6 +370,7 @@ def train_reduced_run(
     trainer.optimizer.register_step_pre_hook(before)
     loss: nn.Module = trainer.loss  # type: ignore[assignment]  # compiled, it would be a function
     loss.register_forward_hook(lambda _module, _args, loss: steps.parts[-1].append(loss.detach().clone()))
+    loss.register_forward_pre_hook(lambda _module, args: steps.arguments.append(args))
     trainer.train()
     listed = (*trainer.model.modules(), *trainer.model.parameters(), *loss.state_dict(keep_vars=True).values())
     steps.hidden = dict(_tensors_in(loss, {id(value) for value in listed}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from tfkit.building.builder import build
-from tfkit.run.contract import IGNORE_INDEX, Batch, Ids
+from tfkit.reference.training import UNSEEN, documents_mask, targets_at, tokens_ahead
+from tfkit.run.checked_run import inputs_for
+from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, OutputConfig
 from tfkit.run.training.evaluate import batch_tensors
-from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation
+from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation, without_formula
 from tfkit.tools.check.model_under_test import FieldPath, leaf_values
 from tfkit.tools.check.properties.training import without_dropout
 from tfkit.tools.common.model_inputs import as_tensors
@@ -106,12 +108,12 @@ def _equal_steps(full: TrainedSteps, loss: float, gradients: Tensors, how: str) 
         yield Deviation(error, f"the gradient of `{name}` differs by {error:.1e} in {how}")
 
 
-@property_of("loss", "has the loss of its formula", of="run", follows=("sums",))
+@property_of("loss", "has the loss of its formula", of="run", follows=("sums",), compares=lambda subject: "the loss")
 def loss_formula(subject: RunUnderTest) -> Iterator[Deviation]:
     """The loss of a step equals the formula of its kind, from the logits of the model."""
     config = subject.run.config.loss
     formula = subject.functions["loss"].get(config.kind_name())
-    require(formula, f"the reference has no loss `{config.kind_name()}`")
+    require(formula, without_formula([("loss", config.kind_name())]))
     graph = subject.of_model.changed(without_dropout(subject.of_model))
     run = subject.changed(IN_ORDER, graph=graph, change=_ragged_targets)
     (got,) = train_reduced_run(run, until=1).numbers("loss")
@@ -127,6 +129,65 @@ def loss_formula(subject: RunUnderTest) -> Iterator[Deviation]:
         expected += weight * total / max(int((targets != IGNORE_INDEX).sum()), 1)
     error = abs(got - expected) / max(1.0, abs(expected))
     yield Deviation(error, f"the loss of the first step is {got:.7g}; expected {expected:.7g}")
+
+
+@property_of("targets", "predicts the tokens of its rows", of="run")
+def step_targets(subject: RunUnderTest) -> Iterator[Deviation]:
+    """The inputs and targets of a step are what the reference defines from the rows of the data.
+
+    These are next tokens, the targets of each output at its shift, the inputs ahead, and the masks of documents.
+    """
+    config, run = subject.run.config, subject.changed(IN_ORDER)
+    batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
+    inputs, targets = _first_arguments(train_reduced_run(run, until=1))
+    names = inputs_for(run.graph, batch.inputs, config.loss.inputs_ahead)
+    for name, values in batch.inputs.items():
+        yield from _equal_positions(inputs[names[name]], values, f"the input `{names[name]}`")
+    last = [*batch.inputs][-1]  # of a pair, the target
+    tokens, shape = batch.inputs[last], batch.inputs[last].shape[:2]
+    real = batch.masks.get(last, np.ones(shape, bool))
+    documents = np.zeros(shape, int) if batch.documents is None else batch.documents
+    formula = subject.functions["data"].get(config.data.kind_name())
+    if formula is not None and batch.targets.shape == shape:
+        expected = np.stack([formula(config.data, *row) for row in zip(tokens, documents, real, strict=True)])
+        free = (expected == UNSEEN) | (batch.targets == IGNORE_INDEX)  # data may leave out targets
+        yield from _equal_positions(batch.targets, np.where(free, batch.targets, expected), "the target of the data")
+    for name, term in (config.loss.terms or {"": OutputConfig()}).items():
+        of_output = batch.further_targets.get(name, batch.targets)
+        if term.shift > 1:
+            of_output = np.stack([targets_at(term.shift, *row) for row in zip(of_output, documents, strict=True)])
+        got = targets[name] if config.loss.terms else targets
+        yield from _equal_positions(got, of_output, f"the target of `{name or run.graph.outputs[0]}`")
+    first = next(iter(batch.inputs.values()))
+    for name, distance in config.loss.inputs_ahead.items():
+        expected = np.stack([tokens_ahead(distance, row) for row in first])
+        yield from _equal_positions(inputs[name], expected, f"the input `{name}`")
+    if batch.documents is not None:
+        expected = np.stack([documents_mask(*row) for row in zip(documents, real, strict=True)])
+        mask = run.graph.inputs[names[last]].mask
+        yield from _equal_positions(inputs[str(mask)], expected, f"the mask `{mask}`")
+    yield Deviation(0.0, "")
+
+
+def _first_arguments(steps: TrainedSteps) -> tuple[Tensors, Any]:
+    """Return the inputs and targets of the first step, of all its micro-batches."""
+    inputs, targets = zip(*steps.arguments, strict=True)
+    return _joined(inputs), _joined(targets) if isinstance(targets[0], Mapping) else torch.cat(targets)
+
+
+def _joined(parts: Sequence[Tensors]) -> Tensors:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _equal_positions(got: Any, expected: Any, what: str) -> Iterator[Deviation]:
+    """Compare the values of a batch, and name the first that differs."""
+    got = np.asarray(got)
+    if got.shape != expected.shape:
+        yield Deviation.fault(f"{what} has the shape {[*got.shape]}; expected {[*expected.shape]}")
+        return
+    for row, *at in np.argwhere(got != expected)[:1].tolist():
+        values = f"{got[(row, *at)]}; expected {expected[(row, *at)]}"
+        yield Deviation.fault(f"{what} at {at} of example {row} is {values}")
 
 
 @property_of("noise", "drops anew in each part of a step", of="run")
