@@ -108,10 +108,7 @@ def test_an_interrupt_leaves_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_component_with_a_bug_of_its_author(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: Tripled, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x.roll(1, dims=1))
-
-    monkeypatch.setattr(Tripled, "forward", forward)
+    monkeypatch.setattr(Tripled, "forward", tripled.shifted)
     with pytest.raises(SpecError) as caught:
         planted("alone")
     assert "bugs are planted only in code without a bug; `alone` is broken" in str(caught.value)
@@ -249,7 +246,7 @@ def test_the_table_and_its_json(run: Run, tripled_options: list[str]) -> None:
         (["tiny.yaml", "--mutate", "--level", "full"], "--mutate cannot be combined with --level full"),
         (
             ["--mutate", "--kind", "adamw", "--only=building"],
-            "no bug can be planted in optimizer `adamw`: it is not part",
+            "no bug can be planted in optimizer kind `adamw`: it is not part of a model",
         ),
     ],
 )

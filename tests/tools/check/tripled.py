@@ -19,6 +19,11 @@ class Tripled(nn.Module):
         return 3.0 * torch.tanh(x.flatten(2)).roll(0, dims=1)
 
 
+def shifted(self: Tripled, x: Tensor) -> Tensor:
+    """Return the activation of the position before, as a forward with a bug of its author."""
+    return torch.tanh(x.roll(1, dims=1))
+
+
 class TripledConfig(tfkit.ActivationConfig):
     """Three times the hyperbolic tangent; of long sequences, moved by a quarter."""
 

@@ -29,12 +29,8 @@ N_BUGS = 60
 """Number of bugs that are planted by default."""
 CHANGE_WIDTH = 40
 """Columns of the change in a table of bugs."""
-UNCOUNTED = {
-    "raises an error": "raise an error",
-    "no effect": "have no effect",
-    "not run": "are in code that no model runs",
-}
-"""Results of bugs that no property can see, as the end of a sentence."""
+UNCOUNTED = ("raises an error", "no effect", "not run")
+"""Results of bugs that no property needs to see."""
 
 
 @command(
@@ -196,10 +192,10 @@ def _show_bugs(planted: PlantedBugs) -> None:
     print_tables(f"{title}, in {models}: {drawn}", "", table(["line", "bug", "seen by"], rows), "")
     counts = planted.counts
     n_effective = counts["seen"] + counts["survives"]
-    rest = [f"{counts[result]} {text}" for result, text in UNCOUNTED.items() if counts[result]]
+    rest = [f"{result}: {counts[result]}" for result in UNCOUNTED if counts[result]]
     click.echo(f"{counts['seen']} of {n_effective} bugs are seen; {counts['survives']} survive")
     if rest:
-        click.echo(f"not counted: {', '.join(rest)}")
+        click.echo(f"not counted: {'; '.join(rest)}")
 
 
 def _change(bug: Bug) -> str:
