@@ -50,7 +50,7 @@ Span: TypeAlias = tuple[int, int, int, int]
 """The first line and column, and the last line and column."""
 Executed: TypeAlias = tuple[str, Span]
 """The file and the span of an instruction that was executed."""
-LONG = 150
+LONG_LENGTH = 150
 """Tokens of a sequence that is longer than two chunks of a recurrence."""
 CACHE = type(functools.cache(len))
 HOLDERS = (
@@ -414,11 +414,11 @@ def _codes(module: CodeType) -> dict[FunctionKey, CodeType]:
     return {key: code for key, code in codes.items() if code is not None}
 
 
-# ---- what a bug changes ----
+# ---- the effect of a bug ----
 
 
 class _Evidence:
-    """What a model computes, in several ways; longer sequences and more types than properties take."""
+    """Values that a model computes, in several ways; longer sequences and more types than properties take."""
 
     def __init__(self, subject: ModelUnderTest) -> None:
         self.values = {way.__name__: _values(way, subject) for way in WAYS}
@@ -487,19 +487,21 @@ def _steps(subject: ModelUnderTest) -> list[Tensor]:
 
 
 def _long_outputs(subject: ModelUnderTest) -> list[Tensor]:
-    return subject.run(subject.inputs(length=LONG, padding="left"), _long_model(subject))
+    return subject.run(subject.inputs(length=LONG_LENGTH, padding="left"), _long_model(subject))
 
 
 def _long_steps(subject: ModelUnderTest) -> list[Tensor]:
-    return _outputs_in_steps(subject, _long_model(subject), LONG)
+    return _outputs_in_steps(subject, _long_model(subject), LONG_LENGTH)
 
 
 def _long_documents(subject: ModelUnderTest) -> list[Tensor]:
-    return _outputs_of_documents(subject, _long_model(subject), LONG)
+    return _outputs_of_documents(subject, _long_model(subject), LONG_LENGTH)
 
 
 def _long_model(subject: ModelUnderTest) -> Any:
-    limits = {path: LONG for path, value in subject.values.items() if path[-1] == "max_len" and value is not None}
+    limits = {
+        path: LONG_LENGTH for path, value in subject.values.items() if path[-1] == "max_len" and value is not None
+    }
     return subject.build(subject.changed(limits))
 
 
