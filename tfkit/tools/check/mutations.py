@@ -118,7 +118,7 @@ def mutations(tree: ast.Module, names: Names) -> Iterator[Mutation]:
     """Yield small bugs in the functions of a module. They all end: a loop with `while` is left unchanged."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and not WITHOUT_NUMBERS.fullmatch(function.name):
-            first = min(node.lineno for node in (function, *function.decorator_list))
+            first = min([function.lineno, *(part.lineno for part in function.decorator_list)])
             for slot in _slots_of_body(function, function.body):
                 seen = {ast.dump(slot.node)}
                 for kind, node in edits(slot.node, slot.parent, names):
@@ -176,8 +176,8 @@ def _slots_inside(node: ast.AST, around: tuple[ast.expr, ...] = ()) -> Iterator[
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "args") and isinstance(node, ast.AnnAssign | ast.Lambda):
             continue
-        container, keys = (value, range(len(value))) if isinstance(value, list) else (vars(node), [field])
-        for key in keys:
+        container: Any = value if isinstance(value, list) else vars(node)
+        for key in range(len(value)) if isinstance(value, list) else [field]:
             child = container[key]
             if isinstance(child, ast.expr | ast.keyword | ast.comprehension | ast.withitem):
                 slot = _Slot(container, key, node, around)
