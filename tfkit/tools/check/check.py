@@ -130,9 +130,13 @@ class Work:
         subject_type = self.available.types.get(sort)
         return None if subject_type is None else subject_type.read(spec, self.plugins, sets=sets, seed=self.seed)
 
+    def components(self, kind: str | None, plugin: str | None) -> list[type[Component]]:
+        """Return the components of a kind, in each slot that has it, or of a plugin."""
+        return _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
+
     def of_components(self, kind: str | None, plugin: str | None) -> list[tuple[AnySubject, str]]:
         """Return the models and other subjects around each component of a kind or of a plugin."""
-        configs = _of_kind(self.plugins, kind) if kind is not None else _of_plugin(self.plugins, str(plugin))
+        configs = self.components(kind, plugin)
         unsupported = [item for item in configs if item.slot not in self.available.slots]
         if unsupported:
             names = listing(f"{kind_of(item)} `{item.kind_name()}`" for item in unsupported)

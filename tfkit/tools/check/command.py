@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,20 @@ from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, seed_option, weights_option
 
 if TYPE_CHECKING:
+    from tfkit.graph.expand import Graph
     from tfkit.tools.check.check import Checked, Work
     from tfkit.tools.check.measure import Outcome
+    from tfkit.tools.check.mutants import Bug, PlantedBugs
 
 
 RESULTS = {"failed": "FAILED", "does not apply": "-"}
 """Words of the table that differ from the words of an outcome."""
+N_BUGS = 60
+"""Number of bugs that are planted by default."""
+CHANGE_WIDTH = 40
+"""Columns of the change in a table of bugs."""
+UNCOUNTED = ("raises an error", "no effect", "not run")
+"""Results of bugs that no property needs to see."""
 
 
 @command(
@@ -43,6 +52,11 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     A property is ok, failed, or does not apply, for a reason that the spec gives.
     What follows from a broken property is not run.
 
+    --mutate plants bugs in the code of the components, one at a time and only
+    in memory: a sign, an axis, off by one, a step that is left out. It prints
+    the first property that sees each bug. SPEC with --kind or --plugin plants
+    them in these components only. Bugs that survive are a result, not an error.
+
     Exit status: 0 if no property is broken, else 1.
     """,
     examples="""
@@ -53,6 +67,7 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     tfkit check minigpt_swiglu --only optimizer --only schedule
     tfkit check --kind additive
     tfkit check --plugin tfkit-moe
+    tfkit check --mutate --kind swiglu
     """,
 )
 @click.argument("spec", metavar="[SPEC | RUN]", required=False, shell_complete=complete_spec)
@@ -69,7 +84,14 @@ RESULTS = {"failed": "FAILED", "does not apply": "-"}
     help="quick, or full: torch.compile and exports too.",
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Measure this property; repeatable.")
-@seed_option("Seed of weights and inputs.")
+@click.option("--mutate", is_flag=True, help="Plant bugs in the components; see which properties see them.")
+@click.option(
+    "--mutants",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Plant at most N bugs, drawn by the seed. [default: 60]",
+)
+@seed_option("Seed of weights, inputs and bugs.")
 @json_option
 def check(
     reader: Reader,
@@ -80,27 +102,35 @@ def check(
     weights: Path | None,
     level: Any,
     only: tuple[str, ...],
+    mutate: bool,
+    mutants: int | None,
     seed: int,
     json: bool,
 ) -> None:
     from tfkit.console.output import print_json, progress_bar
 
-    if sum(choice is not None for choice in (spec, kind, plugin)) != 1:
-        raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
-    if spec is None and (whole or weights is not None):
-        raise click.UsageError("--whole and --weights have no effect without a SPEC")
+    _check_choices(spec, kind, plugin, model=whole or weights is not None, mutate=mutate)
+    if mutants is not None and not mutate:
+        raise click.UsageError("--mutants has no effect without --mutate")
+    if mutate and level == "full":
+        raise click.UsageError(
+            "--mutate cannot be combined with --level full: compiled programs contain no planted bug"
+        )
     from tfkit.tools.check.check import Work
 
     work = Work(reader.plugins, level=level, only=only, seed=seed)
     if spec is None:
-        subjects = work.of_components(kind, plugin)
+        document, graph, subjects_of = None, None, partial(work.of_components, kind, plugin)
     else:
         document = work.of_document(reader.sort_of(spec), spec, reader.sets)
         print_warnings([] if document is None else document.notes)
         graph = reader.load(spec) if document is None else document.graph
         weights = reader.weights(spec, weights)
-        subjects = work.of_model(graph, whole=whole, weights=weights)
-        subjects += [] if document is None else [(document, document.words)]
+        subjects_of = partial(work.of_model, graph, whole=whole, weights=weights)
+    if mutate:
+        _plant_bugs(work, subjects_of, kind, plugin, graph, mutants or N_BUGS, json=json)
+        return
+    subjects = [*subjects_of(), *([] if document is None else [(document, document.words)])]
     print_warnings(work.faults)
     done, total = count(1), work.total(subjects)
     with progress_bar() as on_progress:
@@ -121,6 +151,61 @@ def check(
             _show_outcomes(results, work, arguments)
     if not all(result.ok for result in checked):
         raise click.exceptions.Exit(1)
+
+
+def _check_choices(spec: str | None, kind: str | None, plugin: str | None, *, model: bool, mutate: bool) -> None:
+    """Raise UsageError if the options do not choose what is checked."""
+    n_choices = sum(choice is not None for choice in (spec, kind, plugin))
+    if n_choices != 1 and not (mutate and spec is not None and n_choices == 2):
+        raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
+    if spec is None and model:
+        raise click.UsageError("--whole and --weights have no effect without a SPEC")
+
+
+def _plant_bugs(
+    work: Work, subjects_of: Any, kind: str | None, plugin: str | None, graph: Graph | None, limit: int, *, json: bool
+) -> None:
+    from tfkit.console.output import print_json, progress_bar
+    from tfkit.tools.check.mutants import kinds_of, plant_bugs
+
+    components = kinds_of(graph) if graph and not (kind or plugin) else work.components(kind, plugin)
+    with progress_bar() as on_progress:
+        planted = plant_bugs(work, subjects_of, components, limit=limit, on_progress=on_progress)
+    print_warnings([*dict.fromkeys(work.faults)])
+    if json:
+        print_json({**vars(planted), "counts": planted.counts})
+    else:
+        _show_bugs(planted)
+
+
+def _show_bugs(planted: PlantedBugs) -> None:
+    from tfkit.console.output import print_tables, table
+    from tfkit.errors import listing
+
+    models = f"{planted.n_models} model{'s' * (planted.n_models > 1)}"
+    names = planted.components
+    title = listing(names) if len(names) < 4 else f"{len(names)} components"
+    drawn = f"{len(planted.bugs)} of {planted.n_possible} possible bugs"
+    rows = [
+        (f"{os.path.basename(bug.file)}:{bug.line}", _change(bug), bug.property or bug.result) for bug in planted.bugs
+    ]
+    print_tables(f"{title}, in {models}: {drawn}", "", table(["line", "bug", "seen by"], rows), "")
+    counts = planted.counts
+    n_effective = counts["seen"] + counts["survives"]
+    rest = [f"{result}: {counts[result]}" for result in UNCOUNTED if counts[result]]
+    click.echo(f"{counts['seen']} of {n_effective} bugs are seen; {counts['survives']} survive")
+    if rest:
+        click.echo(f"not counted: {'; '.join(rest)}")
+
+
+def _change(bug: Bug) -> str:
+    """Return a change on one line, or on two lines if it is long, without the text before the difference."""
+    if len(bug.before) + len(bug.after) + 4 <= CHANGE_WIDTH:
+        return f"{bug.before} -> {bug.after}"
+    equal = len(os.path.commonprefix([bug.before, bug.after]))  # noqa: RUF071  characters, not folders
+    start = max(0, equal - 8) if max(len(bug.before), len(bug.after)) > CHANGE_WIDTH - 3 else 0
+    lines = (f"{'...' * (start > 0)}{text[start:]}" for text in (bug.before, bug.after))
+    return "\n-> ".join(line if len(line) <= CHANGE_WIDTH - 3 else f"{line[: CHANGE_WIDTH - 6]}..." for line in lines)
 
 
 def _show_outcomes(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
