@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -15,7 +16,6 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 
 import tfkit
 from tfkit.cli import main
-from tfkit.run.contract import OutputConfig
 
 from .layer import PLUGINS
 
@@ -48,8 +48,8 @@ class NothingConfig(tfkit.LossConfig):
     weight: float | None = None
 
     @property
-    def terms(self) -> dict[str, OutputConfig]:
-        return {} if self.weight is None else {"logits": OutputConfig(weight=self.weight)}
+    def terms(self) -> dict[str, Any]:
+        return {} if self.weight is None else {"logits": SimpleNamespace(weight=self.weight)}
 
     def build(self, model: torch.fx.GraphModule) -> nn.Module:
         return Nothing(model)
