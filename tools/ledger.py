@@ -70,7 +70,7 @@ MODULE_NAME = re.compile(r"(?:tfkit|tests|tools)\w*(?:\.\w+)+")
 INTERVAL = 20.0
 """Seconds between two looks at the files."""
 IMPORTS = "imports.json"
-"""What each file names, by its digest, so that each version of a file is parsed once."""
+"""Names of modules in each file, by the digest of the file, so that each version of a file is parsed once."""
 
 
 # ---- files and their digests ----
@@ -147,12 +147,12 @@ class Tree:
         """Return the names in each module, from the file of an earlier process where the digest is the same."""
         path = FOLDER / IMPORTS
         try:
-            known = json.loads(path.read_bytes())
+            stored = json.loads(path.read_bytes())
         except (OSError, ValueError):
-            known = {}
+            stored = {}
         files = {self._key(file): file for file in self.modules.values()}
-        names = {key: known[key] if key in known else sorted(self._names_in(file)) for key, file in files.items()}
-        if names.keys() != known.keys():
+        names = {key: stored[key] if key in stored else sorted(self._names_in(file)) for key, file in files.items()}
+        if names.keys() != stored.keys():
             FOLDER.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(f".{os.getpid()}")
             temporary.write_text(json.dumps(names), encoding="utf-8")
