@@ -16,7 +16,6 @@ SIZES: dict[str, str] = yaml.safe_load("""
   biogpt: biogpt_large
   blenderbot_3b: blenderbot_400m
   bloom_560m: bloom_1b1 bloom_1b7 bloom_3b bloom_7b1
-  byt5_base: flan_t5_base t5_v1_1_base
   byt5_large: flan_t5_xl flan_t5_xxl t5_v1_1_xl t5_v1_1_xxl
   byt5_xl: byt5_xxl
   cerebras_gpt_111m: cerebras_gpt_1_3b
@@ -29,6 +28,7 @@ SIZES: dict[str, str] = yaml.safe_load("""
   distilbert_base: distilbert_base_cased distilbert_base_multilingual
   ernie_3_0_medium_zh: ernie_3_0_mini_zh ernie_3_0_nano_zh
   falcon3_10b: falcon3_7b
+  flan_t5_base: t5_v1_1_base
   flan_t5_large: t5_v1_1_large
   flan_t5_small: t5_v1_1_small
   gemma2_2b: gemma2_9b
