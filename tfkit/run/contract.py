@@ -568,7 +568,7 @@ class Callback:
         """Run after an evaluation with its metrics, such as `val.loss`; `training.log` adds more numbers."""
 
     def on_end(self, training: Training) -> None:
-        """Run after the last step of this process."""
+        """Run after the last step of this process; run again if the process is killed before it records its end."""
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as JSON data."""

@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 import tfkit
+from tests.tools.train.test_folder import contents
 from tfkit.errors import SpecError
 from tfkit.run.contract import Data, Training
 from tfkit.run.guarded_data import GuardedData
-from tfkit.run.kinds.callbacks import PatienceConfig, SamplesConfig, SpikesConfig
+from tfkit.run.kinds.callbacks import Ema, PatienceConfig, SamplesConfig, SpikesConfig
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.train.train import train
 
@@ -76,6 +78,23 @@ def test_the_folder_of_a_run_holds_its_averages(tmp_path: Path) -> None:
     averages = [tfkit.build(folder / "ema").state_dict() for folder in (tmp_path / "out", whole.folder)]
     assert same(*averages)
     assert not same(averages[0], tfkit.build(whole.folder).state_dict())
+
+
+def test_averages_are_written_after_the_process_was_killed_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last checkpoint says that the run has finished; its folder does not yet."""
+    path, folder = write_run(tmp_path), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Ema, "on_end", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(path, output=folder, sets=EMA, quiet=True)
+    assert not (folder / "ema").exists()
+    checkpoints = {file: file.stat().st_mtime_ns for file in folder.rglob("step-*/*")}
+    train(path, output=folder, sets=EMA, quiet=True)
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("step-*/*")} == checkpoints
+    whole = train(path, output=tmp_path / "whole", sets=EMA, quiet=True)
+    assert contents(str(folder)) == contents(str(whole.folder))
 
 
 def test_spikes_may_leave_out_the_update(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class Trainer:
         with thread_count(self.config.machine.threads):
             try:
                 self._restore()
-                return self.ended or self._train()
+                return self._train()
             finally:
                 self._batches.close()
                 self.record.close()
@@ -179,6 +179,7 @@ class Trainer:
     def _train(self) -> str:
         for name, text in self.notes.items() if self._begins else ():
             self.text(name, text)
+        saved = self.ended is not None  # in an earlier process, which was killed before or in `on_end`
         self._notify("on_start")
         self._check_unedited()
         try:
@@ -188,7 +189,8 @@ class Trainer:
                 self._advance()
         except _StopRequestedError:
             pass
-        self._save()
+        if not saved:
+            self._save()
         self._processes.finish_saving()
         self._notify("on_end")
         return self.ended or INTERRUPTED
