@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
     from tfkit.tools.check.check import Checked, Work
     from tfkit.tools.check.measure import Outcome
-    from tfkit.tools.check.mutants import Bug, PlantedBugs
+    from tfkit.tools.check.mutants import Bug, PlantedBugs, Result
 
 
 RESULTS = {"failed": "FAILED", "does not apply": "-"}
@@ -29,7 +29,7 @@ N_BUGS = 60
 """Number of bugs that are planted by default."""
 CHANGE_WIDTH = 40
 """Columns of the change in a table of bugs."""
-UNCOUNTED = ("raises an error", "no effect", "not run")
+UNCOUNTED: tuple[Result, ...] = ("raises an error", "no effect", "not run")
 """Results of bugs that no property needs to see."""
 
 

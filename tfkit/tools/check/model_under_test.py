@@ -109,6 +109,7 @@ class ModelUnderTest:
         if self.module is not None and graph is None and not options:
             return self._with_short_chunks(copied_model(self.module).eval())
         require(not self.edits, EDITED)
+        model: fx.GraphModule
         if graph is None and self.weights is not None:
             model = build(self.graph, weights=self.weights, allow_change=True, **options)
         else:

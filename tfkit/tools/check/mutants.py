@@ -228,7 +228,8 @@ class _Reach:
 
     @contextmanager
     def _recording(self) -> Iterator[set[Executed]]:
-        self._spans = spans = set()
+        spans: set[Executed] = set()
+        self._spans = spans
         tracer = sys.gettrace()
         sys.settrace(self._on_call)
         try:
@@ -375,9 +376,10 @@ class _Code:
 
 def _objects_in(namespaces: Iterable[Mapping[str, Any]], modules: Collection[str]) -> Iterator[object]:
     """Yield the classes and functions of modules, the functions inside decorators, and what is between them."""
-    pending, seen = [*namespaces], set[int]()
+    pending: list[Any] = [*namespaces]
+    seen = set[int]()
     while pending:
-        item: Any = pending.pop()
+        item = pending.pop()
         if id(item) in seen:
             continue
         seen.add(id(item))
@@ -513,7 +515,7 @@ def _outputs_in_steps(subject: ModelUnderTest, model: Any, length: int) -> list[
     borders = [0, length // 2, length - 2, length - 1, length]
     with torch.no_grad():
         for start, end in pairwise(borders):
-            pieces = {name: value[:, start:end] for name, value in rows.pieces.items()}
+            pieces: dict[str, Any] = {name: value[:, start:end] for name, value in rows.pieces.items()}
             outputs += as_tensors(cached(pieces.pop(rows.main), None if start else first, **pieces))
     return [*outputs, *(tensor for _, _, tensor in cached.tensors())]
 

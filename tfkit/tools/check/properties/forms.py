@@ -136,8 +136,8 @@ def in_transformers(subject: ModelUnderTest) -> Iterator[Deviation]:
     if comparison.difference is None:
         yield Deviation.fault("the outputs of transformers have a different shape")
         return
-    error, where = comparison.parts[-1].relative, comparison.first.name if comparison.first else ""
-    deviation = Deviation(error, f"the outputs of transformers differ by {error:.1e}", where=where)
+    relative, where = comparison.parts[-1].relative, comparison.first.name if comparison.first else ""
+    deviation = Deviation(relative, f"the outputs of transformers differ by {relative:.1e}", where=where)
     family = subject.graph.spec.family
     if deviation.broken and family is not None and family.differences:
         raise DoesNotApplyError(f"the class of transformers differs: {family.differences[0]}")
