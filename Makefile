@@ -25,17 +25,19 @@ TESTS_train   := tests/run $(wildcard $(addprefix tests/tools/,train eval_ sweep
 TESTS_code    := tests/tools/eject $(addprefix tests/tools/save/test_,altered_specs.py opened_in_transformers.py transformers.py trained_and_evaluated.py)
 TESTS_plugins := plugins
 TESTS_core    := tests $(TESTS_train:%=--ignore %) $(TESTS_code:%=--ignore %)
+TESTS_around  := $(addprefix tests/,docs/test_around.py docs/test_attention.py tools/trace/test_transformer_lens.py \
+                 tools/save/test_trained_and_evaluated.py run/training/test_float8.py)
 TESTS_all     :=
 ifeq ($(filter undefined,$(origin TESTS_$(or $(PART),all))),undefined)
 $(error PART must be core, train, code or plugins; got '$(PART)')
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-near test-all proof lint checks ruff format-check mypy imports format docs release pictures clean
+.PHONY: help demo test test-near test-all test-around proof lint checks ruff format-check mypy imports format docs release pictures clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 	@echo "  Variables: PYTHON=python3.12  WORKERS=4  ARGS='-k attention' (for pytest)"
 	@echo "             PART=core|train|code|plugins (for test and test-all)  BASE=HEAD~3 (for test-near)"
 	@echo "             TORCH=2.15.0 (tests with that version of torch, in .venv-torch-2.15.0, without lint)"
@@ -53,6 +55,9 @@ test-near: $(VENV)/.dev $(SCHEMA) ## run the tests, the slow ones too, that the 
 
 test-all: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(VENV)/.pyright $(SCHEMA) ## lint and run all tests, the slow ones too
 	$(PYTEST) -m "" -p tools.skips $(TESTS_$(or $(PART),all)) $(ARGS)
+
+test-around: .venv-around/.created ## run the tests that need the tools around tfkit, in .venv-around
+	OMP_NUM_THREADS=1 .venv-around/bin/pytest -m "" $(TESTS_around) $(ARGS)
 
 proof: $(VENV)/.dev $(VENV)/.pyright $(SCHEMA) ## run all tests, but those that are green for the current files
 	$(PYTEST) -m "" --unproved $(ARGS)
@@ -74,7 +79,7 @@ pictures: $(VENV)/.dev ## draw docs/pictures again, and all specs to out/picture
 	$(BIN)/python tools/draw_all.py
 
 clean: ## remove the environments, caches and build outputs
-	rm -rf .venv .venv-torch-* .venv-newest-* $(SCHEMA) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-torch-* .venv-newest-* .venv-around $(SCHEMA) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The four checks of lint. pre-commit calls them one by one; without git, `make checks` does.
@@ -114,6 +119,14 @@ $(VENV)/constraints.txt: constraints.txt | $(VENV)/.created
 
 $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	$(INSTALL) --editable .
+	@touch $@
+
+# Without pins: the tools of the group ask for versions of their own.
+.venv-around/.created: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-around
+	.venv-around/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	.venv-around/bin/python -m pip install --quiet --disable-pip-version-check --group test --group around --editable . \
+	  --editable plugins/tfkit-moe
 	@touch $@
 
 $(VENV)/.pyright: $(VENV)/.dev

@@ -1,6 +1,6 @@
 """Every block of Python in `docs/around.md` whose tools are installed.
 
-Those beyond torch come with `pip install --group around -e .`, in an environment of their own.
+`make test-around` installs those beyond torch, in an environment of their own.
 """
 
 from __future__ import annotations

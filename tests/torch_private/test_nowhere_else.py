@@ -21,6 +21,9 @@ ELSEWHERE = {
     "_buffers": "nn.Module, see test_adapters.py",
     "_non_persistent_buffers_set": "nn.Module, see test_adapters.py",
     "_compiled": "tfkit.CachedModel",
+    "_attributes": "ast.AST, documented",
+    "_exit": "os, documented",
+    "_run_exitfuncs": "atexit, as multiprocessing ends its processes",
 }
 """Private attributes that are read outside of the file that has them, and whose they are."""
 
