@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tfkit_streams import altup
 from torch import Tensor
 
 import tfkit
@@ -105,3 +106,20 @@ def test_two_givers_of_a_short_pattern_are_kept() -> None:
     stack = reduced_model(tfkit.loads(short, plugins=PLUGINS), PLUGINS).graph.node("decoder").stack
     assert stack is not None
     assert [layer.name for layer in stack.layers] == ["base", "taking", "base", "taking"]
+
+
+def test_a_value_around_layers_of_several_variants_has_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be changed only in all variants together, and a clip may act only in training."""
+    around = "    layer_features: features\n    around: {kind: altup, streams: 3, clip: 120.0, activation: tanh}\n"
+    features = """
+  table: {block: embedding, input: tokens, d_model: 56}
+  features: {block: layer_inputs, inputs: [embedding, table]}
+  decoder:
+    input: embedding"""
+    text = SHARED.replace("    layers:", f"{around}    layers:").replace("\n  decoder:", features)
+    text = text.replace("embedding: embedding", "embedding: {block: embedding, input: tokens}") + "d_features: 8\n"
+    graph = reduced_model(tfkit.loads(text, plugins=PLUGINS), PLUGINS).graph
+    assert measured(ModelUnderTest(graph, PLUGINS), "values").status == "ok"
+    clipped = altup.Clipped
+    monkeypatch.setattr(altup, "Clipped", lambda d_in, d_out, clip: clipped(d_in, d_out, None))
+    assert "`decoder.around.clip` has no effect" in measured(ModelUnderTest(graph, PLUGINS), "values").fault
