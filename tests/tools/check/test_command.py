@@ -191,7 +191,7 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
     [
         (2, "", "a SPEC, `--kind NAME` or `--plugin NAME` is missing"),
         (2, "tiny.yaml --kind gelu", "a SPEC, `--kind NAME` or `--plugin NAME` is missing"),
-        (2, "--kind gelu --whole", "--whole and --weights have no effect without a SPEC"),
+        (2, "--kind gelu --full-size", "--full-size and --weights have no effect without a SPEC"),
         (
             1,
             "tiny.yaml --only paddign",

@@ -118,9 +118,9 @@ class Work:
         """Return the number of properties of a type of subject that the level excludes."""
         return sum(prop.of == of for prop in self._all) - sum(prop.of == of for prop in self.chosen)
 
-    def of_model(self, graph: Graph, *, whole: bool, weights: Path | None) -> list[tuple[AnySubject, str]]:
+    def of_model(self, graph: Graph, *, full_size: bool, weights: Path | None) -> list[tuple[AnySubject, str]]:
         """Return the model to check: the spec at full size with trained weights or on request, else a reduced model."""
-        if whole or weights is not None:
+        if full_size or weights is not None:
             return [(ModelUnderTest(replace(graph, weights=None), self.plugins, self.seed, weights), "")]
         reduced = reduced_model(graph, self.plugins)
         return [(ModelUnderTest(reduced.graph, self.plugins, self.seed), reduced.words)]

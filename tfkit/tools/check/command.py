@@ -41,8 +41,8 @@ UNCOUNTED: tuple[Result, ...] = ("raises an error", "no effect", "not run")
     SPEC of any size is checked as a reduced model: a few narrow layers that
     keep every variant, the ratio of heads, windows shorter than what is read,
     patterns of up to four layers, and ties. Its weights are random, biases and
-    norms too. --whole takes it as it is; --weights, or a folder with weights, too,
-    and leaves out what is said of new models. --kind and --plugin check
+    norms too. --full-size checks SPEC itself; so do --weights and a folder with
+    weights, without the properties of new models. --kind and --plugin check
     components, each in an encoder, a decoder and a decoder with a memory, for
     every pair of options; kinds of a run in a small run.
 
@@ -73,7 +73,7 @@ UNCOUNTED: tuple[Result, ...] = ("raises an error", "no effect", "not run")
 @click.argument("spec", metavar="[SPEC | RUN]", required=False, shell_complete=complete_spec)
 @click.option("--kind", metavar="NAME", help="Check a component: a kind, or slot.kind.")
 @click.option("--plugin", metavar="NAME", help="Check every component of a plugin.")
-@click.option("--whole", is_flag=True, help="Check the spec itself, not its reduced model.")
+@click.option("--full-size", is_flag=True, help="Check the spec itself, not its reduced model.")
 @weights_option("Trained weights, safetensors")
 @click.option(
     "--level",
@@ -98,7 +98,7 @@ def check(
     spec: str | None,
     kind: str | None,
     plugin: str | None,
-    whole: bool,
+    full_size: bool,
     weights: Path | None,
     level: Any,
     only: tuple[str, ...],
@@ -109,7 +109,7 @@ def check(
 ) -> None:
     from tfkit.console.output import print_json, progress_bar
 
-    _check_choices(spec, kind, plugin, model=whole or weights is not None, mutate=mutate)
+    _check_choices(spec, kind, plugin, model=full_size or weights is not None, mutate=mutate)
     if mutants is not None and not mutate:
         raise click.UsageError("--mutants has no effect without --mutate")
     if mutate and level == "full":
@@ -126,7 +126,7 @@ def check(
         print_warnings([] if document is None else document.notes)
         graph = reader.load(spec) if document is None else document.graph
         weights = reader.weights(spec, weights)
-        subjects_of = partial(work.of_model, graph, whole=whole, weights=weights)
+        subjects_of = partial(work.of_model, graph, full_size=full_size, weights=weights)
     if mutate:
         _plant_bugs(work, subjects_of, kind, plugin, graph, mutants or N_BUGS, json=json)
         return
@@ -143,7 +143,7 @@ def check(
         options |= {"level": level if level != "quick" else None, "seed": seed or None}
         arguments = [spec] if spec else []
         arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
-        arguments += [*(["--whole"] if whole else []), *reader.options]
+        arguments += [*(["--full-size"] if full_size else []), *reader.options]
         by_type = [[result for result in checked if result.of == of and result.outcomes] for of in work.types]
         for number, results in enumerate(filter(None, by_type)):
             if number:
@@ -159,7 +159,7 @@ def _check_choices(spec: str | None, kind: str | None, plugin: str | None, *, mo
     if n_choices != 1 and not (mutate and spec is not None and n_choices == 2):
         raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
     if spec is None and model:
-        raise click.UsageError("--whole and --weights have no effect without a SPEC")
+        raise click.UsageError("--full-size and --weights have no effect without a SPEC")
 
 
 def _plant_bugs(
