@@ -1,6 +1,6 @@
 """Compare the numbers of every spec that comes with tfkit between two checkouts: `same_numbers.py ../before`.
 
-Both checkouts build each spec at a tiny size from the same seed. The names and values of the state dict, outputs
+Both checkouts build the reduced model of each spec from the same seed. The names and values of the state dict, outputs
 without and with padding, gradients, and tokens decoded with a cache must be bit-identical. The other checkout needs a
 `.venv`. Numbers depend on the processor, so they cannot be stored in a file: both checkouts run here.
 """
@@ -12,15 +12,18 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
 
 import tfkit
 from tfkit.testing import example_inputs
+
+if TYPE_CHECKING:
+    from tfkit.plugin.manager import Plugins
 
 ROOT = Path(__file__).resolve().parents[1]
 LENGTH = 6
@@ -29,18 +32,19 @@ Digests = dict[str, str]
 
 def main() -> int:
     """Compare the checkouts, and print the differences."""
-    from tfkit.plugin.manager import available_plugins
+    from tfkit.plugin.manager import load_plugins
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")
     parser.add_argument("specs", nargs="*", help="names of specs; all unless given")
-    options, shipped = parser.parse_args(), list(available_plugins().specs.files)
+    options, plugins = parser.parse_args(), load_plugins()
+    shipped = list(plugins.specs.files)
     python, names = options.checkout.resolve() / ".venv/bin/python", options.specs or shipped
     if not python.exists():
         parser.error(f"{options.checkout} is not a checkout with a .venv")
     if unknown := sorted({*names} - {*shipped}):
         parser.error(f"there is no spec named {', '.join(unknown)}")
-    specs = json.dumps({name: _small(name) for name in names})
+    specs = json.dumps({name: _small(name, plugins) for name in names})
     before, after = (_digests(interpreter, specs) for interpreter in (str(python), sys.executable))
     differing = [f"{name}: {', '.join(_differing(before[name], after[name]))}" for name in names]
     differing = [line for line in differing if not line.endswith(": ")]
@@ -49,15 +53,15 @@ def main() -> int:
     return int(bool(differing))
 
 
-def _small(name: str) -> tuple[list[str], str | None]:
-    """Return the changes that make a spec tiny, and the input that is fed incrementally when decoding."""
-    sys.path.insert(0, str(ROOT))
-    from tests.small_specs import reductions
+def _small(name: str, plugins: Plugins) -> tuple[dict[str, Any], str | None]:
+    """Return the reduced model of a spec as data, and the input that is fed incrementally when decoding."""
     from tfkit.graph.decode_split import split_if_decodable
+    from tfkit.spec.render import spec_data
+    from tfkit.tools.check.reduced import reduced_model
 
-    sets = list(reductions(tfkit.load(name)))
-    parts = split_if_decodable(tfkit.load(name, sets=sets))
-    return sets, None if parts is None or len(parts.step_inputs) > 1 else parts.step_inputs[0]
+    graph = reduced_model(tfkit.load(name, plugins=plugins), plugins).graph
+    parts = split_if_decodable(graph)
+    return spec_data(graph.spec.model), None if parts is None or len(parts.step_inputs) > 1 else parts.step_inputs[0]
 
 
 def _digests(python: str, specs: str) -> dict[str, Digests]:
@@ -73,15 +77,15 @@ def _differing(before: Digests, after: Digests) -> list[str]:
 
 
 def worker() -> None:
-    """Read changes and input by spec, and print digests by spec."""
+    """Read small models and their inputs by spec, and print digests by spec."""
     torch.set_num_threads(1)
-    specs: Mapping[str, tuple[Sequence[str], str | None]] = json.load(sys.stdin)
-    json.dump({name: dict(numbers(name, *arguments)) for name, arguments in specs.items()}, sys.stdout)
+    specs: Mapping[str, tuple[Mapping[str, Any], str | None]] = json.load(sys.stdin)
+    json.dump({name: dict(numbers(*arguments)) for name, arguments in specs.items()}, sys.stdout)
 
 
-def numbers(name: str, sets: Sequence[str], pieces: str | None) -> Iterator[tuple[str, str]]:
+def numbers(spec: Mapping[str, Any], main_input: str | None) -> Iterator[tuple[str, str]]:
     """Yield digests of everything that a small model computes, by name."""
-    graph = tfkit.load(name, sets=sets)
+    graph = tfkit.load(spec)
     model = tfkit.build(graph).eval()
     state = model.state_dict()
     yield "names", _digest(list(state))
@@ -89,8 +93,8 @@ def numbers(name: str, sets: Sequence[str], pieces: str | None) -> Iterator[tupl
     for padding in ("none", "left", "right"):
         yield f"outputs, padding {padding}", _digest(model(**_inputs(model, graph, padding)))
     yield "gradients", _digest(_gradients(model, _inputs(model, graph, "right")))
-    if pieces is not None:
-        yield "decoded", _digest(_decoded(model, _inputs(model, graph, "none"), pieces))
+    if main_input is not None:
+        yield "decoded", _digest(_decoded(model, _inputs(model, graph, "none"), main_input))
 
 
 def _inputs(model: fx.GraphModule, graph: Any, padding: Any) -> dict[str, Tensor]:
