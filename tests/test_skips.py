@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 def test_listed_functions_exist() -> None:
     for function, reason in skips.read_list():
         file, _, name = function.partition("::")
-        assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), function
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert not name or re.search(rf"^def {name}\(", text, re.MULTILINE), function
         assert reason
 
 
@@ -42,3 +43,10 @@ def test_a_skip_that_is_not_listed_fails_the_run(tmp_path: Path, monkeypatch: py
     assert status_of("test_two", "needs a CUDA device", renew=True) == (0, [])
     assert len(skips.read_list()) == 2
     assert status_of("test_two", "needs a CUDA device") == (0, [])
+
+
+def test_a_skipped_file_counts() -> None:
+    plugin = skips.Skips(renew=False)
+    where = ("tests/test_a.py", 7, "Skipped: could not import 'furo'")
+    plugin.pytest_collectreport(pytest.CollectReport("tests/test_a.py", "skipped", where, None))  # type: ignore[arg-type]
+    assert plugin.skips == {("tests/test_a.py", "could not import 'furo'")}

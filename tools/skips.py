@@ -3,8 +3,8 @@
     pytest -p tools.skips -m ""                  fail if a test is skipped that the list does not have with its reason
     pytest -p tools.skips -m "" --renew-skips    add the skipped tests to the list
 
-A line of the list is a function and a reason. Tests of the list may run: a machine with a GPU, or an environment with
-more packages, skips fewer of them.
+A line of the list is a function or a file, and a reason. Tests of the list may run: a machine with a GPU, or an
+environment with more packages, skips fewer of them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ class Skips:
         self.renew = renew
         self.skips: set[tuple[str, str]] = set()
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store the reason of a skipped test; expected failures are no skips."""
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Store the reason of a skipped test or file; expected failures are no skips."""
         if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
             self.skips.add((report.nodeid.partition("[")[0], report.longrepr[2].removeprefix("Skipped: ")))
+
+    pytest_collectreport = pytest_runtest_logreport
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

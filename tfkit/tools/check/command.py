@@ -89,7 +89,7 @@ UNCOUNTED: tuple[Result, ...] = ("raises an error", "no effect", "not run")
     "--mutants",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Plant at most N bugs, drawn by the seed. [default: 60]",
+    help=f"Plant at most N bugs, drawn by the seed. [default: {N_BUGS}]",
 )
 @seed_option("Seed of weights, inputs and bugs.")
 @json_option

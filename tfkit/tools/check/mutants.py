@@ -257,14 +257,10 @@ class _Reach:
         if event == "opcode":
             first, last, start, end = self._positions(frame.f_code)[frame.f_lasti // 2]
             if first is not None and last is not None:
-                inside = (
-                    first,
-                    LAST_COLUMN,
-                    last,
-                    -1,
-                )  # Python may omit columns: then any expression of the line counts as run
-                span = inside if start is None or end is None else (first, start, last, end)
-                self._spans.add((frame.f_code.co_filename, span))
+                # Python may omit columns: then any expression of the line counts as run.
+                if start is None or end is None:
+                    start, end = LAST_COLUMN, -1
+                self._spans.add((frame.f_code.co_filename, (first, start, last, end)))
         return self._on_instruction
 
     def _belongs(self, frame: FrameType) -> bool:

@@ -193,8 +193,8 @@ def _draw_map(chart: Element, heat_map: ComponentHeatMap, x: float, y: float, wi
     layers = sorted({layer for layer, _ in rows})
     stride = -(-len(layers) // max(1, int(height // 12)))
     for layer in layers[::stride]:
-        locations = [index for index, row in enumerate(rows) if row[0] == layer]
-        middle = y + height * (fmean(locations) + 0.5) / len(rows)
+        indices = [index for index, row in enumerate(rows) if row[0] == layer]
+        middle = y + height * (fmean(indices) + 0.5) / len(rows)
         chart.append(tag("text", f"{layer}", x=x + left - 5, y=middle + 3.5, class_="end small"))
     if heat_map.of_heads:
         for index in (i for i in range(1, len(rows)) if rows[i][0] != rows[i - 1][0]):

@@ -247,7 +247,7 @@ def fitting_changes(run: Run, processes: int, optimizer: Optimizer, device: Devi
     best: dict[float, dict[str, Any]] = {}
     # Of equally fast sets the first: each change costs more than all before it together, so that bits count sets up.
     for bits in range(1, 2 ** len(candidates)):
-        chosen = dict(change for location, change in enumerate(candidates) if bits >> location & 1)
+        chosen = dict(change for index, change in enumerate(candidates) if bits >> index & 1)
         needs = per_process(run, processes, optimizer, run.config.machine.model_copy(update=chosen), counted)
         if needs.peak <= device.memory:
             time = least_time(needs, run.config.fastest, device, network)

@@ -209,7 +209,7 @@ class RunFolder:
             )
         self._write(LATEST, f"{location.name}\n")
         for path in self._later:
-            if path != location:  # `place` was replaced
+            if path != location:  # `location` was replaced
                 _remove_checkpoint(path)
         self._later = []
         self._remove_old()
