@@ -1,0 +1,72 @@
+"""Masked diffusion of text, as in LLaDA: https://arxiv.org/abs/2502.09992, equation 3.
+
+b rows, t positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+import tfkit
+from tfkit.run.contract import IGNORE_INDEX, LossConfig, LossSum, Ratio
+
+LEAST_LEVEL = 1e-3
+"""The smallest probability that a token is hidden, as in the published code: its inverse is a weight."""
+
+
+class MaskedDiffusionConfig(LossConfig):
+    """Predict hidden tokens, each hidden with a probability that is drawn for its row: a bound on -log p(text).
+
+    The cross-entropy of each hidden token is divided by that probability, and the sum by the number of tokens. The
+    targets of the data determine the tokens: all tokens except the first of a window, or those of the answers. The mask
+    token is the highest id of the model, which the data must not contain: `vocab_size: data.vocab_size + 1`. The model
+    is an encoder, whose head predicts the token at the same position.
+    """
+
+    kind: Literal["masked_diffusion"] = "masked_diffusion"
+
+    @property
+    def draws_noise(self) -> bool:
+        return True
+
+    def build(self, model: fx.GraphModule) -> nn.Module:
+        graph: tfkit.Graph = model.meta["graph"]
+        names = [name for name, signal in graph.inputs.items() if signal.type == "tokens"]
+        if len(names) != 1:
+            raise ValueError(f"masked diffusion must have a model with a single input of tokens; got {len(names)}")
+        (end,) = tfkit.Loss(model).ends.values()
+        return MaskedDiffusionLoss(model, names[0], end.vocab_size - 1)
+
+
+class MaskedDiffusionLoss(nn.Module):
+    """Inputs, targets and noise -> the weighted sum of the cross-entropy of the hidden tokens.
+
+    Args:
+        model: returns logits [b, t, v].
+        name: the name of the model's tokens.
+        mask: the mask token.
+    """
+
+    def __init__(self, model: nn.Module, name: str, mask: int) -> None:
+        super().__init__()
+        self.model, self.name, self.mask = model, name, mask
+
+    def forward(self, inputs: Mapping[str, Any], targets: Tensor, noise: tfkit.Noise) -> LossSum:
+        tokens = inputs[self.name]
+        if not torch.compiler.is_compiling() and bool((tokens >= self.mask).any()):
+            message = f"the data must not contain the mask token, the highest id of the model; got {self.mask}"
+            help = "write `vocab_size: data.vocab_size + 1` in the model"
+            raise tfkit.SpecError(tfkit.Diagnostic(message, path="loss", help=help))
+        asked = torch.zeros_like(tokens, dtype=torch.bool)
+        asked[:, 1:] = targets[:, :-1] != IGNORE_INDEX
+        levels = LEAST_LEVEL + (1 - LEAST_LEVEL) * noise.rand(1)  # [b, 1]
+        hidden = asked & (noise.rand(tokens.size(1)) < levels)
+        logits = self.model(**{**inputs, self.name: tokens.masked_fill(hidden, self.mask)})
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).transpose(1, 2)
+        losses = F.cross_entropy(logits, tokens.masked_fill(~hidden, IGNORE_INDEX), reduction="none")
+        return LossSum((losses / levels).sum(), asked.sum(), {"hidden": Ratio(hidden.sum(), asked.sum())})
