@@ -24,7 +24,7 @@ class MaskedDiffusionConfig(LossConfig):
 
     The cross-entropy of each hidden token is divided by that probability, and the sum by the number of tokens. The
     targets of the data determine the tokens: all tokens except the first of a window, or those of the answers. The mask
-    token is the highest id of the model, which the data must not contain: `vocab_size: data.vocab_size + 1`. The model
+    token is the highest id of the model, which the data must not contain. The model
     is an encoder, whose head predicts the token at the same position.
     """
 
@@ -60,7 +60,7 @@ class MaskedDiffusionLoss(nn.Module):
         tokens = inputs[self.name]
         if not torch.compiler.is_compiling() and bool((tokens >= self.mask).any()):
             message = f"the data must not contain the mask token, the highest id of the model; got {self.mask}"
-            help = "write `vocab_size: data.vocab_size + 1` in the model"
+            help = "increase `vocab_size` of the model to one more than the number of ids of the data"
             raise tfkit.SpecError(tfkit.Diagnostic(message, path="loss", help=help))
         asked = torch.zeros_like(tokens, dtype=torch.bool)
         asked[:, 1:] = targets[:, :-1] != IGNORE_INDEX
