@@ -13,17 +13,18 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.run.contract import IGNORE_INDEX, LossConfig, LossSum, Ratio
 
-LEAST_LEVEL = 1e-3
+IGNORE_INDEX = -100
+"""The target of a position that does not count."""
+MIN_LEVEL = 1e-3
 """The smallest probability that a token is hidden, as in the published code: its inverse is a weight."""
 
 
-class MaskedDiffusionConfig(LossConfig):
+class MaskedDiffusionConfig(tfkit.LossConfig):
     """Predict hidden tokens, each hidden with a probability that is drawn for its row: a bound on -log p(text).
 
     The cross-entropy of each hidden token is divided by that probability, and the sum by the number of tokens. The
-    targets of the data determine the tokens: all tokens except the first of a window, or those of the answers. The mask
+    targets of the data determine the tokens: all tokens except the first of a window, or the tokens of the answers. The mask
     token is the highest id of the model, which the data must not contain. The model
     is an encoder, whose head predicts the token at the same position.
     """
@@ -56,7 +57,7 @@ class MaskedDiffusionLoss(nn.Module):
         super().__init__()
         self.model, self.name, self.mask = model, name, mask
 
-    def forward(self, inputs: Mapping[str, Any], targets: Tensor, noise: tfkit.Noise) -> LossSum:
+    def forward(self, inputs: Mapping[str, Any], targets: Tensor, noise: tfkit.Noise) -> tfkit.LossSum:
         tokens = inputs[self.name]
         if not torch.compiler.is_compiling() and bool((tokens >= self.mask).any()):
             message = f"the data must not contain the mask token, the highest id of the model; got {self.mask}"
@@ -64,9 +65,9 @@ class MaskedDiffusionLoss(nn.Module):
             raise tfkit.SpecError(tfkit.Diagnostic(message, path="loss", help=help))
         asked = torch.zeros_like(tokens, dtype=torch.bool)
         asked[:, 1:] = targets[:, :-1] != IGNORE_INDEX
-        levels = LEAST_LEVEL + (1 - LEAST_LEVEL) * noise.rand(1)  # [b, 1]
+        levels = MIN_LEVEL + (1 - MIN_LEVEL) * noise.rand(1)  # [b, 1]
         hidden = asked & (noise.rand(tokens.size(1)) < levels)
         logits = self.model(**{**inputs, self.name: tokens.masked_fill(hidden, self.mask)})
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).transpose(1, 2)
         losses = F.cross_entropy(logits, tokens.masked_fill(~hidden, IGNORE_INDEX), reduction="none")
-        return LossSum((losses / levels).sum(), asked.sum(), {"hidden": Ratio(hidden.sum(), asked.sum())})
+        return tfkit.LossSum((losses / levels).sum(), asked.sum(), {"hidden": tfkit.Ratio(hidden.sum(), asked.sum())})
