@@ -24,9 +24,9 @@ class MaskedDiffusionConfig(tfkit.LossConfig):
     """Predict hidden tokens, each hidden with a probability that is drawn for its row: a bound on -log p(text).
 
     The cross-entropy of each hidden token is divided by that probability, and the sum by the number of tokens. The
-    targets of the data determine the tokens: all tokens except the first of a window, or the tokens of the answers. The mask
-    token is the highest id of the model, which the data must not contain. The model
-    is an encoder, whose head predicts the token at the same position.
+    targets of the data determine the tokens: all tokens except the first of a window, or the tokens of the answers. The
+    mask token is the highest id of the model, which the data must not contain. The model is an encoder, whose head
+    predicts the token at the same position.
     """
 
     kind: Literal["masked_diffusion"] = "masked_diffusion"
