@@ -306,7 +306,7 @@ class Trainer:
         return total, self._means(ratios)
 
     def _means(self, ratios: Sequence[Mapping[str, Ratio]]) -> dict[str, float]:
-        """Return the further numbers of a step, from those of its micro-batches, over all processes."""
+        """Return the further numbers of a step, from the numbers of its micro-batches, over all processes."""
         names = list(ratios[0])
         if self._loss_numbers is None:
             self._loss_numbers = frozenset(names)
