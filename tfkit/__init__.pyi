@@ -117,6 +117,7 @@ from tfkit.run.contract import DecodedMetric as DecodedMetric
 from tfkit.run.contract import Examples as Examples
 from tfkit.run.contract import LogitMetric as LogitMetric
 from tfkit.run.contract import LossConfig as LossConfig
+from tfkit.run.contract import LossSum as LossSum
 from tfkit.run.contract import Metric as Metric
 from tfkit.run.contract import MetricConfig as MetricConfig
 from tfkit.run.contract import OptimizerConfig as OptimizerConfig
@@ -132,6 +133,7 @@ from tfkit.run.kinds.examples import StreamData as StreamData
 from tfkit.run.kinds.examples import next_tokens as next_tokens
 from tfkit.run.read_rows import Row as Row
 from tfkit.run.read_rows import read_rows as read_rows
+from tfkit.run.training.noise import Noise as Noise
 from tfkit.spec.document import Document as Document
 from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError

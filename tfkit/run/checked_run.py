@@ -358,14 +358,17 @@ def _check_machine(run: Run) -> None:
 
 
 def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None:
-    """Raise SpecError for a metric of cross-entropy if the loss does not predict the data's targets."""
+    """Raise SpecError for a metric of targets that the data lacks, or that the loss does not predict."""
+    first = run.data.examples("train", "sequential").batch(np.zeros(1, np.int64))
     for number, metric in enumerate(metrics):
+        if first.targets is None and not metric.objective:
+            message = f"the metric `{metric.kind_name()}` needs targets, which the data does not have"
+            help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
+            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
         if metric.cross_entropy and not run.config.loss.predicts_targets:
             name, loss = metric.kind_name(), run.config.loss.kind_name()
             message = f"the metric `{name}` is the cross-entropy of the data's targets, which `{loss}` does not predict"
-            help = (
-                "list different metrics, such as `eval: {metrics: [...]}`, or set `predicts_targets` of the loss kind"
-            )
+            help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
             raise run.error(message, *((*path, str(number)) if path else ()), help=help)
 
 
@@ -381,16 +384,16 @@ def check_length(run: Run, split: str, *path: str) -> None:
 
 
 def positions_of(data: Data, split: str) -> int:
-    """Return the number of targets in the first example of a split; 1 for an example with a single target."""
-    targets = data.examples(split, "sequential").batch(np.zeros(1, np.int64)).targets
-    return int(targets[0].size)
+    """Return the number of targets in the first example of a split; 1 for an example with a single target or none."""
+    batch = data.examples(split, "sequential").batch(np.zeros(1, np.int64))
+    return int(batch.ids[0].size) if batch.has_ids else 1
 
 
 def _check_targets(run: Run) -> None:
     """Raise SpecError if the targets of some examples do not fit the logits of an output in the loss."""
     loss, graph, examples = run.config.loss, run.graph, run.data.examples("train", run.config.data.order)
     batch = examples.batch(np.arange(min(len(examples), run.config.batch.sequences, SAMPLED)))
-    for output, targets in batch.targets_of(loss.terms).items() if loss.predicts_targets else ():
+    for output, targets in batch.targets_of(loss.terms).items() if loss.predicts_targets and batch.has_ids else ():
         node = graph.node(output or graph.outputs[0])
         wires = [wire if isinstance(wire, list) else [wire] for wire in node.signals.values()]
         types = {signal.type for signals in wires for signal in signals}
@@ -423,7 +426,7 @@ def _check_loss(run: Run, batch: Batch) -> None:
             message, near = f"`{unknown[0]}` is not {role}", similar_name_help("a name", unknown[0], allowed)
             raise Invalid(f"{field}.{unknown[0]}", message, notes=[f"names: {listing(allowed) or 'none'}"], help=near)
     for name, term in loss.terms.items():
-        longest = 1 if batch.further_targets.get(name, batch.targets).ndim == 1 else length
+        longest = 1 if batch.further_targets.get(name, batch.ids).ndim == 1 else length
         if term.shift > longest:
             message = f"`shift` must be at most {longest:,} for these targets; got {term.shift:,}"
             raise Invalid(f"outputs.{name}.shift", message)

@@ -63,8 +63,10 @@ class Batch:
     inputs: Mapping[str, Array]
     """Token ids [b, t]; or real numbers in float32: features [b, t, width], images or vectors. Inputs may differ in
     their number of positions."""
-    targets: Ids
-    """[b, t]; or [b] for a model that returns logits once for each example. `IGNORE_INDEX` where nothing counts."""
+    targets: Array | None
+    """Ids [b, t]; or [b] for a model that returns logits once for each example. `IGNORE_INDEX` where nothing counts.
+    For losses that do not predict ids: real numbers in float32, [b, ...]; or None, if the loss needs the inputs alone.
+    """
     documents: Ids | None = None
     """Document number of each position, [b, t], for rows that hold several documents. The model then treats each
     document as if it were alone in its row."""
@@ -76,14 +78,42 @@ class Batch:
     further_targets: Mapping[str, Ids] = field(default_factory=dict)
     """Targets of outputs that do not use `targets`, by the name of the output: [b, t], or [b] for an output of a single
     vector."""
+    counted: NDArray[np.bool_] | None = None
+    """The real targets that count, [b] or [b, t]; by default, each row counts once."""
+
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        return len(next(iter(self.inputs.values())))
+
+    @property
+    def has_ids(self) -> bool:
+        """True if the targets are ids; False if they are real numbers, or if there are none."""
+        return self.targets is not None and self.targets.dtype.kind in "iu"
+
+    @property
+    def ids(self) -> Ids:
+        """The targets, if they are ids. Raises `Invalid` otherwise."""
+        if self.targets is None or not self.has_ids:
+            raise Invalid("", "the targets of the data must be ids", help="evaluate the metric `objective` instead")
+        return self.targets
 
     @property
     def count(self) -> int:
-        """The number of positions that count."""
-        return int((self.targets != IGNORE_INDEX).sum())
+        """The number of positions that count; for targets that are not ids and have no `counted`, of examples."""
+        if self.has_ids:
+            return int((self.ids != IGNORE_INDEX).sum())
+        return self.size if self.counted is None else int(np.count_nonzero(self.counted))
+
+    def counts_of(self, terms: Mapping[str, OutputConfig]) -> list[int]:
+        """Return the number of positions that count in each term of a loss; without terms, the `count`."""
+        targets = self.targets_of(terms).values() if terms else ()
+        return [int((ids != IGNORE_INDEX).sum()) for ids in targets] or [self.count]
 
     def targets_of(self, terms: Mapping[str, OutputConfig]) -> dict[str, Ids]:
-        """Return the targets of each term of a loss; without terms, `targets` under an empty name."""
+        """Return the targets of each term of a loss; without terms, `targets` under an empty name, if there are any."""
+        if self.targets is None:
+            return {}
         targets = {name: self.further_targets.get(name, self.targets) for name in terms} or {"": self.targets}
         for name, term in terms.items():
             if distance := term.shift - 1:
@@ -100,7 +130,8 @@ class Batch:
         documents = None if self.documents is None else self.documents[start:end]
         alternatives = tuple(batch.rows(start, end) for batch in self.alternatives)
         further = {name: ids[start:end] for name, ids in self.further_targets.items()}
-        return Batch(inputs, self.targets[start:end], documents, masks, alternatives, further)
+        targets, counted = (None if part is None else part[start:end] for part in (self.targets, self.counted))
+        return Batch(inputs, targets, documents, masks, alternatives, further, counted)
 
 
 class Tokenizer(Protocol):
@@ -161,7 +192,7 @@ class Data(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """One more than the largest id; 0 if neither inputs nor targets are ids."""
 
     @property
     def length(self) -> int:
@@ -304,6 +335,11 @@ class LossConfig(Component):
         return False
 
     @property
+    def draws_noise(self) -> bool:
+        """True if the module takes a third argument, the `tfkit.Noise` of the examples, for its random numbers."""
+        return False
+
+    @property
     def predicts_targets(self) -> bool:
         """True if the logits of the outputs in the loss are trained to predict the targets of the data.
 
@@ -318,12 +354,32 @@ class LossConfig(Component):
 
         The training loop divides the sum by the number of these positions in the full step. A loss with `terms` takes
         the targets of each term by name, and returns the sum of each term, [n]; the loop divides each sum by the count
-        of its term, and multiplies the quotient by the term's weight.
+        of its term, and multiplies the quotient by the term's weight. A loss that counts otherwise, or that has
+        further numbers to log, returns a `LossSum`.
 
         Parameters and persistent buffers of the module that are not the model's are its state: checkpoints contain
         them, and a resumed run restores them. With several processes, they must be equal in all processes. A model
-        that is read from a `ContentPath` is written only if its values change.
+        that is read from a `ContentPath` is written only if its values change. Nothing but the parameters of the model
+        is trained.
+
+        The state may change only in a method `after_step(step, steps)` of the module, which the loop calls once after
+        each update, without gradients. `forward` must not change it, because it runs for each micro-batch, and again
+        if memory runs out.
         """
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """The result of a loss that counts for itself, or that has further numbers to log."""
+
+    total: Tensor
+    """The sum over all positions or examples that count, a scalar; or of each term, [n]."""
+    count: Tensor | float | None = None
+    """The number of positions or examples in the sum, for a loss without `terms`; by default, of the targets that
+    count. The loop divides the gradients once, after all micro-batches and processes."""
+    numbers: Mapping[str, Ratio] = field(default_factory=dict)
+    """Further numbers of the step by name, each as two sums: the loop adds them up over the step, and logs their ratio.
+    All calls must return the same names."""
 
 
 class GroupConfig(Config):
@@ -410,10 +466,10 @@ def count_of(number: int | float, steps: int) -> int:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Two sums over examples; their ratio is the metric."""
+    """Two sums over examples, numbers or scalar tensors; their ratio is the metric."""
 
-    total: float
-    count: float
+    total: float | Tensor
+    count: float | Tensor
 
     def __add__(self, other: Ratio) -> Ratio:
         return Ratio(self.total + other.total, self.count + other.count)
@@ -489,6 +545,9 @@ class MetricConfig(Component):
     """True if the metric is computed for each output in the loss; False if only for the main output."""
     cross_entropy: ClassVar[bool] = False
     """True if the metric is the cross-entropy of the data's targets, for losses that `predicts_targets`."""
+    objective: ClassVar[bool] = False
+    """True if the metric is computed from the results of the run's loss. Its `compute` takes an array [n, 2]: the
+    total, times its weight, and the count of each term of the loss, or of the loss."""
 
     def names(self, split: str, terms: Iterable[str]) -> dict[str, str | None]:
         """Return the names that the metric has in reports, each with its output; None for the main output.

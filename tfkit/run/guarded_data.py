@@ -71,10 +71,10 @@ class GuardedData:
                 else:
                     _check_array(name, values, count, "integers", 2)
                     _check_range(name, values, self.vocab_size)
-            _check_array("targets", targets := batch.targets, count, "integers", 1 if np.ndim(targets) == 1 else 2)
-            classes = self.n_classes if isinstance(self.n_classes, Mapping) else {"": self.n_classes or self.vocab_size}
-            if "" in classes:
-                _check_range("targets", targets[targets != IGNORE_INDEX], classes[""])
+            if batch.size != count:
+                raise ValueError(f"the inputs must have {count} rows; got {batch.size}")
+            self._check_targets(batch, count)
+            classes = self.n_classes if isinstance(self.n_classes, Mapping) else {}
             for name, ids in batch.further_targets.items():
                 _check_array(name, ids, count, "integers", 1 if np.ndim(ids) == 1 else 2)
                 if name in classes:
@@ -83,6 +83,25 @@ class GuardedData:
             for alternative in batch.alternatives:
                 self.check(alternative, count)
         return batch
+
+    def _check_targets(self, batch: Batch, count: int) -> None:
+        targets, counted = batch.targets, batch.counted
+        real = getattr(targets, "dtype", None) == np.float32
+        if counted is not None:
+            _check_array("counted", counted, count, "bool", 1 if np.ndim(counted) == 1 else 2)
+            if not real:
+                raise ValueError(f"`counted` must belong to real targets; ids that do not count are {IGNORE_INDEX}")
+            assert targets is not None
+            if counted.shape != targets.shape[: counted.ndim]:
+                raise ValueError(f"`counted` must have the first axes of the targets, {list(targets.shape)}")
+        if targets is not None and real:
+            _check_array("targets", targets, count, "float32", max(np.ndim(targets), 1))
+        elif targets is not None:
+            _check_array("targets", targets, count, "integers", 1 if np.ndim(targets) == 1 else 2)
+            if not isinstance(self.n_classes, Mapping):
+                _check_range("targets", targets[targets != IGNORE_INDEX], self.n_classes or self.vocab_size)
+            elif "" in self.n_classes:
+                _check_range("targets", targets[targets != IGNORE_INDEX], self.n_classes[""])
 
 
 class _GuardedExamples:
@@ -125,11 +144,13 @@ def _check_masks(batch: Batch) -> None:
     for name, mask in batch.masks.items():
         if name not in batch.inputs:
             raise ValueError(f"a mask must belong to an input: {', '.join(batch.inputs)}; got `{name}`")
-        _check_array(f"masks[{name!r}]", mask, len(batch.targets), "bool", 2)
+        _check_array(f"masks[{name!r}]", mask, batch.size, "bool", 2)
         if mask.shape != batch.inputs[name].shape[:2] or not mask.any(axis=1).all():
             raise ValueError(f"the mask of `{name}` must have the shape of the input, and a token in each row")
         if (
             len(batch.inputs) == 1
+            and batch.targets is not None
+            and batch.targets.dtype.kind in "iu"
             and mask.shape == batch.targets.shape
             and (~mask & (batch.targets != IGNORE_INDEX)).any()
         ):

@@ -154,6 +154,7 @@ def _batch_digest(batch: Batch) -> str:
     digest = hashlib.blake2b(digest_size=8)
     masks = {f"{name}_mask": mask for name, mask in batch.masks.items()}
     arrays: dict[str, Any] = {**batch.inputs, **masks, "targets": batch.targets, "documents": batch.documents}
+    arrays["counted"] = batch.counted
     arrays |= {f"targets of {name}": ids for name, ids in batch.further_targets.items()}
     for name, array in sorted(arrays.items()):
         if array is not None:

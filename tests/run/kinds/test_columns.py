@@ -197,7 +197,7 @@ def test_a_step_on_pairs_is_that_of_a_loop_over_the_rows(layout: str, tmp_path: 
     trainer.model.double()
     batch = trainer.batch(1)
     assert set(batch.masks) == set(batch.inputs)
-    loss = trainer._gradients(batch, 1)
+    loss, _ = trainer._gradients(batch, 1)
     gradients = {
         name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.grad is not None
     }
@@ -336,7 +336,7 @@ def losses_alone(model: Any, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
 def test_a_step_on_several_targets_is_the_sum_of_two_losses(tmp_path: Path) -> None:
     trainer = Trainer(tasks_run(tmp_path, TWO_TASKS, "machine.micro_batch=2"), Memory())
     trainer.model.double()
-    loss = trainer._gradients(trainer.batch(1), 1)
+    loss, _ = trainer._gradients(trainer.batch(1), 1)
     weights = dict(trainer.model.named_parameters())
     gradients = {name: weight.grad.clone() for name, weight in weights.items() if weight.grad is not None}
     trainer.model.zero_grad()

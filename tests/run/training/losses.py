@@ -35,12 +35,13 @@ class AveragedTeacher(nn.Module):
         teacher = deepcopy(model).requires_grad_(False)
         self.teacher = {"average": teacher} if config.hidden else nn.ModuleDict({"average": teacher})
 
+    def after_step(self, step: int, steps: int) -> None:
+        for average, weight in zip(self.teacher["average"].parameters(), self.model.parameters(), strict=True):
+            average.lerp_(weight, 1 - self.config.decay)
+
     def forward(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
-        teacher = self.teacher["average"]
         with torch.no_grad():
-            for average, weight in zip(teacher.parameters(), self.model.parameters(), strict=True):
-                average.lerp_(weight, 1 - self.config.decay)
-            expected = teacher(inputs["tokens"])
+            expected = self.teacher["average"](inputs["tokens"])
         total: Tensor = self.loss(inputs, targets)
         return total + (self.model(inputs["tokens"]) - expected).square().sum()
 
@@ -66,14 +67,17 @@ class Centred(nn.Module):
         self.register_buffer("calls", torch.tensor(3))
         self.register_buffer("queue", None)
 
-    def forward(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
+    def after_step(self, step: int, steps: int) -> None:
         weight = whole(next(iter(self.loss.model.parameters())).detach())[:1]
         if self.config.of_rows:
-            weight = weight + inputs["tokens"].float().mean()
+            weight = weight + self.mean
         self.queue = weight.clone() if self.queue is None else torch.cat([self.queue, weight])[-5:]
         self.calls += 1
+
+    def forward(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
+        self.mean = inputs["tokens"].float().mean()
         total: Tensor = self.loss(inputs, targets)
-        return total * (1 + 0.3 * torch.sin(40 * self.queue.sum() + self.calls))
+        return total * (1 + 0.3 * torch.sin(self.calls + (0 if self.queue is None else 40 * self.queue.sum())))
 
 
 class ReferenceConfig(LossConfig):
@@ -94,8 +98,10 @@ class Reference(nn.Module):
         self.loss, self.model, self.reference = tfkit.Loss(model, reduction="sum"), model, reference
         self.register_buffer("offset", torch.tensor([0.25, -0.5]))
 
-    def forward(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
+    def after_step(self, step: int, steps: int) -> None:
         self.offset.mul_(0.9)
+
+    def forward(self, inputs: Mapping[str, Tensor], targets: Tensor) -> Tensor:
         distance = (self.model(inputs["tokens"]) - self.reference(inputs["tokens"])).square().sum()
         total: Tensor = self.loss(inputs, targets)
         return total + distance * self.offset.abs().sum()

@@ -26,7 +26,7 @@ class Planted(Trainer):
 
     bad: tuple[int, ...] = ()
 
-    def _gradients(self, *arguments: object) -> Tensor:
+    def _gradients(self, *arguments: object) -> tuple[Tensor, dict[str, float]]:
         module = self.model.get_submodule(PLACE)
 
         def spoil(module: nn.Module, inputs: object, output: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def test_padded_examples_have_the_loss_and_the_gradients_of_each_alone(pairs: bo
     trainer = Trainer(padded_run(tmp_path, pairs=pairs), Memory())
     trainer.model.double()  # float32 alone would differ by 1.4e-6
     batch = trainer.batch(1)
-    loss = trainer._gradients(batch, 1)
+    loss, _ = trainer._gradients(batch, 1)
     gradients = {
         name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.grad is not None
     }

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, fx, nn
@@ -80,6 +81,27 @@ class LossMetricConfig(MetricConfig):
 
     def build(self, data: Data) -> Metric:
         return CrossEntropy(None)
+
+
+class ObjectiveConfig(MetricConfig):
+    """The loss of the run, with all of its terms and their weights: comparable between runs of equal losses only.
+
+    It is computed in eval mode, with the same noise in every evaluation. If the loss is `undivided`, batches have the
+    size of the run's batches, and a shorter last batch is left out.
+    """
+
+    objective = True
+    kind: Literal["objective"] = "objective"
+
+    def build(self, data: Data) -> Metric:
+        return Objective()
+
+
+class Objective(Metric):
+    """The weighted sum of the means of all terms."""
+
+    def compute(self, sums: Any) -> float:
+        return float((sums[:, 0] / np.where(sums[:, 1] == 0, 1, sums[:, 1])).sum())
 
 
 class BitsPerByteConfig(MetricConfig):

@@ -183,7 +183,7 @@ def _joined_batches(batches: Sequence[Batch], order: Ids) -> Batch:
     """Join batches, padded to the longest example, and reorder their examples by `order`."""
     names = list(batches[0].inputs)
     for batch in batches:
-        if list(batch.inputs) != names or batch.targets.ndim != 2 or batch.alternatives:
+        if list(batch.inputs) != names or not batch.has_ids or batch.ids.ndim != 2 or batch.alternatives:
             raise Invalid("of", "all parts with a weight must have the same inputs, and targets for each position")
 
     def rows(arrays: Sequence[NDArray[Any]], fill: int) -> NDArray[Any]:
@@ -196,7 +196,7 @@ def _joined_batches(batches: Sequence[Batch], order: Ids) -> Batch:
     documents = None
     if any(batch.documents is not None for batch in batches):
         documents = rows([_document_numbers(batch) for batch in batches], 0)
-    return Batch(inputs, rows([batch.targets for batch in batches], IGNORE_INDEX), documents, masks_of(masks))
+    return Batch(inputs, rows([batch.ids for batch in batches], IGNORE_INDEX), documents, masks_of(masks))
 
 
 def _input_mask(batch: Batch, name: str) -> NDArray[np.bool_]:
@@ -204,4 +204,4 @@ def _input_mask(batch: Batch, name: str) -> NDArray[np.bool_]:
 
 
 def _document_numbers(batch: Batch) -> Ids:
-    return np.zeros(batch.targets.shape, np.int64) if batch.documents is None else batch.documents
+    return np.zeros(batch.ids.shape, np.int64) if batch.documents is None else batch.documents

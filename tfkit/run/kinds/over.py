@@ -159,13 +159,13 @@ class Hidden:
         seen = self._of.batch(indices % len(self._of))
         ((name, tokens),) = seen.inputs.items()
         asked = np.zeros(tokens.shape, dtype=bool)
-        asked[:, 1:] = seen.targets[:, :-1] != IGNORE_INDEX
+        asked[:, 1:] = seen.ids[:, :-1] != IGNORE_INDEX
         asked &= seen.masks.get(name, True)  # the last target of a padded example may not be an input
         drawn = np.stack([data_generator(number).random((3, tokens.shape[1])) for number in indices.tolist()], axis=1)
         chosen = asked & (drawn[0] < self._share)
         hidden, random = chosen & (drawn[1] < MASK_FRACTION), chosen & (drawn[1] >= 1 - RANDOM_FRACTION)
         read = np.where(random, (drawn[2] * self._mask).astype(np.int64), tokens)
-        read[hidden | _trailing_padding(seen.targets)] = self._mask
+        read[hidden | _trailing_padding(seen.ids)] = self._mask
         return replace(seen, inputs={name: read}, targets=np.where(chosen, tokens, IGNORE_INDEX))
 
 
@@ -212,4 +212,4 @@ class Packed:
         ((_, tokens),) = seen.inputs.items()
         ends = tokens == self._separator
         documents = np.cumsum(ends, axis=1) - ends
-        return replace(seen, targets=np.where(ends, IGNORE_INDEX, seen.targets), documents=documents)
+        return replace(seen, targets=np.where(ends, IGNORE_INDEX, seen.ids), documents=documents)

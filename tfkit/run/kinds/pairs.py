@@ -199,9 +199,7 @@ class Pairs:
             choices = number + (answers <= number)
             exists = choices < counts
             alternative = self._rows(first + np.where(exists, choices, answers))
-            alternatives.append(
-                replace(alternative, targets=np.where(exists[:, None], alternative.targets, IGNORE_INDEX))
-            )
+            alternatives.append(replace(alternative, targets=np.where(exists[:, None], alternative.ids, IGNORE_INDEX)))
         return replace(self._rows(first + answers), alternatives=tuple(alternatives))
 
     def _rows(self, pairs: Ids) -> Batch:

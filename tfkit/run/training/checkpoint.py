@@ -16,6 +16,7 @@ from tfkit.nn import part
 from tfkit.run.contract import LossConfig
 from tfkit.run.run_meaning import content_paths
 from tfkit.torch_private.sharding import local_part
+from tfkit.torch_private.tensors import storage_key, version_of
 
 SEPARATOR = "/"
 """Separator between the name of a parameter and the name of a tensor of its optimizer state."""
@@ -140,6 +141,25 @@ class LossState:
         of_model = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
         return {name: t.detach() for name, t in state.items() if isinstance(t, Tensor) and id(t) not in of_model}
 
+    @property
+    def trained(self) -> str | None:
+        """The name of a parameter with a gradient that is not the model's; None without such a parameter."""
+        of_model = {id(parameter) for parameter in self._model.parameters()}
+        named = self._loss.named_parameters()
+        return next((name for name, p in named if p.requires_grad and id(p) not in of_model), None)
+
+    def versions(self) -> dict[str, tuple[Tensor, int]]:
+        """Return the tensors of the state by name, each with its number of changes in place."""
+        return {name: (tensor, version_of(tensor)) for name, tensor in self._all().items()}
+
+    def changed(self, versions: Mapping[str, tuple[Tensor, int]]) -> str | None:
+        """Return the name of the first tensor that has changed since `versions`; None if none has."""
+        now, before = (
+            {name: (_storage_of(tensor), version) for name, (tensor, version) in part.items()}
+            for part in (self.versions(), versions)
+        )
+        return next((name for name in now | before if now.get(name) != before.get(name)), None)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by the names of the loss's tensors."""
         references = self._references
@@ -173,6 +193,12 @@ class LossState:
                 setattr(owner, attribute, tensor.to(device, copy=True))
             else:
                 raise ValueError(f"the loss has no `{name}` of shape {list(tensor.shape)}")
+
+
+def _storage_of(tensor: Tensor) -> int:
+    local = local_part(tensor)
+    assert isinstance(local, Tensor)
+    return storage_key(local)
 
 
 def _tensor_digest(tensor: Tensor) -> str:

@@ -7,14 +7,15 @@ and keeps one value for each position and metric.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from tfkit.building.builder import evaluation_mode
@@ -31,12 +32,14 @@ from tfkit.run.contract import (
     Ids,
     LogitMetric,
     LossConfig,
+    LossSum,
     Metric,
     MetricConfig,
 )
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.guarded import guarded_component_call
 from tfkit.run.training.memory import MicroBatch
+from tfkit.run.training.noise import Noise
 from tfkit.run.training.order import indices_to_evaluate
 from tfkit.run.training.processes import Processes
 
@@ -50,6 +53,7 @@ def evaluate_splits(
     micro_batch: MicroBatch | None = None,
     between: Callable[[], None] = lambda: None,
     processes: Processes | None = None,
+    loss: nn.Module | None = None,
 ) -> dict[str, float]:
     """Return the metrics of each split, as `val.loss`.
 
@@ -61,13 +65,20 @@ def evaluate_splits(
         micro_batch: the number of sequences to compute at once; by default the run's `micro_batch`.
         between: called before each batch; may raise to end the evaluation.
         processes: the processes that share the rows of a batch; by default, this process computes all rows.
+        loss: the module of the run's loss; by default, it is built if a metric needs it.
 
     Raises:
         SpecError: a metric cannot be computed from this data, no position of a split counts, or memory runs out.
     """
     processes, micro_batch = processes or Processes(), micro_batch or MicroBatch(run)
     numbers: dict[str, float] = {}
-    with evaluation_mode(model), torch.no_grad():
+    if loss is None and any(metric.objective for metric in metrics):
+        with guarded_component_call(run, model, run.config.loss, "`build`", "loss"):
+            loss = run.config.loss.build(model)
+    modes = [evaluation_mode(module) for module in (model, loss) if module is not None]
+    with ExitStack() as stack, torch.no_grad():
+        for mode in modes:
+            stack.enter_context(mode)
         for split, part in splits.items():
             built = [
                 _BuiltMetric.of(model, run, metrics, index, named)
@@ -76,7 +87,7 @@ def evaluate_splits(
             ]
             if any(isinstance(measure.metric, ChoiceMetric) for measure in built):
                 built = [measure for measure in built if measure.applies(split, splits)]
-            totals = _Evaluation(model, run, built, processes).totals(split, part, micro_batch, between)
+            totals = _Evaluation(model, run, built, processes, loss).totals(split, part, micro_batch, between)
             for measure, total in zip(built, processes.total(totals), strict=True):
                 with measure.guarded("compute"):
                     numbers[measure.name] = float(measure.metric.compute(total))
@@ -136,8 +147,16 @@ class _BuiltMetric:
 class _Evaluation:
     """Sums of metrics over the rows of this process."""
 
-    def __init__(self, model: fx.GraphModule, run: Run, metrics: Sequence[_BuiltMetric], processes: Processes) -> None:
+    def __init__(
+        self,
+        model: fx.GraphModule,
+        run: Run,
+        metrics: Sequence[_BuiltMetric],
+        processes: Processes,
+        objective: nn.Module | None,
+    ) -> None:
         self._model, self._run, self._metrics, self._processes = model, run, metrics, processes
+        self._objective = objective
         self._device = next(model.parameters()).device
         self._of_logits = [(built, built.metric) for built in metrics if isinstance(built.metric, LogitMetric)]
         try:
@@ -151,17 +170,17 @@ class _Evaluation:
         for number, batch in enumerate(_evaluation_batches(self._run, split, part)):
             between()
             count += batch.count
-            sums = micro_batch.fit(partial(self.sums, batch, number), "an evaluation")
+            sums = micro_batch.fit(partial(self.sums, split, batch, number), "an evaluation")
             totals = sums if totals is None else list(map(_BuiltMetric.add, self._metrics, totals, sums))
         if totals is None or not count:
             message = f"the part of the split `{split}` that is evaluated must have a position that counts"
             raise SpecError(Diagnostic(message, help="evaluate more of the split, or use different data"))
         return totals
 
-    def sums(self, batch: Batch, number: int, size: int) -> list[Any]:
+    def sums(self, split: str, batch: Batch, number: int, size: int) -> list[Any]:
         """Return the sums of each metric over a batch, from micro-batches of `size` rows."""
         # Processes have equal numbers of micro-batches, because each call of a sharded model is a collective operation.
-        share = -(-len(batch.targets) // self._processes.count)
+        share = -(-batch.size // self._processes.count)
         first = share * self._processes.rank
         rows = batch.rows(first, first + share)
         with precision_context(self._run, self._device):
@@ -171,6 +190,10 @@ class _Evaluation:
             of_logits = [iter(self._all_from_logits(*choice, size, share)) for choice in choices]
             sums = []
             for built in self._metrics:
+                if built.config.objective:
+                    noise = partial(self._noise, split, number)
+                    sums.append(self._of_objective(batch, range(first, first + share), noise, size))
+                    continue
                 values = targets = torch.from_numpy(self._targets(rows, built.output))
                 if isinstance(built.metric, LogitMetric):
                     values, *further = map(next, of_logits)
@@ -182,6 +205,31 @@ class _Evaluation:
                         values = self._decoded(built.metric, batch, number, size)[first : first + share]
                 sums.append(built.sums(values, targets))
             return sums
+
+    def _noise(self, split: str, number: int, rows: Iterable[int]) -> Noise:
+        return Noise.of(self._device, 0, f"evaluation/{split}/loss", number, rows)
+
+    def _of_objective(
+        self, batch: Batch, share: range, noise: Callable[[Iterable[int]], Noise], size: int
+    ) -> NDArray[np.float64]:
+        """Return the weighted total and the count of each term, [n, 2], of the rows in `share`; see `_from_logits`."""
+        assert self._objective is not None
+        terms = self._run.config.loss.terms
+        sums = np.zeros((max(len(terms), 1), 2))
+        if self._run.config.loss.undivided:
+            size = self._run.config.batch.sequences
+            if batch.size < size:
+                return sums
+        for start in range(share.start, share.stop, size):
+            end = min(start + size, share.stop, batch.size)
+            rows = batch.rows(start, end) if start < end else batch.rows(0, 1)
+            numbers = range(start, end) if start < end else range(1)
+            result = loss_sums(self._objective, self._run, self._model, self._device, rows, partial(noise, numbers))
+            if start < end:
+                counts = rows.counts_of(terms) if result.count is None else [float(result.count)]
+                weights = np.array([term.weight for term in terms.values()] or [1.0])
+                sums += np.stack([weights * result.total.double().cpu().numpy(), np.asarray(counts, float)], axis=1)
+        return sums
 
     def _targets(self, batch: Batch, output: str | None) -> Ids:
         """Return the targets of an output, by default of the main output."""
@@ -197,13 +245,13 @@ class _Evaluation:
         """Return the values of each metric of logits, [b, t]. Without rows, run the model on one row of the batch."""
         if not self._of_logits:
             return []
-        present = rows if len(rows.targets) else batch.rows(0, 1)
+        present = rows if rows.size else batch.rows(0, 1)
         inputs, loss = batch_tensors(present, self._model, self._device, self._run.config.loss)[0], self._loss
         if loss is None:
             values = self._of_outputs({"": [self._model(**inputs).flatten(0, -2)]}, present)
         else:
             values = call_in_forward(self._model, lambda: self._of_outputs(loss.logits(loss.read(inputs)), present))
-        return [values[built.name][: len(rows.targets)] for built, _ in self._of_logits]
+        return [values[built.name][: rows.size] for built, _ in self._of_logits]
 
     def _of_outputs(self, logits: Mapping[str, Iterable[Tensor]], batch: Batch) -> dict[str, Tensor]:
         """Return the values of each metric of logits, [b, t], from the chunks of logits of each output, [n, v]."""
@@ -223,7 +271,7 @@ class _Evaluation:
     def _decoded(self, metric: DecodedMetric, batch: Batch, number: int, size: int) -> Tensor:
         """Return the values of a metric for all rows of a batch: processes must generate equally many tokens."""
         values = []
-        for start in range(0, len(batch.targets), size):
+        for start in range(0, batch.size, size):
             rows = batch.rows(start, start + size)
             inputs, _ = batch_tensors(rows, self._model, self._device, self._run.config.loss)
             inputs = {name: tensor for name, tensor in inputs.items() if name not in self._run.config.loss.inputs_ahead}
@@ -234,7 +282,7 @@ class _Evaluation:
 
 def _by_choice(choices: Sequence[Batch], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the sum of the values of each choice, and the number of its positions that count, [b, choices] each."""
-    counted = [torch.from_numpy(choice.targets != IGNORE_INDEX) for choice in choices]
+    counted = [torch.from_numpy(choice.ids != IGNORE_INDEX) for choice in choices]
     sums = [torch.where(mask, value.cpu().double(), 0).sum(-1) for mask, value in zip(counted, values, strict=True)]
     return torch.stack(sums, dim=-1), torch.stack([mask.sum(-1) for mask in counted], dim=-1)
 
@@ -257,7 +305,31 @@ def batch_tensors(
     for name, distance in loss.inputs_ahead.items():
         inputs[name] = F.pad(inputs[next(iter(names.values()))][:, distance:], (0, distance))
     targets = {name: _copy_to_device(ids, device) for name, ids in batch.targets_of(loss.terms).items()}
-    return inputs, targets if loss.terms else targets[""]
+    return inputs, targets if loss.terms else targets.get("")
+
+
+def loss_sums(
+    loss: Callable[..., Any],
+    run: Run,
+    model: fx.GraphModule,
+    device: torch.device,
+    batch: Batch,
+    noise: Callable[[], Noise],
+) -> LossSum:
+    """Return the result of the run's loss for a batch, its total as [n]. Raise SpecError if it has another form."""
+    config = run.config.loss
+    arguments = (*batch_tensors(batch, model, device, config), *([noise()] if config.draws_noise else []))
+    result, n = loss(*arguments), max(len(config.terms), 1)
+    sums = result if isinstance(result, LossSum) else LossSum(result)
+    total: Any = sums.total
+    if not isinstance(total, Tensor) or total.numel() != n:
+        shape = list(total.shape) if isinstance(total, Tensor) else type(total).__name__
+        message = f"the loss `{config.kind_name()}` must return {'a sum' if n == 1 else f'{n} sums'}; got {shape}"
+        raise run.error(message, "loss", help="add up the losses of all positions that count")
+    if sums.count is not None and config.terms:
+        message = f"the loss `{config.kind_name()}` cannot return a `count`, because it has several outputs"
+        raise run.error(message, "loss", help="return the sums alone: the loop counts the targets of each output")
+    return replace(sums, total=total.reshape(-1))
 
 
 def _copy_to_device(values: Array, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from tfkit.building.placement import GLOBAL_GENERATORS, thread_count
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
-from tfkit.run.contract import IGNORE_INDEX, Batch, Callback, Data
+from tfkit.run.contract import Batch, Callback, Data, LossSum, Ratio
 from tfkit.run.training.checkpoint import (
     LOSS,
     Checkpoint,
@@ -36,11 +37,12 @@ from tfkit.run.training.checkpoint import (
     restore_model,
     tensors_of_owner,
 )
-from tfkit.run.training.evaluate import batch_tensors, evaluate_splits, precision_context
+from tfkit.run.training.evaluate import batch_tensors, evaluate_splits, loss_sums, precision_context
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.run.training.guarded import guarded_component_call
 from tfkit.run.training.layers import prepare_layers, use_float8
 from tfkit.run.training.memory import MicroBatch
+from tfkit.run.training.noise import Noise
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, stream_seed
 from tfkit.run.training.prefetch import Prefetch
@@ -109,6 +111,8 @@ class Trainer:
         self._rejecting = [n for n, call in enumerate(self._callbacks) if type(call).reject is not Callback.reject]
         """Indices of callbacks that can reject an update. Without any, processes need not agree before an update."""
         self._watchers = watchers
+        self._loss_numbers: frozenset[str] | None = None
+        """Names of the further numbers of the loss, once it has returned any."""
         self._line: dict[str, float] | None = None
         """The numbers of the current line, to which observers may add; None outside of `on_step` and `on_eval`."""
         self._set_up()
@@ -133,11 +137,17 @@ class Trainer:
                 raise self.run.error(str(error), "loss") from error
             self._loss_state = LossState(loss, self.model, config.loss)
         self._check_unedited()
+        if name := self._loss_state.trained:
+            message = f"the loss `{config.loss.kind_name()}` must not have trained parameters; got `{name}`"
+            help = "make it a node of the model, which the optimizer trains, or call `requires_grad_(False)`"
+            raise self.run.error(message, "loss", help=help)
         if config.machine.float8 is not None:
             self.notes["float8"] = use_float8(self.model, self.run, self.device)
         prepare_layers(self.model, config.machine)
         self._edits = self._changes()
         self.loss = torch.compile(loss) if config.machine.compile is True else loss
+        self._loss_module = loss
+        self._after_step: Callable[[int, int], object] | None = getattr(loss, "after_step", None)
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -215,7 +225,7 @@ class Trainer:
         factor = self.run.factor(step)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        losses = self._gradients(self._batches.take(step), step)
+        losses, further = self._gradients(self._batches.take(step), step)
         self._batches.wait()
         loss = self._weighted(losses)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
@@ -225,9 +235,12 @@ class Trainer:
             return
         of_outputs = dict(zip((f"{name}.loss" for name in self._terms), losses.tolist(), strict=False))
         numbers = {"loss": loss.item(), **of_outputs, "lr": self._rates[0] * factor, "grad_norm": norm.item()}
-        rejected = self._rejected(numbers)
+        rejected = self._rejected(numbers := numbers | further)
         if not rejected:
             self.optimizer.step()
+            if self._after_step is not None:
+                with self._guarded_loss("`after_step`"), torch.no_grad():
+                    self._after_step(step, self.steps)
         self.step = step
         if rejected:
             self.text("rejected", rejected)
@@ -247,51 +260,86 @@ class Trainer:
         indices = indices_of(self.config.data.order, self.seed, step, sequences=sequences, examples=examples)
         return self._examples.batch(self._processes.rows(indices))
 
-    def _gradients(self, batch: Batch, step: int) -> Tensor:
+    def _gradients(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         """Compute the loss of a step and its gradients, in smaller micro-batches if memory runs out."""
         return self.micro_batch.fit(partial(self._summed, batch, step))
 
-    def _summed(self, batch: Batch, step: int, size: int) -> Tensor:
-        """Return the loss of each output, and add up their gradients, from micro-batches of `size` sequences.
+    def _summed(self, batch: Batch, step: int, size: int) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of each output and further numbers, and add up gradients, from `size` sequences at a time.
 
-        The sums of all micro-batches and processes are divided by the number of positions that count in all of them.
+        The sums of all micro-batches and processes are divided by the number of positions that count in all of them. If
+        the loss counts for itself, this number is known only afterwards, and the gradients are divided at the end.
         """
         self.optimizer.zero_grad()
-        counts = [int((targets != IGNORE_INDEX).sum()) for targets in batch.targets_of(self._terms).values()]
+        counts = batch.counts_of(self._terms)
         totals = self._processes.sum(torch.tensor(counts, device="cpu")).clamp(min=1).tolist()
-        total = torch.zeros(len(counts), device=self.device)
+        total, count = torch.zeros(len(counts), device=self.device), None
+        ratios: list[dict[str, Ratio]] = []
+        rows = self._processes.rows(np.arange(self.config.batch.sequences))
+        before = None if _is_built_in(self.config.loss) else self._loss_state.versions()
         with GLOBAL_GENERATORS:
             seed_device(self.device, stream_seed(self.seed, "noise", step, self._processes.rank))
-            for start in range(0, len(batch.targets), size):
-                inputs, targets = batch_tensors(
-                    batch.rows(start, start + size), self.model, self.device, self.config.loss
-                )
+            for start in range(0, batch.size, size):
+                part = batch.rows(start, start + size)
+                noise = partial(Noise.of, self.device, self.seed, "loss", step, rows[start : start + size])
                 with precision_context(self.run, self.device):
-                    sums = self._sums(inputs, targets)
-                    losses = torch.stack([of_output / count for of_output, count in zip(sums, totals, strict=True)])
+                    sums = self._sums(part, noise)
+                    losses = sums.total
+                    if sums.count is None:
+                        losses = torch.stack([of_term / n for of_term, n in zip(losses, totals, strict=True)])
                 self._weighted(losses).backward()
                 total += losses.detach()
-        return self._processes.sum(total)
+                if sums.count is not None:
+                    count = (0.0 if count is None else count) + torch.as_tensor(sums.count, dtype=torch.float64).cpu()
+                ratios.append(dict(sums.numbers))
+        if before is not None and (changed := self._loss_state.changed(before)):
+            message = f"the loss `{self.config.loss.kind_name()}` must change its state only in `after_step`"
+            help = "move the change into `after_step(step, steps)` of the module"
+            raise self.run.error(f"{message}; its `forward` changed `{changed}`", "loss", help=help)
+        total = self._processes.sum(total)
+        if count is not None:
+            divisor = float(self._processes.sum(count)) or 1.0
+            total = total / divisor
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= divisor
+        return total, self._means(ratios)
 
-    def _sums(self, inputs: Mapping[str, Tensor], targets: Any) -> Tensor:
-        """Return the sum of each output, [n]. Raise SpecError if the loss fails, or has another size or no gradient."""
-        kind, count = self.config.loss.kind_name(), max(len(self._terms), 1)
+    def _means(self, ratios: Sequence[Mapping[str, Ratio]]) -> dict[str, float]:
+        """Return the further numbers of a step, from the numbers of its micro-batches, over all processes."""
+        names = list(ratios[0])
+        if self._loss_numbers is None:
+            self._loss_numbers = frozenset(names)
+            if taken := sorted(self._loss_numbers & self._reserved):
+                raise self.run.error(f"the loss must not log `{taken[0]}`, which the run logs", "loss")
+        if any(set(part) != self._loss_numbers for part in ratios):
+            raise self.run.error("the loss must return the same `numbers` for all micro-batches", "loss")
+        if not names:
+            return {}
+        sums = [[sum(float(getattr(part[name], of)) for part in ratios) for of in ("total", "count")] for name in names]
+        summed = self._processes.sum(torch.tensor(sums, dtype=torch.float64, device="cpu")).tolist()
+        return {name: total / (count or 1.0) for name, (total, count) in zip(names, summed, strict=True)}
+
+    def _sums(self, batch: Batch, noise: Callable[[], Noise]) -> LossSum:
+        """Return the result of the loss. Raise SpecError if the loss fails, or has no gradient."""
+        with self._guarded_loss("`forward`"):
+            result = loss_sums(self.loss, self.run, self.model, self.device, batch, noise)
+        if not result.total.requires_grad:
+            message = f"the loss `{self.config.loss.kind_name()}` must have a gradient; got a value that depends on no"
+            help = "compute the loss from outputs of the model, without `detach` and `torch.no_grad`"
+            raise self.run.error(f"{message} trained weight", "loss", help=help)
+        return result
+
+    @contextmanager
+    def _guarded_loss(self, method: str) -> Iterator[None]:
+        """Turn an exception of the loss into an error of its kind."""
         try:
-            sums = self.loss(inputs, targets)
+            yield
         except RuntimeError:  # of memory, or of the connection to another process
             raise
         except Exception:
-            with guarded_component_call(self.run, self.model, self.config.loss, "`forward`", "loss"):
+            with guarded_component_call(self.run, self.model, self.config.loss, method, "loss"):
                 raise
-        if not isinstance(sums, Tensor) or sums.numel() != count:
-            shape = list(sums.shape) if isinstance(sums, Tensor) else type(sums).__name__
-            message = f"the loss `{kind}` must return {'a sum' if count == 1 else f'{count} sums'}; got {shape}"
-            raise self.run.error(message, "loss", help="add up the losses of all positions that count")
-        if not sums.requires_grad:
-            message = f"the loss `{kind}` must have a gradient; got a value that depends on no trained weight"
-            help = "compute the loss from outputs of the model, without `detach` and `torch.no_grad`"
-            raise self.run.error(message, "loss", help=help)
-        return sums.reshape(-1)
 
     def _weighted(self, losses: Tensor) -> Tensor:
         """Return the loss from the losses of all outputs."""
@@ -336,6 +384,7 @@ class Trainer:
             micro_batch=self.micro_batch,
             between=between,
             processes=self._processes,
+            loss=self._loss_module,
         )
         self._processes.reshard(self.model)
         return numbers

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
+from torch import fx, nn
+
 from tfkit.arguments import AnyPath, Sets, checked
 from tfkit.building.instrument import instrument_model
 from tfkit.commands import build_with_weights
@@ -14,11 +16,13 @@ from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, check_length, check_metrics, load_run
 from tfkit.run.contract import MetricConfig
 from tfkit.run.run_spec import SplitConfig
+from tfkit.run.training.checkpoint import LossState
 from tfkit.run.training.evaluate import evaluate_splits as numbers_of
 from tfkit.spec.folder import has_weights, model_folder
 from tfkit.spec.merge import as_changes
 from tfkit.tools.common.loading_weights import check_weights
 from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.train.checkpoints import loss_tensors
 
 Names: TypeAlias = Annotated[Iterable[str], "a list of names"]
 
@@ -83,8 +87,21 @@ def evaluate_run(
         check_weights(weights)
     model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
     instrument_model(model)
-    whole = {name: SplitConfig(batches="all") for name in chosen}
-    return numbers_of(model, run, whole, configs)
+    full = {name: SplitConfig(batches="all") for name in chosen}
+    loss = _trained_loss(run, model, weights) if any(config.objective for config in configs) else None
+    return numbers_of(model, run, full, configs, loss=loss)
+
+
+def _trained_loss(run: Run, model: fx.GraphModule, weights: Path) -> nn.Module:
+    """Build the loss of a run, with its state from the checkpoint; raise SpecError if only a checkpoint has it."""
+    config = run.config.loss
+    loss = config.build(model)
+    try:
+        LossState(loss, model, config).restore(loss_tensors(weights), branch=False)
+    except ValueError as error:
+        message = f"the loss `{config.kind_name()}` has a state, which must come from a checkpoint of the run: {error}"
+        raise SpecError(Diagnostic(message, help="evaluate the folder of the run, without --weights")) from error
+    return loss
 
 
 def _metric_configs(plugins: Plugins, run: Run, names: tuple[str, ...]) -> tuple[MetricConfig, ...]:

@@ -23,7 +23,7 @@ from tfkit.run.sweep_spec import CompareConfig
 from tfkit.spec.folder import RUN
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.show.differences import Difference
-from tfkit.tools.sweep.arms import SweepRun, call_all, check_margin, check_number
+from tfkit.tools.sweep.arms import SweepRun, call_all, check_margin, check_number, check_objectives
 from tfkit.tools.sweep.comparison import Side, compare_sides, ended_early, mixed_code
 from tfkit.tools.sweep.equal import NONE, SIZES, evaluation_differences, size_difference, word_of
 from tfkit.tools.sweep.page import differing_values, results_page
@@ -138,7 +138,9 @@ def read_runs(folders: Sequence[Path], plugins: Plugins, on: str) -> list[SweepR
     Every run must report the metric `on`.
     """
     data: dict[str, Data] = {}
-    return call_all(partial(_read_run, folder, plugins, data, on) for folder in folders)
+    runs = call_all(partial(_read_run, folder, plugins, data, on) for folder in folders)
+    check_objectives((sweep_run.run for sweep_run in runs), on)
+    return runs
 
 
 def _read_run(folder: Path, plugins: Plugins, data: dict[str, Data], on: str) -> SweepRun:

@@ -216,6 +216,14 @@ def check_number(name: str, run: Run, on: str) -> None:
         raise SpecError(Diagnostic(f"{name} does not report the metric {quoted(on)}", notes=notes, help=help))
 
 
+def check_objectives(runs: Iterable[Run], on: str) -> None:
+    """Raise SpecError if runs with different losses are compared by their objective."""
+    losses = [run.config.loss for run in runs]
+    if on.rpartition(".")[2] == "objective" and any(loss != losses[0] for loss in losses):
+        message = f"{quoted(on)} must be compared between runs with equal losses; the runs differ in `loss`"
+        raise SpecError(Diagnostic(message, help="compare a metric that does not depend on `loss`, such as `accuracy`"))
+
+
 def check_margin(comparison: CompareConfig, variants: int) -> None:
     """Raise SpecError for a margin if there are too few variants to compare."""
     if comparison.margin is not None and variants == 1:

@@ -14,7 +14,16 @@ from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.read_sweep import read_sweep
 from tfkit.run.sweep_spec import CompareConfig
-from tfkit.tools.sweep.arms import EMPTY_CHOICE, Arms, Choice, SweepRun, call_all, check_margin, check_number
+from tfkit.tools.sweep.arms import (
+    EMPTY_CHOICE,
+    Arms,
+    Choice,
+    SweepRun,
+    call_all,
+    check_margin,
+    check_number,
+    check_objectives,
+)
 from tfkit.tools.sweep.comparison import plan_remarks, sweep_results
 from tfkit.tools.sweep.equal import arm_sizes, check_equal
 from tfkit.tools.sweep.result import Results, Tuned, speed_of
@@ -122,6 +131,10 @@ class Sweep:
         check_margin(self._comparison, len(self.file.variants))
         for arm, run in self._first_runs().items():
             check_number(arm, run, self._comparison.on)
+        trials = (trial for tuning in self._tunings.values() for trial in tuning.trials)
+        tuned = [sweep_run.run for trial in trials for sweep_run in trial.runs]
+        for number in (self._comparison.on, self.file.config.fitted):
+            check_objectives([*self._first_runs().values(), *tuned], number)
 
     def _tuned(self) -> dict[str, Tuning]:
         """Return the trials of each arm by name; empty without tuning."""

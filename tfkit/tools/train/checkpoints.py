@@ -176,6 +176,15 @@ def read_checkpoint(
     return state, Restored(state.step, weights, optimizer, states, ended, state.skipped, tensors)
 
 
+def loss_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the state of the loss in a checkpoint, empty without one. Raise SpecError if the file was changed."""
+    if not (folder / TENSORS).is_file():
+        return {}
+    digest = json.loads((folder / STATE).read_text(encoding="utf-8"))["tensors"]
+    with TensorFiles.open(folder / TENSORS) as file:
+        return tensors_of_owner(_checked_tensors(file, folder / TENSORS, digest), LOSS)
+
+
 def _previous_indices(before: Sequence[str], labels: Sequence[str]) -> list[int | None]:
     """Return for each callback the previous index of a callback of its name; None if it begins without a state."""
     free, numbers = dict(enumerate(before)), list[int | None]()

@@ -202,7 +202,7 @@ def metric_floors(run: Run, plugins: Plugins) -> dict[str, float]:
             assert isinstance(config, MetricConfig)
             metric = config.build(run.data)
             starts = range(0, len(numbers), AT_ONCE)
-            batches = (torch.from_numpy(examples.batch(numbers[start : start + AT_ONCE]).targets) for start in starts)
+            batches = (torch.from_numpy(examples.batch(numbers[start : start + AT_ONCE]).ids) for start in starts)
             rows = (targets.view(len(targets), -1) for targets in batches)
             sums = reduce(operator.add, (metric.sums(targets, targets) for targets in rows))
             values[f"{split}.{name}"] = metric.compute(sums)
@@ -211,7 +211,9 @@ def metric_floors(run: Run, plugins: Plugins) -> dict[str, float]:
 
 def _has_answers(batch: Batch) -> bool:
     """Return True if every example ends with an answer, and all answers start at the same position."""
-    counted = (batch.targets != IGNORE_INDEX).reshape(len(batch.targets), -1)
+    if not batch.has_ids:
+        return False
+    counted = (batch.ids != IGNORE_INDEX).reshape(batch.size, -1)
     start = int(counted[0].argmax())
-    asked = start > 0 or len(batch.inputs) > 1 or batch.targets.ndim == 1
+    asked = start > 0 or len(batch.inputs) > 1 or batch.ids.ndim == 1
     return asked and bool(counted[:, start:].all()) and not bool(counted[:, :start].any())

@@ -100,8 +100,8 @@ def batch_arrays(batch: Batch) -> list[Any]:
     """Return all arrays of a batch."""
     named = [batch.inputs, batch.masks, batch.further_targets]
     inside = [array for choice in batch.alternatives for array in batch_arrays(choice)]
-    documents = [] if batch.documents is None else [batch.documents]
-    return [batch.targets, *(array for names in named for array in names.values()), *documents, *inside]
+    optional = [array for array in (batch.targets, batch.counted, batch.documents) if array is not None]
+    return [*optional, *(array for names in named for array in names.values()), *inside]
 
 
 def _is_equal(shown: list[Any], expected: list[Any]) -> bool:

@@ -25,7 +25,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
 from tfkit.reference.training import OF_RUNS
 from tfkit.run.checked_run import Run, check_run, positions_of
-from tfkit.run.contract import Batch, Callback, CallbackConfig, Data, Examples, Ids, Order, Training
+from tfkit.run.contract import Batch, Callback, CallbackConfig, Data, Examples, Ids, LossSum, Order, Training
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.run_spec import ENDS, EvalConfig, RunSpec, SavingConfig, SplitConfig
 from tfkit.run.training.checkpoint import Checkpoint, Restored
@@ -369,7 +369,12 @@ def train_reduced_run(
 
     trainer.optimizer.register_step_pre_hook(before)
     loss: nn.Module = trainer.loss  # type: ignore[assignment]  # compiled, it would be a function
-    loss.register_forward_hook(lambda _module, _args, loss: steps.parts[-1].append(loss.detach().clone()))
+
+    def after(_module: nn.Module, _args: object, result: Any) -> None:
+        total = result.total if isinstance(result, LossSum) else result
+        steps.parts[-1].append(total.detach().clone())
+
+    loss.register_forward_hook(after)
     loss.register_forward_pre_hook(lambda _module, args: steps.arguments.append(args))
     trainer.train()
     listed = (*trainer.model.modules(), *trainer.model.parameters(), *loss.state_dict(keep_vars=True).values())
@@ -409,16 +414,22 @@ class Half(Processes):
     """The first or the second of two simulated processes, each with half of the sequences.
 
     The sum of a count over both processes is known in advance. A loss is returned without the other process's part.
+
+    Attributes:
+        share: the count of a loss that counts for itself; None if it does not.
     """
 
     count = 2
 
     def __init__(self, rank: int, counts: Collection[int] = ()) -> None:
         self.rank, self._counts = rank, tuple(counts)
+        self.share: float | None = None
 
     def rows(self, indices: Ids) -> Ids:
         size = math.ceil(len(indices) / self.count)
         return indices[self.rank * size : (self.rank + 1) * size]
 
     def sum(self, value: Tensor) -> Tensor:
+        if value.dtype == torch.float64 and value.dim() == 0:
+            self.share = float(value)
         return value if value.is_floating_point() or not self._counts else torch.tensor(self._counts)

@@ -77,15 +77,20 @@ def loss_sums(subject: RunUnderTest) -> Iterator[Deviation]:
         )
         yield from _equal_steps(full, cut.numbers("loss")[0], cut.gradients[0], f"micro-batches of {size}")
     batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
-    counts = [int((targets != IGNORE_INDEX).sum()) for targets in batch.targets_of(config.loss.terms).values()]
-    halves = [train_reduced_run(run, until=1, processes=Half(rank, counts)) for rank in range(Half.count)]
-    gradients = {name: sum((half.gradients[0][name] for half in halves), torch.zeros(())) for name in full.gradients[0]}
-    loss = sum(half.numbers("loss")[0] for half in halves)
+    processes = [Half(rank, batch.counts_of(config.loss.terms)) for rank in range(Half.count)]
+    halves = [train_reduced_run(run, until=1, processes=half) for half in processes]
+    shares = [1.0 if half.share is None else half.share for half in processes]
+    if processes[0].share is not None:  # each half was divided by its count alone
+        shares = [share / (sum(shares) or 1.0) for share in shares]
+    weighted = zip(shares, (half.gradients[0] for half in halves), strict=True)
+    parts = [{name: share * gradient for name, gradient in part.items()} for share, part in weighted]
+    gradients = {name: sum((part[name] for part in parts), torch.zeros(())) for name in full.gradients[0]}
+    loss = sum(share * half.numbers("loss")[0] for share, half in zip(shares, halves, strict=True))
     yield from _equal_steps(full, loss, gradients, "two processes")
 
 
 def _ragged_targets(batch: Batch, indices: Ids) -> Batch:
-    """Ignore some targets of a batch: of four rows one keeps all, the next none, and two keep the first ones."""
+    """Ignore some ids of a batch: of four rows one keeps all, the next none, and two keep the first ones."""
 
     def thinned(targets: Ids) -> Ids:
         by_row = targets.reshape(len(targets), -1)
@@ -94,7 +99,8 @@ def _ragged_targets(batch: Batch, indices: Ids) -> Batch:
         return np.where(kept, by_row, IGNORE_INDEX).reshape(targets.shape)
 
     further = {name: thinned(targets) for name, targets in batch.further_targets.items()}
-    return replace(batch, targets=thinned(batch.targets), further_targets=further)
+    targets = thinned(batch.ids) if batch.has_ids else batch.targets
+    return replace(batch, targets=targets, further_targets=further)
 
 
 def _equal_steps(full: TrainedSteps, loss: float, gradients: Tensors, how: str) -> Iterator[Deviation]:
@@ -148,12 +154,12 @@ def step_targets(subject: RunUnderTest) -> Iterator[Deviation]:
     real = batch.masks.get(last, np.ones(shape, bool))
     documents = np.zeros(shape, int) if batch.documents is None else batch.documents
     formula = subject.functions["data"].get(config.data.kind_name())
-    if formula is not None and batch.targets.shape == shape:
+    if formula is not None and batch.has_ids and batch.ids.shape == shape:
         expected = np.stack([formula(config.data, *row) for row in zip(tokens, documents, real, strict=True)])
-        free = (expected == UNSEEN) | (batch.targets == IGNORE_INDEX)  # data may leave out targets
-        yield from _equal_positions(batch.targets, np.where(free, batch.targets, expected), "the target of the data")
-    for name, term in (config.loss.terms or {"": OutputConfig()}).items():
-        of_output = batch.further_targets.get(name, batch.targets)
+        free = (expected == UNSEEN) | (batch.ids == IGNORE_INDEX)  # data may leave out targets
+        yield from _equal_positions(batch.ids, np.where(free, batch.ids, expected), "the target of the data")
+    for name, term in ((config.loss.terms or {"": OutputConfig()}) if batch.targets is not None else {}).items():
+        of_output: Any = batch.further_targets.get(name, batch.targets)
         if term.shift > 1:
             of_output = np.stack([targets_at(term.shift, *row) for row in zip(of_output, documents, strict=True)])
         got = targets[name] if config.loss.terms else targets
@@ -171,7 +177,9 @@ def step_targets(subject: RunUnderTest) -> Iterator[Deviation]:
 
 def _first_arguments(steps: TrainedSteps) -> tuple[Tensors, Any]:
     """Return the inputs and targets of the first step, of all its micro-batches."""
-    inputs, targets = zip(*steps.arguments, strict=True)
+    inputs, targets = zip(*(arguments[:2] for arguments in steps.arguments), strict=True)
+    if targets[0] is None:
+        return _joined(inputs), None
     return _joined(inputs), _joined(targets) if isinstance(targets[0], Mapping) else torch.cat(targets)
 
 

@@ -1,0 +1,225 @@
+"""The contract of a loss: noise for each example, counts, further numbers, its evaluation, and what it must not do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+import tfkit
+from tfkit.errors import SpecError
+from tfkit.run.checked_run import Run, load_run
+from tfkit.run.contract import LossConfig, LossSum, Ratio
+from tfkit.run.training.loop import Trainer
+from tfkit.run.training.noise import Noise
+from tfkit.tools.check.check import outcomes_of
+from tfkit.tools.eval_.evaluation import evaluate_run
+from tfkit.tools.train.check.data import metric_values
+from tfkit.tools.train.check.record import resumed_run
+from tfkit.tools.train.check.run_under_test import Half, reduced_run
+from tfkit.tools.train.check.step import finite_steps, loss_sums, step_targets
+from tfkit.tools.train.train import train_run
+
+from ...plugin.test_faults import plugins
+from .runs import Memory, same, trained, write_run
+
+
+class MaskedConfig(LossConfig):
+    """Cross-entropy of random positions, each masked with a probability of its row."""
+
+    kind: Literal["masked"] = "masked"
+    fault: str = ""
+
+    @property
+    def draws_noise(self) -> bool:
+        return True
+
+    def build(self, model: fx.GraphModule) -> nn.Module:
+        return Masked(model, self.fault)
+
+
+class Masked(nn.Module):
+    seen: Tensor
+
+    def __init__(self, model: fx.GraphModule, fault: str) -> None:
+        super().__init__()
+        self.model, self.fault = model, fault
+        self.register_buffer("seen", torch.tensor([3.5, 0.25]))
+        if fault == "trained":
+            self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def after_step(self, step: int, steps: int) -> None:
+        self.seen.mul_(0.9).add_(step / steps)
+
+    def forward(self, inputs: Mapping[str, Tensor], targets: Tensor, noise: Noise) -> LossSum | Tensor:
+        masked = noise.rand(targets.size(1)) < 0.3 + 0.6 * noise.rand(1)
+        logits = self.model(**inputs)
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.clamp(min=0).flatten(), reduction="none")
+        total = (losses.view_as(targets) * masked).sum() * self.seen.sum()
+        if self.fault == "state":
+            self.seen += 1
+        if self.fault == "mean":
+            return losses
+        if self.fault == "detached":
+            return LossSum(total.detach(), masked.sum())
+        name = "lr" if self.fault == "taken" else "masked"
+        right = (logits.argmax(-1) == targets) & masked
+        numbers = {name: Ratio(masked.sum(), masked.numel()), "right": Ratio(right.sum(), masked.sum())}
+        return LossSum(total, masked.sum(), numbers)
+
+
+class ContrastConfig(LossConfig):
+    """A loss of all rows of a step together: the cross-entropy of their order."""
+
+    kind: Literal["contrast"] = "contrast"
+
+    @property
+    def undivided(self) -> bool:
+        return True
+
+    def build(self, model: fx.GraphModule) -> nn.Module:
+        return Contrast(model)
+
+
+class Contrast(nn.Module):
+    def __init__(self, model: fx.GraphModule) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Mapping[str, Tensor], targets: Tensor) -> LossSum:
+        vectors = F.normalize(self.model(**inputs).mean(1), dim=-1)  # [b, v]
+        total = F.cross_entropy(vectors @ vectors.T, torch.arange(len(vectors)), reduction="sum")
+        return LossSum(total, len(vectors))
+
+
+PLUGINS = plugins(MaskedConfig, ContrastConfig)
+
+
+def run_of(folder: Path, loss: str = "masked", *sets: str) -> Run:
+    evaluation = "eval={every: 2, splits: {val: 3}, metrics: [objective]}"
+    return load_run(write_run(folder), PLUGINS, sets=[f"loss={loss}", "steps=4", evaluation, *sets])
+
+
+def step_of(run: Run, rank: int | None = None) -> tuple[dict[str, Tensor], Memory]:
+    """Return the gradients of the first step of a run, or of one of two processes, and its record."""
+    memory = Memory()
+    trainer = Trainer(run, memory, until=1, processes=None if rank is None else Half(rank))
+    trainer.train()
+    return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}, memory
+
+
+def test_an_example_has_its_noise_in_every_division_of_a_step(tmp_path: Path) -> None:
+    gradients, memory = step_of(run_of(tmp_path))
+    for size in (1, 3):
+        parts, other = step_of(run_of(tmp_path, "masked", f"machine.micro_batch={size}"))
+        assert other.losses == pytest.approx(memory.losses, rel=1e-6)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_is_divided_by_the_count_of_the_loss(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "masked", "machine.micro_batch=3")
+    gradients, memory = step_of(run)
+    trainer = Trainer(run, Memory())
+    batch = trainer.batch(1)
+    noise = Noise.of(torch.device("cpu"), run.config.seed, "loss", 1, range(batch.size))
+    masked = noise.rand(batch.ids.shape[1]) < 0.3 + 0.6 * noise.rand(1)
+    logits = trainer.model(torch.from_numpy(batch.inputs["tokens"]))
+    expected = F.cross_entropy(logits[masked], torch.from_numpy(batch.ids)[masked]) * 3.75
+    expected.backward()
+    assert memory.losses[0] == pytest.approx(expected.item(), rel=1e-6)
+    for name, parameter in trainer.model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    line = memory.lines[1]
+    assert line["masked"] == pytest.approx(masked.double().mean().item())
+    assert line["right"] == pytest.approx((logits.argmax(-1)[masked].numpy() == batch.ids[masked]).mean())
+
+
+def test_evaluations_compute_the_loss_with_equal_noise(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "masked", "optimizer.lr=1e-30")
+    memory = Memory()
+    trained(run, memory)
+    values = [line["val.objective"] for line in memory.lines if "val.objective" in line]
+    state = torch.tensor([3.5, 0.25])  # changes after each step
+    scales = [3.75, *(float(state.mul_(0.9).add_(step / 4).sum()) for step in range(1, 5))]
+    assert len(values) == 3
+    assert values[1] / values[0] == pytest.approx(scales[2] / scales[0], rel=1e-5)
+    assert values[2] / values[0] == pytest.approx(scales[4] / scales[0], rel=1e-5)
+
+
+def test_the_objective_of_cross_entropy_is_its_loss(tmp_path: Path) -> None:
+    plain = "eval={every: 4, splits: {val: 3}, metrics: [loss, objective]}"
+    memory = Memory()
+    trained(run_of(tmp_path, "cross_entropy", plain, "machine.micro_batch=3"), memory)
+    lines = [line for line in memory.lines if "val.loss" in line]
+    assert [line["val.objective"] for line in lines] == pytest.approx([line["val.loss"] for line in lines], rel=1e-6)
+    smoothed = Memory()
+    trained(run_of(tmp_path, "{kind: cross_entropy, label_smoothing: 0.3}", plain), smoothed)
+    first = next(line for line in smoothed.lines if "val.loss" in line)
+    assert first["val.objective"] > first["val.loss"] * 1.0001
+
+
+def test_an_undivided_loss_is_evaluated_in_batches_of_the_size_of_the_run(tmp_path: Path) -> None:
+    evaluation = "eval={every: 4, splits: {val: all}, metrics: [objective]}"
+    run, memory = run_of(tmp_path, "contrast", evaluation), Memory()
+    examples = run.data.examples("val", "sequential")
+    assert len(examples) % 6  # a short last batch, which is left out
+    trainer = Trainer(run, memory, until=0)
+    numbers = trainer.evaluate()
+    loss, totals = run.config.loss.build(trainer.model), []
+    for start in range(0, len(examples) - 5, 6):
+        batch = examples.batch(np.arange(start, start + 6))
+        with torch.no_grad():
+            totals.append(loss({"tokens": torch.from_numpy(batch.inputs["tokens"])}, None).total / 6)
+    assert numbers["val.objective"] == pytest.approx(torch.stack(totals).mean().item(), rel=1e-6)
+
+
+def test_a_resumed_run_has_the_noise_and_the_state_of_its_steps(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "masked", "checkpoint={every: 1}")
+    (full, weights), parts = trained(run), Memory()
+    trained(run, parts, until=3)
+    resumed, ours = trained(run, Memory(parts.saved))
+    assert [*parts.losses, *resumed.losses] == full.losses
+    assert same(ours, weights)
+
+
+def test_a_folder_is_evaluated_with_the_state_of_its_loss(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "masked", "eval={every: 4, splits: {val: all}, metrics: [objective]}")
+    train_run(run, tmp_path / "out", PLUGINS, command="test")
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    logged = float(lines[-1].split('"val.objective": ')[1].split(",")[0].rstrip("}"))
+    options: dict[str, Any] = {"allow_change": False}
+    checkpoint = tfkit.spec.folder.model_folder(tmp_path / "out")
+    assert evaluate_run(run, checkpoint, PLUGINS, (), (), **options)["val.objective"] == pytest.approx(logged, rel=1e-6)
+    with pytest.raises(SpecError, match="the loss `masked` has a state, which must come from a checkpoint"):
+        evaluate_run(run, checkpoint / "model.safetensors", PLUGINS, (), (), **options)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("state", "the loss `masked` must change its state only in `after_step`; its `forward` changed `seen`"),
+        ("mean", "the loss `masked` must return a sum; got [72]"),
+        ("detached", "the loss `masked` must have a gradient; got a value that depends on no trained weight"),
+        ("trained", "the loss `masked` must not have trained parameters; got `scale`"),
+        ("taken", "the loss must not log `lr`, which the run logs"),
+    ],
+)
+def test_a_loss_that_breaks_its_contract_is_an_error_by_name(fault: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        trained(run_of(tmp_path, f"{{kind: masked, fault: {fault}}}", "eval=null"))
+    (error,) = caught.value.diagnostics
+    assert error.message.startswith(message) or error.message == message, error.message
+    assert error.path == "loss"
+
+
+def test_the_properties_of_a_run_hold_for_a_loss_with_noise_and_a_count(tmp_path: Path) -> None:
+    properties = [finite_steps, step_targets, loss_sums, resumed_run, metric_values]
+    outcomes = [*outcomes_of(reduced_run(run_of(tmp_path), PLUGINS), properties)]
+    assert [(outcome.status, outcome.fault) for outcome in outcomes] == [("ok", "")] * len(properties)
