@@ -155,6 +155,7 @@ def test_norms_have_the_published_epsilon(name: str) -> None:
     assert epsilons(tfkit.build(name, device="meta")) == epsilons(published(name))
 
 
+@pytest.mark.slow
 def test_what_every_file_says() -> None:
     for name in NAMES:
         lines = KNOWN.files[name].path.read_text(encoding="utf-8").splitlines()
