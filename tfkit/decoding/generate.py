@@ -52,7 +52,7 @@ class Generated:
     ended: tuple[End, ...]
     """Reason why each row ended: a stop, or as many new tokens as it may get."""
     forwards: int
-    """Number of times that the model ran, the prompts included; without those of the drafts."""
+    """Number of forwards of the model, including the prompts. The forwards of drafting outputs are not counted."""
 
     def rows(self) -> list[list[int]]:
         """Return the new tokens of each row without padding."""
