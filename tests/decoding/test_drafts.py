@@ -97,25 +97,29 @@ def test_drafts_change_no_token(
 
 def test_a_chain_drafts_what_a_full_forward_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output reads the tokens ahead that belong to its position, those of rejected drafts excepted."""
-    model, original, compared = model_of(CHAIN, "after", "after_next"), Drafts._draft, []
-    with torch.no_grad():
-        for parameter in model.get_submodule("module_2").layers.parameters():
-            parameter.mul_(4)
+    model, original, forward = model_of(CHAIN, "after", "after_next"), Drafts._draft, tfkit.CachedModel.__call__
+    results: list[Any] = []
+    compared = 0
+
+    def call(self: tfkit.CachedModel, *args: Any, **options: Any) -> Any:
+        results.append(forward(self, *args, **options))
+        return results[-1]
 
     def draft(self: Drafts, count: int) -> list[Tensor]:
+        nonlocal compared
         result, n, tokens = original(self, count), self.cached.used, self._tokens
-        after_next = torch.zeros_like(tokens[:, :n])
-        for i, value in enumerate(result):
-            if i == 1:
-                after_next = torch.cat((tokens, result[0][:, None]), dim=1)[:, 2:]
-            outputs = model(tokens[:, :n], after=tokens[:, 1:], after_next=after_next)
-            compared.append((outputs[1 + i][:, -1].argmax(dim=-1) == value).all().item())
+        logits = results[len(results) - count :]
+        for i in range(count):
+            known = torch.cat((tokens, result[0][:, None]), dim=1)[:, 2:] if i else torch.zeros_like(tokens[:, 1:])
+            outputs = model(tokens[:, :n], after=tokens[:, 1:], after_next=known)
+            torch.testing.assert_close(logits[i][:, -1], outputs[1 + i][:, -1])
+            compared += 1
         return result
 
+    monkeypatch.setattr(tfkit.CachedModel, "__call__", call)
     monkeypatch.setattr(Drafts, "_draft", draft)
-    tfkit.generate(model, [PROMPTS[2]], max_new_tokens=50, drafts=["second", "third"], temperature=2.0)
-    assert len(compared) > 20
-    assert all(compared)
+    tfkit.generate(model, [PROMPTS[2]], max_new_tokens=15, drafts=["second", "third"], temperature=2.0)
+    assert compared > 20
 
 
 def counting(right: bool) -> fx.GraphModule:
