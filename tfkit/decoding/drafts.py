@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,10 +54,10 @@ class Drafts:
             if later:
                 raise ValueError(f"`{name}` takes `{later[0]}`, tokens that are not drafted before it")
 
-    def read(self, result: tuple[Tensor, ...]) -> Tensor:
-        """Store the hidden states of a forward, and return its logits."""
-        logits, *hidden = result
-        self._new = hidden
+    def read(self, result: Any) -> Tensor:
+        """Store the hidden states of a forward, a tuple of logits and hidden states; return the logits."""
+        logits: Tensor = result[0]
+        self._new: list[Tensor] = list(result[1:])
         return logits
 
     def start(self, prompt: Tensor, mask: Tensor | None, n_samples: int) -> None:
