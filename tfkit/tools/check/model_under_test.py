@@ -152,7 +152,7 @@ class ModelUnderTest:
 
     @cached_property
     def values(self) -> dict[FieldPath, Any]:
-        """The values of the spec by path, except values that every layer variant replaces."""
+        """The values of the spec by path, except values that every layer variant, or `same`, replaces."""
         replaced = {
             ("graph", node.name, name)
             for node in self.graph.nodes
@@ -161,7 +161,9 @@ class ModelUnderTest:
             if name != "norm"  # the final norm uses it
         }
         replaced |= {("graph", node.name, "norm") for node in self.stacks if node.stack and not _has_norms(node.stack)}
-        return {path: value for path, value in leaf_values(self.graph.spec.model) if path[:3] not in replaced}
+        replaced |= {("graph", node.name) for node in self.graph.nodes if node not in self.graph.built_nodes}
+        values = leaf_values(self.graph.spec.model)
+        return {path: value for path, value in values if not replaced & {path[:2], path[:3]}}
 
     @property
     def length(self) -> int:
@@ -221,14 +223,14 @@ class ModelUnderTest:
     @property
     def stacks(self) -> list[Node]:
         """The nodes that are stacks."""
-        return [node for node in self.graph.nodes if node.stack is not None]
+        return [node for node in self.graph.built_nodes if node.stack is not None]
 
     @cached_property
     def layers(self) -> dict[str, Layer]:
         """The layers of all stacks, by the paths of their modules."""
         return {
             f"{node.name}.layers.{number}": layer
-            for node in self.graph.nodes
+            for node in self.graph.built_nodes
             for number, layer in enumerate(node.stack.layers if node.stack else ())
         }
 
@@ -287,7 +289,7 @@ def _is_causal(graph: Graph, name: str) -> bool:
     reached = {name}
     for node in graph.nodes:
         fields = [field for field, source in node.wires.items() if reached & {*as_list(source)}]
-        fields = [field for field in fields if wire_of(node, field).value != "table"]
+        fields = [field for field in fields if wire_of(node, field).value == "output"]
         if not fields:
             continue
         if any(field not in ("input", "inputs", "layer_features") for field in fields) or not _keeps_order(node):
