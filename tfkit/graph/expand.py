@@ -229,7 +229,9 @@ def expand(spec: Spec) -> Graph:
 
 def _shared_config(model: ModelSpec, config: BlockConfig) -> BlockConfig:
     """Return the config of the node that `same` names, with the wires of `config`: a tool may have changed the node."""
-    wires = {name: getattr(config, name) for name, info in type(config).model_fields.items() if marker(info, WireMarker)}
+    wires = {
+        name: getattr(config, name) for name, info in type(config).model_fields.items() if marker(info, WireMarker)
+    }
     return model.graph[str(config.same)].model_copy(update=wires)
 
 
@@ -404,7 +406,7 @@ class _Expansion:
             if first != second or (isinstance(sizes[0], dict) and [*sizes[0].values()] != [*sizes[1].values()]):
                 texts = [" and ".join(signal.in_words() for signal in part) or "nothing" for part in (first, second)]
                 message = f"`{field}` must be as in `{owner.name}`, {texts[0]}; got {texts[1]}"
-                help = f"write `like: {owner.name}` for a node with weights of its own"
+                help = f"write `like: {owner.name}` for separate weights"
                 self._error(("graph", name, field), message, help=help)
                 return False
         return True

@@ -23,7 +23,9 @@ MAX_LIKES = 16  # in a chain, as for `extends`
 
 
 def with_likes(root: Mapping, registry: Registry) -> tuple[Mapping, dict[str, str], list[Diagnostic]]:
-    """Replace `like`, and complete `same`, by the keys for which they stand. Return the tree, the bases of these keys by path, and the errors.
+    """Replace `like` by the keys for which it stands, and add those of `same`.
+
+    Return the tree, the bases of these keys by path, and the errors.
 
     A node with an error is removed, because its missing keys would cause further errors.
     """
@@ -75,7 +77,7 @@ def _expanded_node(
     nodes = names[: names.index(name)] if key == SAME else [item for item in names if item != name]
     if not isinstance(source, str) or source not in (nodes if key == SAME else names):
         message = f"`{key}` must be the name of a node{' above' * (key == SAME)}; got {spec_value_text(word)}"
-        help = similar_name_help("a node", str(source), nodes)
+        help = None if source in names else similar_name_help("a node", str(source), nodes)
         raise SpecError(Diagnostic(message, word.span, f"graph.{name}.{key}", (f"nodes: {listing(nodes)}",), help))
     if source in trail or len(trail) > MAX_LIKES:
         first = min(trail[trail.index(source) if source in trail else 0 :], key=list(graph.items).index)
@@ -101,7 +103,7 @@ def _expanded_node(
 def _check_shared_keys(name: str, node: Mapping, source: str, base: Mapping, wires: set[str]) -> None:
     """Raise SpecError if a node shares the module of a node that shares it too, or has keys that are not wires."""
     if SAME in base.items:
-        message = f"`{SAME}` must be the name of a node with weights of its own; got `{source}`"
+        message = f"`{SAME}` must be the name of a node without `{SAME}`; got `{source}`"
         help = f"write `{SAME}: {base.items[SAME].value}`" if isinstance(base.items[SAME], Scalar) else None
         raise SpecError(Diagnostic(message, node.items[SAME].span, f"graph.{name}.{SAME}", (), help))
     errors = [
@@ -110,7 +112,7 @@ def _check_shared_keys(name: str, node: Mapping, source: str, base: Mapping, wir
             node.keys[key],
             f"graph.{name}.{key}",
             (),
-            f"remove it, or write `{LIKE}: {source}` for a node with weights of its own",
+            f"remove it, or write `{LIKE}: {source}` for separate weights",
         )
         for key in node.items
         if key not in wires

@@ -112,7 +112,9 @@ def _first_line(error: BaseException) -> str:
 def _node_report(model: fx.GraphModule, node: Node, shape: tuple[int, ...]) -> NodeReport:
     counted = model.get_submodule(node.name).parameters() if node.module == node.name else ()
     parameters = sum(parameter.numel() for parameter in counted)
-    return NodeReport(node.name, node.config.kind_name(), tuple(dict.fromkeys(wire_sources(node.wires))), shape, parameters)
+    return NodeReport(
+        node.name, node.config.kind_name(), tuple(dict.fromkeys(wire_sources(node.wires))), shape, parameters
+    )
 
 
 def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:

@@ -233,20 +233,21 @@ def tied_gradients(subject: ModelUnderTest) -> Iterator[Deviation]:
 @property_of("shared", "has one module for nodes that share it", follows=("forward",))
 def shared_modules(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A change of the weights that `same` shares changes the output of each node, and no node has a copy of them."""
-    nodes = [node for node in subject.graph.nodes if node not in subject.graph.built_nodes]
-    require(nodes, "no node is the `same` as another")
+    users = {node.config.same: [node.config.same] for node in subject.graph.nodes if node.config.same}
+    require(users, "no node has `same`")
     model, inputs = copy.deepcopy(subject.model), subject.inputs()
-    for path in dict.fromkeys(node.module for node in nodes):
-        users = [node.name for node in subject.graph.nodes if node.module == path]
+    for node in subject.graph.nodes:
+        users.get(node.config.same, []).append(node.name)
+    for path, names in users.items():
         before = _outputs_by_call(model, path, inputs)
         redraw_parameters(module := model.get_submodule(path), subject.seed)
         after = _outputs_by_call(model, path, inputs)
-        copies = [user for user in users if user != path and hasattr(model, user)]
-        if copies or len(before) != len(users):
-            fault = f"has copies in {listing(copies)}" if copies else f"is called {len(before)} times by {listing(users)}"
-            yield Deviation.fault(f"a shared module {fault}", path)
+        if copies := [name for name in names if name != path and hasattr(model, name)]:
+            yield Deviation.fault(f"{listing(copies)} has a copy of the shared module", path)
+        if len(before) != len(names):
+            yield Deviation.fault(f"{listing(names)} call the shared module {len(before)} times", path)
             continue
-        equal = [user for user, *pair in zip(users, before, after, strict=True) if torch.equal(*pair)]
+        equal = [name for name, *pair in zip(names, before, after, strict=True) if torch.equal(*pair)]
         if equal and list(module.parameters()):
             yield Deviation.fault(f"a change of its weights does not change the output of {listing(equal)}", path)
         yield Deviation(0.0, "")
