@@ -18,12 +18,12 @@ from tfkit.spec.merge import is_null, merge, without_keys
 from tfkit.spec.messages import spec_value_text
 from tfkit.spec.tree import MAX_NODES, Mapping, Node, Scalar, Sequence
 
-LIKE, SAME = "like", "same"
+LIKE, SAME_KEY = "like", "same"
 MAX_LIKES = 16  # in a chain, as for `extends`
 
 
 def with_likes(root: Mapping, registry: Registry) -> tuple[Mapping, dict[str, str], list[Diagnostic]]:
-    """Replace `like` by the keys for which it stands, and add those of `same`.
+    """Replace `like` by the keys for which it stands, and complete nodes with `same`.
 
     Return the tree, the bases of these keys by path, and the errors.
 
@@ -35,7 +35,7 @@ def with_likes(root: Mapping, registry: Registry) -> tuple[Mapping, dict[str, st
         name: node.items[key]
         for name, node in items
         if isinstance(node, Mapping)
-        for key in (LIKE, SAME)
+        for key in (LIKE, SAME_KEY)
         if key in node.items
     }
     if not words or not isinstance(graph, Mapping):
@@ -69,14 +69,14 @@ def _expanded_node(
     name, node, word = trail[-1], graph.items[trail[-1]], words.get(trail[-1])
     if word is None or not isinstance(node, Mapping):
         return node
-    key = SAME if SAME in node.items else LIKE
+    key = SAME_KEY if SAME_KEY in node.items else LIKE
     changes, source = without_keys(node, {LIKE}), word.value if isinstance(word, Scalar) else ""
     if is_null(word):
-        return without_keys(changes, {SAME})
+        return without_keys(changes, {SAME_KEY})
     names = list(graph.items)
-    nodes = names[: names.index(name)] if key == SAME else [item for item in names if item != name]
-    if not isinstance(source, str) or source not in (nodes if key == SAME else names):
-        message = f"`{key}` must be the name of a node{' above' * (key == SAME)}; got {spec_value_text(word)}"
+    nodes = names[: names.index(name)] if key == SAME_KEY else [item for item in names if item != name]
+    if not isinstance(source, str) or source not in (nodes if key == SAME_KEY else names):
+        message = f"`{key}` must be the name of a node{' above' * (key == SAME_KEY)}; got {spec_value_text(word)}"
         help = None if source in names else similar_name_help("a node", str(source), nodes)
         raise SpecError(Diagnostic(message, word.span, f"graph.{name}.{key}", (f"nodes: {listing(nodes)}",), help))
     if source in trail or len(trail) > MAX_LIKES:
@@ -90,10 +90,10 @@ def _expanded_node(
     if not isinstance(base, Mapping):
         return changes
     keys = without_keys(base, wires := _wire_names(base, registry))
-    if key == SAME:
+    if key == SAME_KEY:
         _check_shared_keys(name, node, source, base, wires)
     merged = merge(keys, changes, ("graph", name))
-    for wire in sorted((wires & base.items.keys() & _wire_names(merged, registry)) - {"input", SAME, *node.items}):
+    for wire in sorted((wires & base.items.keys() & _wire_names(merged, registry)) - {"input", SAME_KEY, *node.items}):
         message, help = f"missing key `{wire}`: `{name}` does not take the wires of `{source}`", f"write `{wire}: NODE`"
         raise SpecError(Diagnostic(message, word.span, f"graph.{name}.{wire}", (), f"{help}, or `{wire}: null`"))
     bases.update({f"graph.{name}.{key}": source for key in keys.items if key not in node.items})
@@ -102,13 +102,13 @@ def _expanded_node(
 
 def _check_shared_keys(name: str, node: Mapping, source: str, base: Mapping, wires: set[str]) -> None:
     """Raise SpecError if a node shares the module of a node that shares it too, or has keys that are not wires."""
-    if SAME in base.items:
-        message = f"`{SAME}` must be the name of a node without `{SAME}`; got `{source}`"
-        help = f"write `{SAME}: {base.items[SAME].value}`" if isinstance(base.items[SAME], Scalar) else None
-        raise SpecError(Diagnostic(message, node.items[SAME].span, f"graph.{name}.{SAME}", (), help))
+    if SAME_KEY in base.items:
+        message = f"`{SAME_KEY}` must be the name of a node without `{SAME_KEY}`; got `{source}`"
+        help = f"write `{SAME_KEY}: {base.items[SAME_KEY].value}`" if isinstance(base.items[SAME_KEY], Scalar) else None
+        raise SpecError(Diagnostic(message, node.items[SAME_KEY].span, f"graph.{name}.{SAME_KEY}", (), help))
     errors = [
         Diagnostic(
-            f"`{key}` has no effect: `{SAME}: {source}` takes all values of `{source}`",
+            f"`{key}` has no effect: `{SAME_KEY}: {source}` takes all values of `{source}`",
             node.keys[key],
             f"graph.{name}.{key}",
             (),
