@@ -236,13 +236,14 @@ def shared_modules(subject: ModelUnderTest) -> Iterator[Deviation]:
     users = {node.config.same: [node.config.same] for node in subject.graph.nodes if node.config.same}
     require(users, "no node has `same`")
     model, inputs = copy.deepcopy(subject.model), subject.inputs()
+    children = dict(model.named_children())
     for node in subject.graph.nodes:
         users.get(node.config.same, []).append(node.name)
     for path, names in users.items():
         before = _outputs_by_call(model, path, inputs)
         redraw_parameters(module := model.get_submodule(path), subject.seed)
         after = _outputs_by_call(model, path, inputs)
-        if copies := [name for name in names if name != path and hasattr(model, name)]:
+        if copies := [name for name in names if name != path and name in children]:
             yield Deviation.fault(f"{listing(copies)} has a copy of the shared module", path)
         if len(before) != len(names):
             yield Deviation.fault(f"{listing(names)} call the shared module {len(before)} times", path)
