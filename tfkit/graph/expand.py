@@ -345,7 +345,7 @@ class _Expansion:
     def _check_signals(self, order: list[str], wires: Wires) -> list[Node]:
         """Let each block check its signals, unless the check of one of its sources failed."""
         outputs: dict[str, Signal] = dict(self.inputs)
-        nodes = []
+        nodes: list[Node] = []
         for name in order:
             config = self.model.graph[name]
             signals = self._signals(name, config, wires[name], outputs)

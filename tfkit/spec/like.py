@@ -102,9 +102,10 @@ def _expanded_node(
 
 def _check_shared_keys(name: str, node: Mapping, source: str, base: Mapping, wires: set[str]) -> None:
     """Raise SpecError if a node shares the module of a node that shares it too, or has keys that are not wires."""
-    if SAME_KEY in base.items:
+    owner = base.items.get(SAME_KEY)
+    if owner is not None:
         message = f"`{SAME_KEY}` must be the name of a node without `{SAME_KEY}`; got `{source}`"
-        help = f"write `{SAME_KEY}: {base.items[SAME_KEY].value}`" if isinstance(base.items[SAME_KEY], Scalar) else None
+        help = f"write `{SAME_KEY}: {owner.value}`" if isinstance(owner, Scalar) else None
         raise SpecError(Diagnostic(message, node.items[SAME_KEY].span, f"graph.{name}.{SAME_KEY}", (), help))
     errors = [
         Diagnostic(

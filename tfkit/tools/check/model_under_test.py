@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,6 +27,7 @@ from tfkit.reference import Kinds
 from tfkit.tools.check.measure import EDITED, ILL_CONDITIONED, Deviation, require
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast_inputs, eval_outputs, example_inputs
 
+M = TypeVar("M", bound=nn.Module)
 FieldPath = tuple[str, ...]
 """The path of a value in a spec, as keys."""
 LENGTH = 12
@@ -161,9 +162,9 @@ class ModelUnderTest:
             if name != "norm"  # the final norm uses it
         }
         replaced |= {("graph", node.name, "norm") for node in self.stacks if node.stack and not _has_norms(node.stack)}
-        replaced |= {("graph", node.name) for node in self.graph.nodes if node not in self.graph.built_nodes}
+        shared = {("graph", node.name) for node in self.graph.nodes if node not in self.graph.built_nodes}
         values = leaf_values(self.graph.spec.model)
-        return {path: value for path, value in values if not replaced & {path[:2], path[:3]}}
+        return {path: value for path, value in values if path[:2] not in shared and path[:3] not in replaced}
 
     @property
     def length(self) -> int:
@@ -265,7 +266,7 @@ def chunk_sizes(model: fx.GraphModule) -> dict[str, int | None]:
     return sizes
 
 
-def redraw_parameters(model: fx.GraphModule, seed: int) -> fx.GraphModule:
+def redraw_parameters(model: M, seed: int) -> M:
     """Draw all parameters of a model at random, each from the seed and its name, in place.
 
     A matrix preserves the size of its input. All other parameters move away from their initial values.
