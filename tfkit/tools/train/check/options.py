@@ -105,7 +105,12 @@ def batch_arrays(batch: Batch) -> list[Any]:
 
 
 def _is_equal(shown: list[Any], expected: list[Any]) -> bool:
-    return len(shown) == len(expected) and all(map(np.array_equal, shown, expected))
+    return len(shown) == len(expected) and all(map(equal_arrays, shown, expected))
+
+
+def equal_arrays(array: Any, other: Any) -> bool:
+    """Return True if arrays are equal; a NaN, as the target of a position that does not count, equals itself."""
+    return np.array_equal(array, other, equal_nan=np.asarray(array).dtype.kind == "f")
 
 
 # ---- other values ----
