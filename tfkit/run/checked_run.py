@@ -368,8 +368,8 @@ def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None
         if not metric.objective and metric.of_numbers == first.has_ids:
             targets, needed = ("ids", "real numbers") if first.has_ids else ("real numbers", "ids")
             message = f"the metric `{metric.kind_name()}` needs targets that are {needed}; the data has {targets}"
-            metrics = "[loss, accuracy]" if first.has_ids else "[mse, mae, r2]"
-            help = f"choose metrics of the targets of the data, `eval: {{metrics: {metrics}}}`"
+            suitable = "[loss, accuracy]" if first.has_ids else "[mse, mae, r2]"
+            help = f"choose metrics of the targets of the data, `eval: {{metrics: {suitable}}}`"
             raise run.error(message, *((*path, str(number)) if path else ()), help=help)
         if metric.cross_entropy and not run.config.loss.predicts_targets:
             name, loss = metric.kind_name(), run.config.loss.kind_name()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tfkit.run.kinds.regression import R2
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.train.check.data import _equal_rows, example_independence, metric_values
+from tfkit.tools.train.check.options import option_effects
 from tfkit.tools.train.check.record import resumed_run
 from tfkit.tools.train.check.run_under_test import reduced_run
 from tfkit.tools.train.check.step import finite_steps, loss_sums, step_targets
@@ -68,6 +70,11 @@ def write_rows(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
+def scale(data: Any) -> tuple[Any, Any]:
+    """Return the mean and the standard deviation of each number of a target."""
+    return np.array(data.mean), np.array(data.std)
+
+
 def error_of(folder: Path, data: str, n: int = 1, *sets: str, lines: Sequence[dict[str, Any]] | None = None) -> str:
     if lines is not None:
         write_rows(folder, lines)
@@ -96,26 +103,28 @@ def test_metrics_are_those_of_the_outputs_in_the_units_of_the_data(data: str, si
             assert batch.targets is not None
             outputs.append(trainer.model(torch.from_numpy(batch.inputs["features"])).detach().reshape(-1, n).numpy())
             targets.append(batch.targets.reshape(-1, n))
-        y, p = (np.concatenate(part).astype(np.float64) * run.data.std + run.data.mean for part in (targets, outputs))
+        mean, std = scale(run.data)
+        y, p = (np.concatenate(part).astype(np.float64) * std + mean for part in (targets, outputs))
         assert numbers[f"{split}.mse"] == pytest.approx(((y - p) ** 2).mean(), rel=1e-5)
         assert numbers[f"{split}.mae"] == pytest.approx(np.abs(y - p).mean(), rel=1e-5)
         r2 = (1 - ((y - p) ** 2).sum(0) / ((y - y.mean(0)) ** 2).sum(0)).mean()
         assert numbers[f"{split}.r2"] == pytest.approx(r2, rel=1e-5)
-        z, q = ((part - run.data.mean) / run.data.std for part in (y, p))
+        z, q = ((part - mean) / std for part in (y, p))
         assert numbers[f"{split}.objective"] == pytest.approx(((z - q) ** 2).mean(), rel=1e-5)
 
 
 def test_targets_are_standardized_by_the_training_split(tmp_path: Path) -> None:
     data = run_of(tmp_path, "target: [y, z], divide: stored, split: {train: 0.6, val: 0.4}", 2).data
     table = np.array([[row["y"], row["z"]] for row in rows()])
-    assert np.allclose(data.mean, table[:24].mean(0), rtol=1e-12)
-    assert np.allclose(data.std, table[:24].std(0), rtol=1e-12)
+    mean, std = scale(data)
+    assert np.allclose(mean, table[:24].mean(0), rtol=1e-12)
+    assert np.allclose(std, table[:24].std(0), rtol=1e-12)
     batch = data.examples("val", "sequential").batch(np.array([3, 11]))
     assert batch.targets is not None
-    assert np.allclose(batch.targets * data.std + data.mean, table[[27, 35]], rtol=1e-6)
+    assert np.allclose(batch.targets * std + mean, table[[27, 35]], rtol=1e-6)
     plain = run_of(tmp_path, "target: both, standardize: false, divide: stored, split: {train: 0.6, val: 0.4}", 2).data
     batch = plain.examples("val", "sequential").batch(np.array([3, 11]))
-    assert (batch.targets == table[[27, 35]].astype(np.float32)).all()
+    assert np.array_equal(batch.targets, table[[27, 35]].astype(np.float32))
 
 
 @pytest.mark.parametrize("data", EACH)
@@ -125,7 +134,7 @@ def test_targets_at_padding_do_not_count(data: str, tmp_path: Path) -> None:
     assert batch.targets is not None
     mask = batch.masks["features"]
     assert batch.count == mask.sum() < mask.size
-    assert (np.isnan(batch.targets).reshape(*mask.shape, -1).any(-1) == ~mask).all()
+    assert np.array_equal(np.isnan(batch.targets).reshape(*mask.shape, -1).any(-1), ~mask)
 
 
 @pytest.mark.parametrize("form", ["mse", "mae", "{form: huber, delta: 0.3}"])
@@ -146,7 +155,7 @@ def test_the_loss_and_its_gradients_are_those_of_torch(form: str, data: str, tmp
     targets = torch.from_numpy(batch.targets)
     kept = ~targets.isnan()
     functions = {"mse": F.mse_loss, "mae": F.l1_loss}
-    function = functions.get(form, lambda *pair: F.huber_loss(*pair, delta=0.3))
+    function: Any = functions.get(form, partial(F.huber_loss, delta=0.3))
     expected = function(outputs[kept], targets[kept])
     expected.backward()
     assert memory.losses == pytest.approx([expected.item()], rel=1e-6)
@@ -186,6 +195,16 @@ def test_the_properties_of_a_run_hold_for_real_targets(graph: str, check: Any, t
         layers = f"project: {{block: linear, input: x}}, {ENCODER}"
         run = run_of(tmp_path, "target: each, each_position: true", 1, graph=layers)
     (outcome,) = outcomes_of(reduced_run(run, PLUGINS), [check])
+    assert (outcome.status, outcome.fault) == ("ok", ""), outcome
+
+
+def test_check_reads_rows_that_are_longer_than_a_reduced_run(tmp_path: Path) -> None:
+    line = {"x": [0.5] * 17, "y": 3.25}
+    write_rows(tmp_path, [*rows(), line])
+    run = run_of(tmp_path, "target: y", 1, "batch.length=20")
+    subject = reduced_run(run, PLUGINS)
+    assert subject.run.data.length == 20
+    (outcome,) = outcomes_of(subject, [option_effects])
     assert (outcome.status, outcome.fault) == ("ok", ""), outcome
 
 
