@@ -365,6 +365,12 @@ def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None
             message = f"the metric `{metric.kind_name()}` needs targets, which the data does not have"
             help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
             raise run.error(message, *((*path, str(number)) if path else ()), help=help)
+        if not metric.objective and metric.of_numbers == first.has_ids:
+            targets, needed = ("ids", "real numbers") if first.has_ids else ("real numbers", "ids")
+            message = f"the metric `{metric.kind_name()}` needs targets that are {needed}; the data has {targets}"
+            suitable = "[loss, accuracy]" if first.has_ids else "[mse, mae, r2]"
+            help = f"choose metrics of the targets of the data, `eval: {{metrics: {suitable}}}`"
+            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
         if metric.cross_entropy and not run.config.loss.predicts_targets:
             name, loss = metric.kind_name(), run.config.loss.kind_name()
             message = f"the metric `{name}` is the cross-entropy of the data's targets, which `{loss}` does not predict"
@@ -393,6 +399,9 @@ def _check_targets(run: Run) -> None:
     """Raise SpecError if the targets of some examples do not fit the logits of an output in the loss."""
     loss, graph, examples = run.config.loss, run.graph, run.data.examples("train", run.config.data.order)
     batch = examples.batch(np.arange(min(len(examples), run.config.batch.sequences, SAMPLED)))
+    if loss.predicts_targets and batch.targets is not None and not batch.has_ids:
+        message = f"the loss `{loss.kind_name()}` needs targets that are ids; the data has real numbers"
+        raise run.error(message, "loss", help="use a loss of real numbers, such as `loss: regression`")
     for output, targets in batch.targets_of(loss.terms).items() if loss.predicts_targets and batch.has_ids else ():
         node = graph.node(output or graph.outputs[0])
         wires = [wire if isinstance(wire, list) else [wire] for wire in node.signals.values()]

@@ -230,9 +230,12 @@ def _small_data(full: Run) -> tuple[int | None, Data]:
     def data_of(length: int) -> Data:
         return read_data(config.model_copy(update={"batch": config.batch.model_copy(update={"length": length})}))
 
-    data = data_of(LENGTH)
-    longest = min(length, max(positions_of(data, split) for split in data.splits))
-    return (LENGTH, data) if longest <= LENGTH else (longest, data_of(longest))
+    try:
+        data = data_of(LENGTH)
+        longest = min(length, max(positions_of(data, split) for split in data.splits))
+        return (LENGTH, data) if longest <= LENGTH else (longest, data_of(longest))
+    except Invalid:  # data of rows that are longer, which the run reports as errors
+        return length, full.data
 
 
 def _small_evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
