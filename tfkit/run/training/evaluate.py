@@ -267,7 +267,7 @@ def _copy_to_device(values: Array, device: torch.device) -> Tensor:
 
 
 def _evaluation_batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
-    sequences = run.config.batch.sequences
+    sequences = run.config.batch.largest
     if config.batches == "all":
         examples = run.data.examples(split, "sequential")
         for start in range(0, len(examples), sequences):

@@ -243,8 +243,8 @@ class Trainer:
 
     def batch(self, step: int) -> Batch:
         """Return the examples of a step that this process trains on."""
-        examples, sequences = len(self._examples), self.config.batch.sequences
-        indices = indices_of(self.config.data.order, self.seed, step, sequences=sequences, examples=examples)
+        order, examples = self.config.data.order, len(self._examples)
+        indices = indices_of(order, self.seed, step, self.run.sizes, examples=examples)
         return self._examples.batch(self._processes.rows(indices))
 
     def _gradients(self, batch: Batch, step: int) -> Tensor:
