@@ -219,7 +219,7 @@ class _Evaluation:
         terms = self._run.config.loss.terms
         sums = np.zeros((max(len(terms), 1), 2))
         if self._run.config.loss.undivided:
-            size = self._run.config.batch.sequences
+            size = self._run.config.batch.largest
             if batch.size < size:
                 return sums
         for start in range(share.start, share.stop, size):
@@ -356,7 +356,7 @@ def _copy_to_device(values: Array, device: torch.device) -> Tensor:
 
 
 def _evaluation_batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
-    sequences = run.config.batch.sequences
+    sequences = run.config.batch.largest
     if config.batches == "all":
         examples = run.data.examples(split, "sequential")
         for start in range(0, len(examples), sequences):
