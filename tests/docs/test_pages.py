@@ -198,6 +198,7 @@ def test_the_first_screen_is_targets_of_the_makefile() -> None:
         assert re.search(rf"^{line.split()[1]}:", makefile, re.MULTILINE), line
 
 
+@pytest.mark.slow
 def test_one_command_installs_all_that_the_specs_need() -> None:
     (command,) = re.findall(r'`(pip install "\.\[all\]".*?)`', README.read_text(encoding="utf-8"))
     projects = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in command.split()[3:]]
@@ -233,6 +234,7 @@ def test_messages_name_the_extra_of_a_missing_package() -> None:
             assert extra in extras or whole == "FOLDER", f"{path}: {whole}"
 
 
+@pytest.mark.slow
 def test_the_ejected_example_is_what_eject_writes(request: pytest.FixtureRequest) -> None:
     path = DOCS / "examples" / "gpt2.py"
     text = eject(tfkit.load("gpt2"))

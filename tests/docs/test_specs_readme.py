@@ -50,6 +50,7 @@ def matches(shown: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed.strip()) is not None
 
 
+@pytest.mark.slow
 def test_the_how_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")

@@ -49,6 +49,7 @@ def test_a_name_of_both_spellings_is_one_too_many(tmp_path: Path) -> None:
         build_with_weights(trial.imported.graph, tmp_path / "both.safetensors")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_frequencies_in_every_layer_and_newer_names_of_norms(tmp_path: Path) -> None:
     """Published files of ESM: transformers itself writes the older names and the frequencies once."""

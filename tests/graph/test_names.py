@@ -47,6 +47,7 @@ def refuse(what: str, text: str) -> None:
         tfkit.loads(text, plugins=PLUGINS)
 
 
+@pytest.mark.slow
 def test_names_that_would_break_what_is_written_are_refused() -> None:
     for name in [*LETTERS, *CODE_NAMES, *RESERVED_NAMES, *keyword.kwlist, "a_mask", "register_x"]:
         refuse("a node", spec(node=name))

@@ -78,6 +78,7 @@ def test_absurd_specs_are_refused_quickly(name: str) -> None:
     assert max(map(len, rendered.split("\n"))) <= 140
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_fine_in_either_direction() -> None:
     forward = [f"n{i}: {{block: norm, input: {f'n{i - 1}' if i else 'e'}}}" for i in range(900)]
     for lines in (forward, forward[::-1]):

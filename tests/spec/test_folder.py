@@ -153,6 +153,7 @@ def test_weights_may_be_the_folder_of_a_run(folder: Path, run: Run) -> None:
     assert Path("again/chars.json").exists()
 
 
+@pytest.mark.slow
 def test_an_imported_graph_has_the_weights_of_its_folder(folder: Path, run: Run) -> None:
     run("build", "gpt2", *SETS, "-o", "gpt2_small")
     run("save", "gpt2_small", "--layout", "huggingface", "-o", "published")

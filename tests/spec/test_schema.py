@@ -48,6 +48,7 @@ def is_valid(text: str) -> bool:
     return VALIDATOR.is_valid(plain_data(parse(text, "test")))
 
 
+@pytest.mark.slow
 def test_it_is_a_schema() -> None:
     VALIDATOR.check_schema(SCHEMA)
 

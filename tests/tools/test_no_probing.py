@@ -70,6 +70,7 @@ def test_what_counts(code: str, actual: int) -> None:
     assert len(list(probes(code, "os"))) == actual
 
 
+@pytest.mark.slow
 def test_no_config_is_probed() -> None:
     for path in FILES:
         if path not in SYNTAX:

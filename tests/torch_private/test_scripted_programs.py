@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import nn
 from torch.jit import _recursive, _state
@@ -34,6 +35,7 @@ class Resize(nn.Module):
         return nn.functional.interpolate(x, size=[5, 7])
 
 
+@pytest.mark.slow
 def test_functions_with_overloads_can_be_scripted_again() -> None:
     x = torch.randn(1, 2, 3, 4)
     for _ in range(2):

@@ -279,9 +279,11 @@ def assemble_model(graph: Graph, *, attention_backend: AttentionBackend = "sdpa"
     used = masks_in_use(graph.nodes)
     masks = [s.mask for s in graph.inputs.values() if s.mask in used and s.mask]
     values |= mask_inputs(program, masks, pairs=pairwise_masks(graph.nodes))
+    modules: dict[str, nn.Module] = {}
     for node in graph.nodes:
-        module = _build_node(builder, graph, node)
-        values |= write_call(program, graph, node, module, values)
+        if node.module not in modules:
+            modules[node.module] = _build_node(builder, graph, node)
+        values |= write_call(program, graph, node, modules[node.module], values)
     outputs = [values[name] for name in graph.outputs]
     output = outputs[0] if len(outputs) == 1 else tuple(outputs)
     model = program.build_graph_module(output, _class_name(graph.name), Model)
@@ -330,7 +332,8 @@ def write_call(
     `values` holds all previous values and masks by name; `further` are arguments in addition to the wires.
     """
     args, kwargs = _module_arguments(graph, node, program, values)
-    value = program.call(node.name, module, *args, **kwargs, **further)
+    program.hold(node.module, module)
+    value = program.call_child(node.name, node.module, *args, **kwargs, **further)
     if not node.makes_mask:
         return {node.name: value}
     first = program.apply(node.name, operator.getitem, value, 0)
@@ -362,7 +365,10 @@ def _module_arguments(
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for field, source in node.wires.items():
-        wire, signal = wire_of(node, field), node.signals[field]
+        wire = wire_of(node, field)
+        if wire.value == "module":
+            continue
+        signal = node.signals[field]
         if wire.value == "table":
             assert isinstance(source, str)
             kwargs[field] = program.weight(f"{table_owner(graph, source)}.tokens.weight")

@@ -83,7 +83,7 @@ def warn_of_first_losses(model: nn.Module, graph: Graph) -> None:
 
 def first_losses(model: nn.Module, graph: Graph) -> list[FirstLoss]:
     """Estimate the first loss of each head over a vocabulary, for weights as `tfkit.build` fills them."""
-    heads = [(node, head) for node in graph.nodes if (head := node.config.head()) is not None]
+    heads = [(node, head) for node in graph.built_nodes if (head := node.config.head()) is not None]
     weighted = [(node, head, _logit_matrix(model, graph, node)) for node, head in heads]
     return [_first_loss(model, graph, node, head, weight) for node, head, weight in weighted if weight is not None]
 
@@ -119,7 +119,7 @@ def _node_stream(model: nn.Module, graph: Graph, name: str, owner: str | None) -
     """Estimate the output of a node. For an unknown block, assume vectors of size one without the row of the token."""
     if name in graph.inputs:
         return StreamEstimate(1.0, 0.0)
-    node = graph.node(name)
+    node = graph.node(graph.node(name).module)
     if node.config.table() is not None:
         return _embedding_stream(model, graph, node, owner)
     if node.stack is not None:

@@ -67,7 +67,7 @@ def check_guarantees(model: fx.GraphModule, graph: Graph) -> None:
 
 def check_layers(model: fx.GraphModule, graph: Graph) -> None:
     """Raise SpecError if the layers and modules of a stack differ from its description."""
-    for node in graph.nodes:
+    for node in graph.built_nodes:
         if node.stack is not None:
             names = {name for name, _ in model.get_submodule(node.name).named_modules()}
             missing, further = sorted(node.stack.modules() - names), f"layers.{len(node.stack.layers)}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from tfkit.component.config import Component, Make, parts
+from tfkit.component.config import Component, Make, WireMarker, marker, parts
 from tfkit.component.slots import Cached, State
 from tfkit.component.stack import Head, Layers, Stage
 from tfkit.errors import Invalid
@@ -116,6 +116,15 @@ class BlockConfig(Component):
                 raise Invalid(".".join(path), message, help=f"add `{name}: NODE` to a stack of layers")
             if wires.get(name) is not None and not takers:
                 raise Invalid(name, f"`{name}` has no effect: no component takes it", help="remove it")
+
+    same: Annotated[str, WireMarker(value="module")] | None = None
+    """The node whose module, with its weights, the node calls on its inputs. All fields but wires are equal."""
+
+    @property
+    def stated_fields(self) -> list[str]:
+        """The fields that a spec states: with `same`, only wires."""
+        fields = type(self).model_fields.items()
+        return [name for name, info in fields if (marker(info, WireMarker) if self.same else name != "same")]
 
     @abstractmethod
     def output(self, inputs: Signals) -> Signal:

@@ -26,12 +26,12 @@ class SharedMarker:
 class WireMarker:
     """Marker of a field that names a node or an input of the graph.
 
-    `value` is the value on the wire: the node's output, or the weight of its token table. With `mask`, the module's
-    `forward` takes the padding mask of that output as the next argument. With `whole`, the value is static: complete
-    when decoding begins.
+    `value` is what the wire takes: the node's output, the weight of its token table, or its module. With `mask`, the
+    module's `forward` takes the padding mask of that output as the next argument. With `whole`, the value is static:
+    complete when decoding begins.
     """
 
-    value: Literal["output", "table"] = "output"
+    value: Literal["output", "table", "module"] = "output"
     mask: bool = False
     whole: bool = False
 

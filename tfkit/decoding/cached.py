@@ -28,7 +28,7 @@ from tfkit.building.model import (
     sharded_dtype,
     unwrapped_model,
 )
-from tfkit.component import Cached, State
+from tfkit.component import Cached, Pieces, State
 from tfkit.decoding.modules import cache_sizes, initial_value_names, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.decode_split import memory_field, reduce_to_output, split_for_decoding
@@ -78,15 +78,26 @@ class CachedModel:
         output: str | None = None,
         compile: bool | str = False,
     ) -> None:
-        model, mode = unwrapped_model(model), _checked_mode(compile)
+        model = unwrapped_model(model)
         graph = graph_of(model) if output is None else reduce_to_output(graph_of(model), output)
+        self._prepare(model, graph, length, compile)
+        self.output = output
+
+    @classmethod
+    def of_graph(cls, model: BuiltModel, graph: Graph, length: int) -> CachedModel:
+        """Return the modules of a model with caches, for a graph of some of its nodes."""
+        cached = cls.__new__(cls)
+        cached._prepare(unwrapped_model(model), graph, length, False)
+        return cached
+
+    def _prepare(self, model: fx.GraphModule, graph: Graph, length: int | None, compile: bool | str) -> None:
+        mode = _checked_mode(compile)
         if compile and is_sharded(model):
             raise ValueError("compile cannot be combined with `fully_shard`, which gathers parameters at each step")
         if any(module.training for module in model.modules()):
             raise ValueError("the model is in train mode, and dropout would act: call `model.eval()` first")
         self.length: int = _checked_length(length, graph)
         self.used: int = 0
-        self.output = output
         self._parts = split_for_decoding(graph)
         self._graph = graph
         self.model = model
@@ -169,8 +180,9 @@ class CachedModel:
         arguments = self._always | inputs | (self._first if self.used == 0 else {})
         main = self._parts.step_inputs[0]
         arguments[main] = tokens
-        if mask is not None and f"{main}_mask" in self._takes:
-            arguments[f"{main}_mask"] = mask
+        mask_name = self._graph.inputs[main].mask
+        if mask is not None and mask_name in self._takes:
+            arguments[mask_name] = mask
         with self._explained({main: tokens, **inputs}):
             result = self._step(arguments, tokens.size(1), keep)
         self.used += tokens.size(1)
@@ -219,6 +231,19 @@ class CachedModel:
         self._always = {name: value.repeat_interleave(n, dim=0) for name, value in self._always.items()}
         self._lengths = None if self._lengths is None else self._lengths.repeat_interleave(n)
 
+    def rewind(self, n: int, mask: Tensor | None = None) -> None:
+        """Forget the last `n` columns of every sequence. `mask`, bool [b, n], is False at padding.
+
+        Raises:
+            ValueError: more columns than were read, or a tensor of the model cannot go back.
+        """
+        if not 0 <= n <= self.used:
+            raise ValueError(f"rewind must be between 0 and {self.used}, the columns that were read; got {n}")
+        check_rewinds(self)
+        self.used -= n
+        if self._lengths is not None:
+            self._lengths = self._lengths - (n if mask is None else mask.sum(dim=1))
+
     @property
     def nbytes(self) -> int:
         """Memory of the caches in bytes."""
@@ -232,6 +257,15 @@ class CachedModel:
                 for number, entries, tensors in zip(runs, layers, self._cache.get(key, []), strict=True):
                     path = f"{name}.layers.{number}"
                     yield from ((path, entry, tensor) for entry, tensor in zip(entries, tensors, strict=True))
+
+    @property
+    def step_inputs(self) -> tuple[str, ...]:
+        """The inputs that are read at every step; `__call__` takes the first as its tokens."""
+        return self._parts.step_inputs
+
+    def step_parts(self) -> Iterator[tuple[str, Pieces]]:
+        """Yield the nodes that run at every step, with the arguments that they take for decoding."""
+        yield from ((name, pieces) for name, (_, pieces) in self._parts.step_nodes.items())
 
     @property
     def dtypes(self) -> set[torch.dtype]:
@@ -295,6 +329,19 @@ class CachedModel:
                     raise ValueError(
                         f"`{name}` is {prefix}, but the first piece, which must contain it, has {count} tokens"
                     )
+
+
+def check_rewinds(cached: CachedModel) -> None:
+    """Raise ValueError if a cache overwrites what earlier positions need: a state, or a ring of a sliding window."""
+    for node, pieces in cached.step_parts():
+        for entry in (entry for layer in pieces.caches for entry in layer):
+            if isinstance(entry, State):
+                raise ValueError(f"`{node}` has a state, which cannot go back to an earlier token")
+            if entry.tokens(cached.length) < cached.length:
+                raise ValueError(
+                    f"`{node}` has a sliding window of {entry.window} tokens, whose cache cannot go back "
+                    "to an earlier token"
+                )
 
 
 def _checked_mode(compile: bool | str) -> str | None:

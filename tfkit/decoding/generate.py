@@ -15,6 +15,7 @@ from tfkit.arguments import INT64, Natural, Positive, Seed, check_argument, chec
 from tfkit.building.builder import evaluation_mode, graph_of
 from tfkit.building.model import BuiltModel, check_values, input_errors, unwrapped_model
 from tfkit.decoding.cached import CachedModel
+from tfkit.decoding.drafts import Drafts
 from tfkit.decoding.foreign import no_argument
 from tfkit.decoding.sampling import Penalty, Sampler, Sampling, Share, Temperature
 from tfkit.errors import listing
@@ -50,6 +51,8 @@ class Generated:
     """Number of new tokens of each row."""
     ended: tuple[End, ...]
     """Reason why each row ended: a stop, or as many new tokens as it may get."""
+    forwards: int
+    """Number of forwards of the model, including the prompts. The forwards of drafting outputs are not counted."""
 
     def rows(self) -> list[list[int]]:
         """Return the new tokens of each row without padding."""
@@ -77,6 +80,7 @@ def generate(
     length: Positive | None = None,
     output: str | None = None,
     compile: bool | str = False,
+    drafts: Sequence[str] = (),
     **inputs: Any,
 ) -> Generated:
     """Continue prompts with a model; without dropout, even if the model is in train mode.
@@ -103,6 +107,8 @@ def generate(
         length: the most tokens that prompt and answer may have together, see `CachedModel`.
         output: the output whose logits choose the tokens; by default the first.
         compile: if true, compile the step of one token, see `CachedModel`.
+        drafts: outputs that predict the token after the next, the token after that, and so on. They draft tokens,
+            which the model verifies in one forward: the tokens are the same with fewer forwards, see `Drafts`.
         inputs: further inputs of the model by name, such as `source` and `source_mask` of an encoder-decoder; tokens as
             lists of lists get their mask from this function.
 
@@ -118,11 +124,7 @@ def generate(
     built = model.model if isinstance(model, CachedModel) else unwrapped_model(model)
     check_values(built)
     graph = graph_of(built)
-    if isinstance(model, CachedModel):
-        if output is not None or (model.output is None and len(graph.outputs) > 1):
-            raise ValueError("a CachedModel must be created with the output: `CachedModel(model, output=...)`")
-        output = model.output
-    graph = reduce_to_output(graph, output or graph.outputs[0])
+    full, graph = graph, reduce_to_output(graph, _output_of(model, graph, output))
     main, *further = split_for_decoding(graph).step_inputs
     if missing := [name for name in further if not graph.inputs[name].optional]:
         reason = "which `generate` does not have: choose a different output"
@@ -133,7 +135,9 @@ def generate(
     ends = _Ends(_stop_sequences(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
     with evaluation_mode(built):
-        cached = _cached_model(model, graph, prompt.size(1), max_new_tokens, length, compile)
+        sizes = (prompt.size(1), max_new_tokens, length)
+        drafting = _drafts(model, full, graph, drafts, _checked_room(graph, *sizes), compile) if drafts else None
+        cached = drafting.cached if drafting else _cached_model(model, graph, *sizes, compile)
         device = next(cached.model.parameters()).device
         arguments = _padded_inputs(inputs, pad)
         for error in input_errors(graph, {main: prompt, **arguments}):
@@ -142,14 +146,37 @@ def generate(
         prompt, mask = prompt.to(device), None if mask is None else mask.to(device)
         prompts = range(first_prompt, first_prompt + prompt.size(0))
         sampler = Sampler(sampling, prompts, n_samples, max_new_tokens, seed=seed, device=device)
-        logits = cached(prompt, mask, keep=1)[:, -1]
+        result = cached(prompt, mask, keep=1)
+        logits = (drafting.read(result) if drafting else result)[:, -1]
         if n_samples > 1:
             cached.repeat(n_samples)
             logits, prompt = (tensor.repeat_interleave(n_samples, dim=0) for tensor in (logits, prompt))
             mask = None if mask is None else mask.repeat_interleave(n_samples, dim=0)
         sampler.read(prompt, mask, logits.size(-1))
-        steps = list(_step_tokens(cached, logits, sampler, ends, max_new_tokens))
-    return ends.generated(torch.stack(steps, dim=1), pad)
+        if drafting:
+            drafting.start(prompt, mask, n_samples)
+            steps = list(_draft_steps(drafting, logits, sampler, ends, max_new_tokens))
+        else:
+            steps = list(_step_tokens(cached, logits, sampler, ends, max_new_tokens))
+    return ends.generated(torch.stack(steps, dim=1), pad, drafting.forwards if drafting else len(steps))
+
+
+def _output_of(model: BuiltModel | CachedModel, graph: Graph, output: str | None) -> str:
+    """Return the output that chooses the tokens."""
+    if isinstance(model, CachedModel):
+        if output is not None or (model.output is None and len(graph.outputs) > 1):
+            raise ValueError("a CachedModel must be created with the output: `CachedModel(model, output=...)`")
+        output = model.output
+    return output or graph.outputs[0]
+
+
+def _drafts(
+    model: BuiltModel | CachedModel, full: Graph, graph: Graph, names: Sequence[str], length: int, compile: bool | str
+) -> Drafts:
+    """Return the drafts of further outputs of the graph `full`, for the output of `graph`."""
+    if compile or isinstance(model, CachedModel):
+        raise ValueError("`drafts` cannot be combined with `compile` or a CachedModel")
+    return Drafts(unwrapped_model(model), full, graph.outputs[0], names, length)
 
 
 def _cached_model(
@@ -157,13 +184,20 @@ def _cached_model(
 ) -> CachedModel:
     """Return a `CachedModel` for prompt and answer; raise ValueError if they are too long for the model."""
     if not isinstance(model, CachedModel):
-        limits = [limit for limit in (length, max_len(graph)) if limit is not None]
-        _check_room(prompt, new, min(limits, default=prompt + new))
-        return CachedModel(model, length=length or prompt + new, output=graph.outputs[0], compile=compile)
+        return CachedModel(
+            model, length=_checked_room(graph, prompt, new, length), output=graph.outputs[0], compile=compile
+        )
     if length is not None or compile:
         raise ValueError("length and compile have no effect on a CachedModel: pass them to its constructor")
     _check_room(prompt, new, model.length)
     return model
+
+
+def _checked_room(graph: Graph, prompt: int, new: int, length: int | None) -> int:
+    """Return the length of the caches; raise ValueError if prompt and answer are too long for the model."""
+    limits = [limit for limit in (length, max_len(graph)) if limit is not None]
+    _check_room(prompt, new, min(limits, default=prompt + new))
+    return length or prompt + new
 
 
 def _step_tokens(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, most: int) -> Iterator[Tensor]:
@@ -176,6 +210,32 @@ def _step_tokens(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _E
             break
         logits = cached(tokens[:, None], keep=1)[:, -1]
     _check_numbers(logits)  # NaN persists in the caches, so a single check at the end suffices
+
+
+def _draft_steps(drafting: Drafts, logits: Tensor, sampler: Sampler, ends: _Ends, most: int) -> Iterator[Tensor]:
+    """Yield the tokens [b] of each step, as `_step_tokens`, and verify drafts of several tokens in one forward.
+
+    The sampler chooses every token from the logits of the model. A draft only decides whether the logits after it are
+    already there, so a sampler with the same random numbers chooses the same tokens.
+    """
+    _check_numbers(logits)
+    drafted: list[Tensor] = []
+    verified: list[Tensor] = []
+    for step in range(most):
+        tokens = sampler(logits)
+        yield tokens
+        if ends.after(tokens) or step == most - 1:
+            break
+        if drafted and bool((ends.running(tokens) & (tokens != drafted[0])).any()):
+            drafting.reject(len(drafted))
+            drafted, verified = [], []
+        drafting.accept(tokens)
+        if drafted:
+            drafted = drafted[1:]
+        else:
+            drafted, verified = drafting.verify(most - step - 2)
+        logits, *verified = verified
+    _check_numbers(logits)
 
 
 class _Ends:
@@ -203,20 +263,25 @@ class _Ends:
         self._lengths.update(dict.fromkeys(ended, self._steps))
         return len(self._lengths) == len(ids)
 
+    def running(self, tokens: Tensor) -> Tensor:
+        """Return bool [b], False for rows that have ended."""
+        rows = [row not in self._lengths for row in range(tokens.size(0))]
+        return torch.tensor(rows, device=tokens.device)
+
     def _stops_at(self, row: int, token: int) -> bool:
         tail = self._tails[row]
         tail.append(token)
         del tail[: -self._longest or len(tail)]
         return any(len(tail) >= len(stop) and tuple(tail[-len(stop) :]) == stop for stop in self._stops)
 
-    def generated(self, tokens: Tensor, pad: int) -> Generated:
+    def generated(self, tokens: Tensor, pad: int, forwards: int) -> Generated:
         """Return the result for the tokens [b, t] of all steps."""
         rows = range(tokens.size(0))
         lengths = tuple(self._lengths.get(row, self._steps) for row in rows)
         ended: tuple[End, ...] = tuple("stop" if row in self._lengths else "length" for row in rows)
         counts = torch.tensor(lengths, device=tokens.device)[:, None]
         padding = torch.arange(tokens.size(1), device=tokens.device) >= counts
-        return Generated(tokens.masked_fill(padding, pad), lengths, ended)
+        return Generated(tokens.masked_fill(padding, pad), lengths, ended, forwards)
 
 
 def _rows_to_end(returned: Iterable[int] | None, count: int) -> set[int]:

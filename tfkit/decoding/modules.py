@@ -22,7 +22,7 @@ def check_modules(model: fx.GraphModule, graph: Graph) -> None:
     """Raise ValueError if the steps of decoding would not compute what the forward of an edited model computes."""
     reason = replaced_forward(model)
     for node in graph.nodes:
-        layers = getattr(model.get_submodule(node.name), "layers", ())
+        layers = getattr(model.get_submodule(node.module), "layers", ())
         if node.stack is not None and len(layers) != len(node.stack.layers):
             reason = f"`{node.name}` has {len(layers)} layers, and caches for the {len(node.stack.layers)} of the spec"
     if reason is not None:
@@ -36,7 +36,7 @@ def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> f
     values |= _declare_masks(program, graph, parts.initial_inputs, parts.initial_nodes)
     for node in parts.initial_nodes:
         _hold_tables(program, model, graph, node)
-        values |= write_call(program, graph, node, model.get_submodule(node.name), values)
+        values |= write_call(program, graph, node, model.get_submodule(node.module), values)
     names = initial_value_names(parts)
     returns = tuple(Tensor if name in parts.static_sources else Tensor | None for name in names)
     return program.build_graph_module(tuple(values[name] for name in names), "Reading", returns=returns)
@@ -69,7 +69,7 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
         if node.output.type == "logits" and node.signals["input"].type == "sequence":
             source = str(node.wires["input"])
             seen = values | {source: program.apply(f"{source}_last", last_positions, values[source], keep)}
-        module, further = model.get_submodule(node.name), _decoding_arguments(program, node, pieces, past, cache)
+        module, further = model.get_submodule(node.module), _decoding_arguments(program, node, pieces, past, cache)
         values |= write_call(program, graph, node, module, seen, **further)
     outputs = [values[name] for name in graph.outputs]
     return program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), "Stepping")

@@ -36,7 +36,7 @@ class DecodeSplit:
 def split_for_decoding(graph: Graph) -> DecodeSplit:
     """Split a graph for decoding; raise SpecError if the model needs full sequences."""
     nodes = {node.name: node for node in graph.nodes}
-    flowing = _reached_names([name for name in graph.outputs if name in nodes], nodes, static=False)
+    flowing = reached_names([name for name in graph.outputs if name in nodes], nodes, static=False)
     static_sources = {
         source: None
         for name in flowing
@@ -45,7 +45,7 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
         if wire_of(nodes[name], field).whole
         for source in as_list(sources)
     }
-    initial = _reached_names(list(static_sources), nodes, static=True)
+    initial = reached_names(list(static_sources), nodes, static=True)
     for name in initial:
         if name in flowing:
             path = f"{'graph' if name in nodes else 'inputs'}.{name}"
@@ -79,7 +79,7 @@ def reduce_to_output(graph: Graph, output: str) -> Graph:
     """Reduce a graph to one output and the inputs on which it depends; raise ValueError for an unknown output."""
     if output not in graph.outputs:
         raise ValueError(f"`{output}` is not an output of `{graph.name}`, which returns {listing(graph.outputs)}")
-    needed = _reached_names([output], {node.name: node for node in graph.nodes}, static=True)
+    needed = reached_names([output], {node.name: node for node in graph.nodes}, static=True)
     inputs = {name: signal for name, signal in graph.inputs.items() if name in needed}
     return replace(graph, inputs=inputs, outputs=(output,))
 
@@ -98,7 +98,7 @@ def split_if_decodable(graph: Graph) -> DecodeSplit | None:
 def static_inputs(graph: Graph) -> tuple[str, ...]:
     """Return the inputs that must be complete before decoding begins: an encoder's, a memory, prefix lengths."""
     nodes = {node.name: node for node in graph.nodes}
-    flowing = _reached_names([name for name in graph.outputs if name in nodes], nodes, static=False)
+    flowing = reached_names([name for name in graph.outputs if name in nodes], nodes, static=False)
     return tuple(name for name in graph.inputs if name not in flowing)
 
 
@@ -123,7 +123,7 @@ def computes_alone(node: Node) -> bool:
         return False
 
 
-def _reached_names(names: list[str], nodes: dict[str, Node], *, static: bool) -> dict[str, None]:
+def reached_names(names: list[str], nodes: dict[str, Node], *, static: bool) -> dict[str, None]:
     """Return nodes and inputs with their dependencies; with `static`, also those through wires to static values."""
     seen: dict[str, None] = {}
     pending = list(names)

@@ -54,6 +54,11 @@ class Node:
     """The layers of a stack; None for every other block."""
 
     @property
+    def module(self) -> str:
+        """The path of its module: its name, or the name of the node that `same` names."""
+        return str(self.wires.get("same", self.name))
+
+    @property
     def makes_mask(self) -> bool:
         """True if the block returns (value, mask) instead of a value."""
         return self.output.mask == f"{self.name}_mask"
@@ -78,6 +83,11 @@ class Graph:
     """The folder from which the spec was loaded, if it contains weights, which `build` then loads."""
     hooks: Hooks | None = field_of(default=None, compare=False)
     """The hooks of the plugins with which a user loaded the spec; None for a graph that a tool derived."""
+
+    @property
+    def built_nodes(self) -> tuple[Node, ...]:
+        """The nodes with a module; every other node calls the module of one of them by `same`."""
+        return tuple(node for node in self.nodes if node.module == node.name)
 
     @property
     def name(self) -> str:
@@ -211,7 +221,18 @@ def component_path(graph: Graph, node: str, component: Component) -> tuple[str, 
 
 def expand(spec: Spec) -> Graph:
     """Connect and check the nodes of a resolved spec; raise SpecError."""
+    shared = {name: _shared_config(spec.model, config) for name, config in spec.model.graph.items() if config.same}
+    if shared:
+        spec = replace(spec, model=spec.model.model_copy(update={"graph": {**spec.model.graph, **shared}}))
     return _Expansion(spec).graph()
+
+
+def _shared_config(model: ModelSpec, config: BlockConfig) -> BlockConfig:
+    """Return the config of the node that `same` names, with the wires of `config`: a tool may have changed the node."""
+    wires = {
+        name: getattr(config, name) for name, info in type(config).model_fields.items() if marker(info, WireMarker)
+    }
+    return model.graph[str(config.same)].model_copy(update=wires)
 
 
 class _Expansion:
@@ -324,11 +345,13 @@ class _Expansion:
     def _check_signals(self, order: list[str], wires: Wires) -> list[Node]:
         """Let each block check its signals, unless the check of one of its sources failed."""
         outputs: dict[str, Signal] = dict(self.inputs)
-        nodes = []
+        nodes: list[Node] = []
         for name in order:
             config = self.model.graph[name]
             signals = self._signals(name, config, wires[name], outputs)
             if signals is None:
+                continue
+            if config.same and not self._is_same_call(name, config, signals, nodes):
                 continue
             path: tuple[str, ...] = ("graph", name)
             try:
@@ -361,6 +384,8 @@ class _Expansion:
         signals: dict[str, Any] = {}
         for field, source in wires.items():
             wire = marker(type(config).model_fields[field], WireMarker)
+            if wire is not None and wire.value == "module":
+                continue
             if wire is not None and wire.value == "table":
                 values = [self._table(name, field, item) for item in as_list(source)]
             else:
@@ -369,6 +394,22 @@ class _Expansion:
                 return None
             signals[field] = values[0] if isinstance(source, str) else values
         return signals
+
+    def _is_same_call(self, name: str, config: BlockConfig, signals: Mapping[str, Any], nodes: list[Node]) -> bool:
+        """Record an error unless a node has the types of inputs for which the module that it calls is built."""
+        owner = next((node for node in nodes if node.name == config.same), None)
+        if owner is None:
+            return False
+        for field in {**owner.signals, **signals}:
+            first, second = ([*map(_type_of, as_list(part.get(field, [])))] for part in (owner.signals, signals))
+            sizes = [getattr(part, field) for part in (owner.config, config)]
+            if first != second or (isinstance(sizes[0], dict) and [*sizes[0].values()] != [*sizes[1].values()]):
+                texts = [" and ".join(signal.in_words() for signal in part) or "nothing" for part in (first, second)]
+                message = f"`{field}` must be as in `{owner.name}`, {texts[0]}; got {texts[1]}"
+                help = f"write `like: {owner.name}` for separate weights"
+                self._error(("graph", name, field), message, help=help)
+                return False
+        return True
 
     def _table(self, name: str, field: str, source: str) -> Signal | None:
         table = self.tables.get(source)
@@ -412,7 +453,7 @@ class _Expansion:
 
     def _check_effect(self, wires: Wires, outputs: tuple[str, ...]) -> None:
         """Report nodes and inputs that no node uses and that are not outputs."""
-        read = {source for fields in wires.values() for source in wire_sources(fields)}
+        read = {source for fields in wires.values() for source in wire_sources({**fields, "same": []})}
         for name in self.model.graph:
             if name not in read and name not in outputs:
                 message = f"`{name}` has no effect: no node uses its output"
@@ -422,6 +463,11 @@ class _Expansion:
             if name not in read:
                 help = f"use it in a node, as in `input: {name}`, or remove it"
                 self._error(("inputs", name), f"input `{name}` has no effect: no node uses it", help=help)
+
+
+def _type_of(signal: Signal) -> Signal:
+    """Return a signal without the name of its mask."""
+    return replace(signal, mask=None if signal.mask is None else "")
 
 
 def _input_signal(name: str, config: InputConfig) -> Signal:
@@ -443,9 +489,9 @@ class CycleError(Exception):
         self.names = names
 
 
-def as_list(source: str | list[str]) -> list[str]:
-    """Return the sources of a field as a list."""
-    return [source] if isinstance(source, str) else source
+def as_list(source: Any) -> list[Any]:
+    """Return the sources or the signals of a field as a list."""
+    return source if isinstance(source, list) else [source]
 
 
 def wire_sources(fields: Mapping[str, str | list[str]]) -> Iterator[str]:

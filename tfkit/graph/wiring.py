@@ -58,9 +58,10 @@ def _used_masks(node: Node) -> Iterator[tuple[str, str | None]]:
 
 def table_owner(graph: Graph, node: str) -> str:
     """Return the node that contains the table of `node`: the node to which it is tied, or `node` itself."""
+    node = graph.node(node).module
     seen = {node}
     while isinstance(tie := graph.node(node).wires.get("tie"), str) and graph.node(node).config.table():
-        node = tie
+        node = graph.node(tie).module
         if node in seen:
             raise AssertionError("a cycle of ties is refused when the graph is expanded")
         seen.add(node)

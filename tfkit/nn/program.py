@@ -22,7 +22,7 @@ Steps = Mapping[Value, Step]
 class Program:
     """Writer of a module's `forward` as straight-line code: nothing is decided at run time.
 
-    Every step has a name: the name of the child that it calls, or the variable of a function's result. In the text, a
+    Every step has a name: the name of the child that it calls, or the variable of a result. In the text, a
     value gets this name if it is free; or `x`, if the previous x is no longer read; or it is inlined into the line that
     reads it.
     """
@@ -40,8 +40,12 @@ class Program:
 
     def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Value:
         """Call `module`, which becomes the child `name`."""
-        self._children[name] = module
-        return self._add(Step("call_module", name, name, args, kwargs))
+        self.hold(name, module)
+        return self.call_child(name, name, *args, **kwargs)
+
+    def call_child(self, name: str, child: str, *args: Any, **kwargs: Any) -> Value:
+        """Call a child, possibly not for the first time; `name` is the variable of the result."""
+        return self._add(Step("call_module", name, child, args, kwargs))
 
     def apply(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
         """Call a function, for instance of torch or of `operator`."""

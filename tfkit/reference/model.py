@@ -121,13 +121,13 @@ def computed(models: Sequence[Part], rows: Sequence[Mapping[str, Value]]) -> Seq
     A block that compares rows takes each wire as a list with the values of all rows, and the index of its row.
     """
     for node in models[0].graph.nodes:
-        parts = [model.at(node.name, node.config) for model in models]
+        parts = [model.at(node.module, model.graph.node(node.module).config) for model in models]
         wires = [
-            {name: _wire(model, node, name, values) for name in node.wires}
+            {name: _wire(model, node, name, values) for name in node.signals}
             for model, values in zip(models, rows, strict=True)
         ]
         if node.config.compares_rows:
-            batch = {name: [values[name] for values in wires] for name in node.wires}
+            batch = {name: [values[name] for values in wires] for name in node.signals}
             wires = [{**batch, "row": row} for row in range(len(rows))]
         outputs = [part(**values) for part, values in zip(parts, wires, strict=True)]
         rows = [{**values, node.name: output} for values, output in zip(rows, outputs, strict=True)]
@@ -143,6 +143,7 @@ def _wire(model: Part, node: Node, name: str, values: Mapping[str, Value]) -> An
 
 def _table(model: Part, name: str) -> Array:
     """Return the token table of an embedding, which may belong to another embedding."""
+    name = model.graph.node(name).module
     tie = model.graph.node(name).wires.get("tie")
     return _table(model, tie) if isinstance(tie, str) else model.weight(f"{name}.tokens.weight")
 

@@ -25,6 +25,7 @@ from tfkit.run.guarded_data import guarded_call
 from tfkit.run.read_run import AnyRun, RunFile, read_run
 from tfkit.run.run_meaning import RunSemantics, Value, content_paths, files_content
 from tfkit.run.run_spec import RunSpec, WeightsConfig
+from tfkit.run.step_values import StepValues
 from tfkit.spec.document import MODEL
 from tfkit.spec.extending import short_path
 from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, model_folder, step_of, tokenizer_in
@@ -83,7 +84,9 @@ class Run:
             return config.count_steps(mean_length=self._mean_length, examples=examples)
         assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
-            return math.ceil(config.flops / (self.count(self.graph, config.batch.sequences, self.length) * self.fill))
+            size = config.batch.largest
+            of_example = Fraction(self.count(self.graph, size, self.length)) / size * self._mean_length / self.length
+            return config.batch.sizes().steps_for(Fraction(config.flops) / of_example)
         except SpecError as error:
             raise self.file.placed(error, "flops") from error
 
@@ -94,7 +97,16 @@ class Run:
     @cached_property
     def tokens_of_step(self) -> float:
         """Mean number of positions in the batch of a training step, without padding."""
-        return float(self.config.batch.sequences * self._mean_length)
+        return float(Fraction(self.sizes.before(self.steps + 1), self.steps) * self._mean_length)
+
+    @cached_property
+    def sizes(self) -> StepValues:
+        """The number of examples in each step."""
+        return self.config.batch.sizes(self.steps)
+
+    def tokens_before(self, step: int) -> float:
+        """Return the mean number of positions in all steps before a step, without padding."""
+        return float(self.sizes.before(step) * self._mean_length)
 
     @cached_property
     def length(self) -> int:
@@ -234,7 +246,19 @@ def check_run(file: RunFile, plugins: Plugins | None = None, *, count: CountFlop
         check_metrics(run, run.config.eval.metrics, "eval", "metrics")
     with run.guarded(run.config.schedule, "`check_steps`", "schedule"):
         run.config.schedule.check_steps(run.steps)
+    _check_sizes(run)
     return run
+
+
+def _check_sizes(run: Run) -> None:
+    """Raise SpecError if the number of sequences changes after the last step."""
+    try:
+        start = run.sizes.starts[-1]
+    except Invalid as error:
+        raise run.refused(error, "batch", "sequences") from error
+    if start >= run.steps:
+        message = f"the change after {start:,} steps has no effect: the run has {run.steps:,} steps"
+        raise run.error(message, "batch", "sequences", help="remove it, or train for more steps")
 
 
 def mean_length(data: Data, split: str = "train") -> Fraction:
@@ -365,6 +389,12 @@ def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None
             message = f"the metric `{metric.kind_name()}` needs targets, which the data does not have"
             help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
             raise run.error(message, *((*path, str(number)) if path else ()), help=help)
+        if not metric.objective and metric.of_numbers == first.has_ids:
+            targets, needed = ("ids", "real numbers") if first.has_ids else ("real numbers", "ids")
+            message = f"the metric `{metric.kind_name()}` needs targets that are {needed}; the data has {targets}"
+            suitable = "[loss, accuracy]" if first.has_ids else "[mse, mae, r2]"
+            help = f"choose metrics of the targets of the data, `eval: {{metrics: {suitable}}}`"
+            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
         if metric.cross_entropy and not run.config.loss.predicts_targets:
             name, loss = metric.kind_name(), run.config.loss.kind_name()
             message = f"the metric `{name}` is the cross-entropy of the data's targets, which `{loss}` does not predict"
@@ -392,7 +422,10 @@ def positions_of(data: Data, split: str) -> int:
 def _check_targets(run: Run) -> None:
     """Raise SpecError if the targets of some examples do not fit the logits of an output in the loss."""
     loss, graph, examples = run.config.loss, run.graph, run.data.examples("train", run.config.data.order)
-    batch = examples.batch(np.arange(min(len(examples), run.config.batch.sequences, SAMPLED)))
+    batch = examples.batch(np.arange(min(len(examples), run.config.batch.largest, SAMPLED)))
+    if loss.predicts_targets and batch.targets is not None and not batch.has_ids:
+        message = f"the loss `{loss.kind_name()}` needs targets that are ids; the data has real numbers"
+        raise run.error(message, "loss", help="use a loss of real numbers, such as `loss: regression`")
     for output, targets in batch.targets_of(loss.terms).items() if loss.predicts_targets and batch.has_ids else ():
         node = graph.node(output or graph.outputs[0])
         wires = [wire if isinstance(wire, list) else [wire] for wire in node.signals.values()]

@@ -79,7 +79,8 @@ class Batch:
     """Targets of outputs that do not use `targets`, by the name of the output: [b, t], or [b] for an output of a single
     vector."""
     counted: NDArray[np.bool_] | None = None
-    """The real targets that count, [b] or [b, t]; by default, each row counts once."""
+    """The real targets that count, [b] or [b, t]; by default, each row counts once. Targets that do not count are
+    NaN, so that losses and metrics can leave them out."""
 
     @property
     def size(self) -> int:
@@ -186,6 +187,9 @@ class Data(Protocol):
     Data may also have the ids `start` and `end` of the tokens that begin and end a generated text, or None, and
     `classes`, the names of the classes of the main output in order, or None. Generation stops at `end`, and exported
     models have these values.
+
+    Data whose targets are standardized has `mean` and `std`, a number for each number of a target: a target times `std`
+    plus `mean` is the number in the units of the data.
 
     Data that is unusual, but not wrong, also has `warnings`: instances of `Invalid` that name the field and the cause.
     """
@@ -545,6 +549,8 @@ class MetricConfig(Component):
     """True if the metric is computed for each output in the loss; False if only for the main output."""
     cross_entropy: ClassVar[bool] = False
     """True if the metric is the cross-entropy of the data's targets, for losses that `predicts_targets`."""
+    of_numbers: ClassVar[bool] = False
+    """True if the targets of the metric are real numbers, [n, v], NaN where nothing counts; False if they are ids."""
     objective: ClassVar[bool] = False
     """True if the metric is computed from the results of the run's loss. Its `compute` takes an array [n, 2]: the
     total, times its weight, and the count of each term of the loss, or of the loss."""

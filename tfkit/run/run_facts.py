@@ -75,9 +75,11 @@ class Facts:
         return sum(session["seconds"] for session in self.sessions) / step if step else None
 
 
-def rates_of(tokens: float, seconds: float | None) -> dict[str, float]:
-    """Return the units of a step that curves can be drawn over, in addition to steps."""
-    return {"tokens": tokens, **({"seconds": seconds} if seconds else {})}
+def rates_of(run: Run, seconds: float | None) -> dict[str, float]:
+    """Return the units of a step that curves can be drawn over, in addition to steps; none if steps differ in size."""
+    if len(run.sizes.values) > 1:
+        return {}
+    return {"tokens": run.tokens_of_step, **({"seconds": seconds} if seconds else {})}
 
 
 _FACTS = TypeAdapter(Facts)

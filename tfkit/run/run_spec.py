@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -24,6 +23,7 @@ from tfkit.run.contract import (
     TrackerConfig,
     label_of,
 )
+from tfkit.run.step_values import Changes, StepValues, check_changes, has_fraction, largest_of, step_values
 from tfkit.spec.document import MODEL, NAME, Document
 from tfkit.spec.folder import RUN, latest_checkpoint, step_of
 from tfkit.spec.merge import WILDCARD, MergeKeys
@@ -42,10 +42,30 @@ WeightMapping: TypeAlias = Annotated[Mapping[str, Any], "a mapping of weights to
 class BatchConfig(Config):
     """The examples of one update, over all processes."""
 
-    sequences: PositiveCount
-    """The number of examples."""
+    sequences: PositiveCount | Changes
+    """The number of examples. It may change by step: `{at: {0: 8, 1000: 32}}`, or linearly, `{from: 8, to: 32, over:
+    0.2}`. Steps count completed updates; below 1, they are fractions of the run. Evaluations use the largest number."""
     length: PositiveCount | None = None
     """Positions of each example, for data without a fixed length."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for a change of `sequences` that is not well-formed."""
+        super().check()
+        if not isinstance(self.sequences, int):
+            try:
+                check_changes(self.sequences)
+            except Invalid as error:
+                path = f"sequences.{error.field}".rstrip(".")
+                raise Invalid(path, error.message, notes=error.notes, help=error.help) from None
+
+    @property
+    def largest(self) -> int:
+        """The largest number of examples in a step, which evaluations use as well."""
+        return largest_of(self.sequences)
+
+    def sizes(self, steps: int = 0) -> StepValues:
+        """Return the number of examples in each step of a run."""
+        return step_values(self.sequences, steps)
 
 
 class SplitConfig(Config):
@@ -222,7 +242,7 @@ class RunSpec(Document):
     """The length of the run in steps. Set this, `tokens`, `epochs` or `flops`."""
     tokens: PositiveCount | None = None
     """The length of the run in positions without padding, rounded up to full steps. A step counts as the mean number of
-    positions of `batch.sequences` training examples."""
+    positions of its number of training examples."""
     epochs: PositiveFloat | None = None
     """The length of the run in epochs of the training split, rounded up to full steps."""
     flops: PositiveFloat | None = None
@@ -268,17 +288,7 @@ class RunSpec(Document):
         check_labels("callbacks", {number: config for number, config in enumerate(self.callbacks) if config.named})
         if self.branch is not None and self.weights is not None:
             raise Invalid("weights", "`weights` has no effect: a branch has the weights of its run", help="remove it")
-        if self.data.takes_length and self.batch.length is None:
-            help = "add it, for instance `batch: {sequences: 16, length: 128}`"
-            raise Invalid("batch", f"data `{self.data.kind_name()}` needs a `length`", help=help)
-        if not self.data.takes_length and self.batch.length is not None:
-            message = f"`length` has no effect: data `{self.data.kind_name()}` sets its length"
-            raise Invalid("batch.length", message, help="remove it")
-        if self.micro_batch > self.batch.sequences:
-            message = (
-                f"`micro_batch` must be at most the batch, {self.batch.sequences} sequences; got {self.micro_batch}"
-            )
-            raise Invalid("machine.micro_batch", message)
+        self._check_batch()
         if self.machine.gather == "bfloat16" and self.precision != "bfloat16":
             message = "`gather: bfloat16` must not change the numbers of a run in float32"
             raise Invalid("machine.gather", message, help="remove it, or set `precision: bfloat16`")
@@ -290,11 +300,26 @@ class RunSpec(Document):
             names = ", ".join(self.data.split_names)
             raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {names}",))
 
+    def _check_batch(self) -> None:
+        """Raise `Invalid` if the batch does not fit the data, the length of the run, or the micro-batch."""
+        if self.data.takes_length and self.batch.length is None:
+            help = "add it, for instance `batch: {sequences: 16, length: 128}`"
+            raise Invalid("batch", f"data `{self.data.kind_name()}` needs a `length`", help=help)
+        if not self.data.takes_length and self.batch.length is not None:
+            message = f"`length` has no effect: data `{self.data.kind_name()}` sets its length"
+            raise Invalid("batch.length", message, help="remove it")
+        if self.steps is None and has_fraction(self.batch.sequences):
+            message = "a batch that changes at a fraction of the run must be combined with `steps`"
+            raise Invalid("batch.sequences", message, help="set `steps`, or write the changes as numbers of steps")
+        if self.micro_batch > self.batch.largest:
+            message = f"`micro_batch` must be at most the batch, {self.batch.largest} sequences; got {self.micro_batch}"
+            raise Invalid("machine.micro_batch", message)
+
     @property
     def micro_batch(self) -> int:
         """Number of sequences in the first forward pass."""
         size = self.machine.micro_batch
-        return size if isinstance(size, int) else self.batch.sequences
+        return size if isinstance(size, int) else self.batch.largest
 
     def count_steps(self, *, mean_length: Fraction, examples: int) -> int:
         """Return the number of steps, for a number of training examples. The length must not be in FLOPs.
@@ -305,9 +330,9 @@ class RunSpec(Document):
         if self.steps is not None:
             return self.steps
         if self.tokens is not None:
-            return math.ceil(self.tokens / (self.batch.sequences * mean_length))
+            return self.batch.sizes().steps_for(self.tokens / mean_length)
         assert self.epochs is not None
-        return max(1, -int(-self.epochs * examples // self.batch.sequences))
+        return max(1, self.batch.sizes().steps_for(Fraction(self.epochs * examples)))
 
 
 def render_run(config: RunSpec, model: ModelSpec) -> str:

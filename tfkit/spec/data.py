@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from tfkit.arguments import value_text
 from tfkit.errors import MAX_ERRORS, Diagnostic, Invalid, Source, Span, SpecError
 from tfkit.spec.scalars import MAX_DIGITS, word_value
-from tfkit.spec.tree import MAX_DEPTH, MAX_NODES, MERGE, Mapping, Node, Scalar, Sequence
+from tfkit.spec.tree import MAX_DEPTH, MAX_NODES, MERGE, NUMBERED, Mapping, Node, Scalar, Sequence
 
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool | None"
 Path = tuple[str, ...]
@@ -62,7 +62,9 @@ class _Copier:
         self.open.add(id(value))
         copied: Plain
         if isinstance(value, MappingABC):
-            entries = {str.__str__(key): entry for key, entry in value.items() if self._is_key(key, path)}
+            numbers = (int, float) if path and path[-1] == NUMBERED else ()
+            keys = {str(key) if type(key) in numbers else key: entry for key, entry in value.items()}
+            entries = {str.__str__(key): entry for key, entry in keys.items() if self._is_key(key, path)}
             copied = {key: self.copy(entry, (*path, key)) for key, entry in entries.items()}
         else:
             copied = [self.copy(item, (*path, str(index))) for index, item in enumerate(value)]

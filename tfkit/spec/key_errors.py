@@ -12,6 +12,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import field_docs
 from tfkit.spec.annotations import joined_with_or
 from tfkit.spec.document import Document
+from tfkit.spec.like import SAME_KEY
 from tfkit.spec.messages import kind_of, value_label
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.provenance import Path, Provenance
@@ -78,7 +79,7 @@ def _unknown_key(unknown: UnknownKey, missing: Iterable[MissingKey], plugins: Pl
     key, cls = unknown.key, unknown.cls
     word_key = cls.word_key if issubclass(cls, Component) else None
     further = cls.further_keys if issubclass(cls, Document) else ()
-    names = [*further, *(name for name in cls.model_fields if name != word_key)]
+    names = [*further, *(name for name in cls.model_fields if name not in (word_key, SAME_KEY))]
     path, notes = ".".join((*unknown.path, key)), [f"keys of {owner_name(cls, unknown.path)}: {listing(names, 24)}"]
     if not names:
         notes = [f"{owner_name(cls, unknown.path)} has no keys"]

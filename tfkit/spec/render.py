@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tfkit.component import Component, Config, PatchMarker, SharedMarker, WireMarker, marker
+from tfkit.component import BlockConfig, Component, Config, PatchMarker, SharedMarker, WireMarker, marker
 from tfkit.errors import Invalid
 from tfkit.spec.annotations import numbers_and_words, slot_setting
 from tfkit.spec.model_spec import InputConfig, ModelSpec
@@ -109,6 +109,8 @@ def _is_nested(value: object) -> bool:
 def _needs_writing(config: Config, name: str) -> bool:
     """Return True if a field must be written, because omitting it could change its value."""
     info = type(config).model_fields[name]
+    if isinstance(config, BlockConfig) and name not in config.stated_fields:
+        return False
     if name == config.word_key or info.is_required() or marker(info, SharedMarker) is not None:
         return True
     if slot_setting(info, "default_kind") is not None:

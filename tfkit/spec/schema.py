@@ -23,7 +23,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.plugin.registry import Registered, field_docs
 from tfkit.spec.annotations import ConfigShape, numbers_and_words, shape_of, slot_setting
 from tfkit.spec.document import MODEL, Document
-from tfkit.spec.like import LIKE
+from tfkit.spec.like import LIKE, SAME_KEY
 from tfkit.spec.model_spec import ModelSpec
 
 Schema = dict[str, Any]
@@ -244,7 +244,8 @@ class SchemaWriter:
             cases.append({"if": named, "else": self._of_some_kind(kinds.values(), name)})
         elif base.slot == BlockConfig.slot:
             changes = self._slot(base, None, partial=True)
-            cases = [{"if": {"required": [LIKE]}, "then": changes, "else": {**named, "allOf": cases}}]
+            based = {"anyOf": [{"required": [LIKE]}, {"required": [SAME_KEY]}]}
+            cases = [{"if": based, "then": changes, "else": {**named, "allOf": cases}}]
             named = {}
         return {
             "type": "object",

@@ -21,6 +21,8 @@ from tfkit.spec.scalars import MAX_DIGITS, word_value
 MAX_NODES = 50_000  # an alias counts as many nodes as its content
 MAX_DEPTH = 40
 MERGE = "<<"
+NUMBERED = "at"
+"""The key of mappings whose keys may be numbers: values by step."""
 
 _PROPERTIES = re.compile(r"(?:[&!][^\s,\[\]{}]*(?:\s+(?:#.*)?)*)*")
 _TAG = re.compile(r"!(?:<[^>]*>|[^\s,\[\]{}]*)")
@@ -119,7 +121,7 @@ class _Composer:
             self._error("a second document", self._span(event), help="write each spec to a separate file")
         return node
 
-    def _node(self, event: Any, depth: int) -> Node:
+    def _node(self, event: Any, depth: int, above: str = "") -> Node:
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, depth)
         outer, self.deepest, before = self.deepest, depth, self.nodes
@@ -130,7 +132,7 @@ class _Composer:
             self.open.add(event.anchor)
         node: Node
         if isinstance(event, yaml.MappingStartEvent):
-            node = self._mapping(event, depth)
+            node = self._mapping(event, depth, above)
         elif isinstance(event, yaml.SequenceStartEvent):
             node = self._sequence(event, depth)
         else:
@@ -161,12 +163,12 @@ class _Composer:
             items.append(self._node(event, depth + 1))
         return Sequence(tuple(items), self._span(start, event))
 
-    def _mapping(self, start: Any, depth: int) -> Mapping:
+    def _mapping(self, start: Any, depth: int, above: str) -> Mapping:
         entries: dict[str, tuple[Span, Node]] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
-            key = self._key(event, depth)
+            key = self._key(event, depth, above)
             event = next(self.events)
-            value = self._node(event, depth + 1)
+            value = self._node(event, depth + 1, key[0] if key else "")
             if key is None:
                 continue
             name, span = key
@@ -203,11 +205,13 @@ class _Composer:
                 bases.setdefault(name, (base.keys[name], value))
         return bases
 
-    def _key(self, event: Any, depth: int) -> tuple[str, Span] | None:
+    def _key(self, event: Any, depth: int, above: str) -> tuple[str, Span] | None:
         node = self._node(event, depth + 1)
         if isinstance(event, yaml.ScalarEvent) and isinstance(node, Scalar):
             if isinstance(node.value, str):
                 return node.value, node.span
+            if above == NUMBERED and type(node.value) in (int, float):
+                return str(node.value), node.span
             text = event.value
             help = f'quote it: "{text}"' if 0 < len(text) <= MAX_DIGITS else "write `key: value`"
             note = f"found {quoted(text) if text else 'nothing'}"

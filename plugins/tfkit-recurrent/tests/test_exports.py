@@ -13,6 +13,7 @@ from .mixers import PLUGINS
 from .test_mixers import SMALL_MIXERS, model_of
 
 
+@pytest.mark.slow
 def test_a_chunked_mixer_is_scripted() -> None:
     check_model(model_of("gated_delta").meta["graph"], plugins=PLUGINS, only=["script"])
 

@@ -19,6 +19,7 @@ from tests.run.training.cpu import times_libraries
 from tests.run.training.runs import Memory, same, small_run, trained, write_run
 from tfkit.cli import main
 from tfkit.run.contract import Batch
+from tfkit.run.step_values import step_values
 from tfkit.run.training.evaluate import batch_tensors
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.order import indices_of, indices_to_evaluate
@@ -111,7 +112,9 @@ def test_an_evaluation_draws_numbers_of_its_own() -> None:
         for split in ("train", "val")
         for number in range(20)
     ]
-    drawn = [indices_of("sampled", seed, step, sequences=8, examples=10**9) for seed in range(5) for step in range(60)]
+    drawn = [
+        indices_of("sampled", seed, step, step_values(8), examples=10**9) for seed in range(5) for step in range(60)
+    ]
     assert len({array.tobytes() for array in [*read, *drawn]}) == len(read) + len(drawn)
 
 

@@ -12,6 +12,7 @@ import torch
 import tfkit
 from tfkit.decoding.text import load_tokenizer
 from tfkit.run.contract import IGNORE_INDEX
+from tfkit.run.step_values import step_values
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, indices_to_evaluate, stream_seed
 
@@ -76,14 +77,14 @@ def test_windows_cover_a_text_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["sampled", "shuffled", "sequential"])
 def test_orders(order: str) -> None:
-    steps = [indices_of(order, 1, step, sequences=4, examples=10) for step in range(1, 6)]
+    steps = [indices_of(order, 1, step, step_values(4), examples=10) for step in range(1, 6)]
     drawn = np.concatenate(steps)
     assert drawn.min() >= 0
     assert drawn.max() < 10
     if order != "sampled":
         assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert (drawn[:10].tolist() == list(range(10))) == (order == "sequential")
-    assert (indices_of(order, 2, 1, sequences=4, examples=10) == steps[0]).all() == (order == "sequential")
+    assert (indices_of(order, 2, 1, step_values(4), examples=10) == steps[0]).all() == (order == "sequential")
     evaluated = [indices_to_evaluate(split, 1, sequences=4, examples=10).tolist() for split in ("val", "test", "val")]
     assert evaluated[0] == evaluated[2] != evaluated[1]
     assert stream_seed(1, "noise", 1) != stream_seed(1, "noise", 2) != stream_seed(1, "data", 2)

@@ -14,12 +14,13 @@ from tests.run.training.runs import PLUGINS, Memory, same, small_run, trained, w
 from tfkit.run.checked_run import load_run
 from tfkit.run.contract import ScheduleConfig
 from tfkit.run.kinds.schedules import ConstantConfig, CosineConfig, InverseSqrtConfig, LinearConfig, WSDConfig
+from tfkit.run.step_values import step_values
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.order import indices_of
 
 
 def test_each_epoch_shuffles_all_examples() -> None:
-    steps = [indices_of("shuffled", 3, step, sequences=4, examples=10) for step in range(1, 6)]
+    steps = [indices_of("shuffled", 3, step, step_values(4), examples=10) for step in range(1, 6)]
     first, second = np.concatenate(steps).reshape(2, 10).tolist()
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second

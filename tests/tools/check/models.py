@@ -193,6 +193,7 @@ SHIPPED = {
     "mistral": "mistral_7b",
     "modernbert": "modernbert_base",
     "t5": "t5_small",
+    "twins": "sentence_bert_base",
     "vaswani": "vaswani_base",
     "yarn": "olmo3_7b",
 }

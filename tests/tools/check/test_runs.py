@@ -22,7 +22,7 @@ from tfkit.run.kinds.metrics import CrossEntropyConfig, ExactMatch
 from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig
 from tfkit.run.kinds.schedules import WSDConfig
 from tfkit.run.run_spec import RunSpec
-from tfkit.run.training import loop, order
+from tfkit.run.training import evaluate, loop, order
 from tfkit.run.training.evaluate import batch_tensors, evaluate_splits
 from tfkit.run.training.optimizer import groups_of
 from tfkit.tools.check.check import outcomes_of
@@ -233,11 +233,11 @@ BUGS = [
         "groups_of",
         lambda model, config: groups_of(model, config.model_copy(update={"groups": config.groups[::-1]})),
     ),
-    Bug("a shift is one token off", "targets", loop, "batch_tensors", _one_further("later"), SHIFTED),
-    Bug("an input ahead is one token off", "targets", loop, "batch_tensors", _one_further("after"), SHIFTED),
-    Bug("a row is one document", "targets", loop, "batch_tensors", _of_one_document, SHIFTED),
+    Bug("a shift is one token off", "targets", evaluate, "batch_tensors", _one_further("later"), SHIFTED),
+    Bug("an input ahead is one token off", "targets", evaluate, "batch_tensors", _one_further("after"), SHIFTED),
+    Bug("a row is one document", "targets", evaluate, "batch_tensors", _of_one_document, SHIFTED),
     Bug("targets of the data are one token off", "targets", tasks, "next_tokens", _second_next),
-    Bug("micro-batches have equal dropout", "noise", loop, "batch_tensors", _with_equal_dropout),
+    Bug("micro-batches have equal dropout", "noise", evaluate, "batch_tensors", _with_equal_dropout),
     Bug(
         "the decay begins a step late",
         "schedule",

@@ -292,6 +292,7 @@ def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) 
     assert kept[0] == kept[1]
 
 
+@pytest.mark.slow
 def test_the_plugin_of_the_readme_leaves_too(tmp_path: Path, alone: Alone) -> None:
     (text,) = [block.text for block in blocks(ROOT / "README.md") if "tfkit_register" in block.text]
     (tmp_path / "double_gelu.py").write_text(text, encoding="utf-8")

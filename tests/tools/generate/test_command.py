@@ -78,7 +78,7 @@ def test_json(run: Run) -> None:
     out, err = run("small.yaml", *PROMPT, "--json")
     assert err == ""
     report = json.loads(out)
-    assert set(report) == {"texts", "seconds", "tokens_per_second"}
+    assert set(report) == {"texts", "forwards", "seconds", "tokens_per_second"}
     (sample,) = report["texts"]
     assert set(sample) == {"prompt", "sample", "text", "tokens", "ended"}
     prompt = len(load_tokenizer(Path("out/tokenizer.json")).encode("the quick"))

@@ -33,6 +33,7 @@ graph:
 Run = Callable[..., Profile]
 
 
+@pytest.mark.slow
 def test_what_a_profile_says(profile: Run) -> None:
     calls: list[tuple[int, int]] = []
     options = {"mode": "decode", "length": 9, "batch": 3, "dtype": torch.bfloat16}
@@ -102,6 +103,7 @@ def test_a_model_that_cannot_be_counted(profile: Run, monkeypatch: pytest.Monkey
     assert all(part.floor is None for part in result.parts)
 
 
+@pytest.mark.slow
 def test_limits_of_this_machine() -> None:
     actual = limits_of(torch.device("cpu"), torch.float32)
     assert actual.source == "measured"
@@ -109,6 +111,7 @@ def test_limits_of_this_machine() -> None:
     assert actual.bandwidth > 1e7
 
 
+@pytest.mark.slow
 def test_what_is_written(profile: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     actual = profile("small", directory=tmp_path / "out", mode="prefill")

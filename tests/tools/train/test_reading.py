@@ -71,6 +71,7 @@ def test_export(capsys: pytest.CaptureFixture[str]) -> None:
     torch.testing.assert_close(torch.jit.load("model.pt")(TOKENS), logits())
 
 
+@pytest.mark.slow
 def test_eject() -> None:
     with loaded_module(eject(tfkit.load("out"))) as module:
         model = build_model(module).eval()

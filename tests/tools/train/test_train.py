@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_numbers_of_an_evaluation_fit_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = {f"val.of_{number}.accuracy": 0.5 for number in range(7)}
-    TrainingProgress(1, quiet=False).on_eval(cast(Training, SimpleNamespace(step=4)), numbers)
+    TrainingProgress(float, quiet=False).on_eval(cast(Training, SimpleNamespace(step=4)), numbers)
     lines = capsys.readouterr().err.splitlines()
     assert max(map(len, lines)) <= 80
     assert " ".join("".join(lines).split()) == "step 4 " + " ".join(f"{name} 0.5000" for name in numbers)

@@ -112,7 +112,7 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def padded(self, indices: Ids, fill: int = 0) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    def padded(self, indices: Ids, fill: float = 0) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return sequences as a batch, [b, t] or [b, t, width], padded with `fill` at the end; and its mask, [b, t]."""
         ends, sizes = self.ends[indices], self.sizes[indices]
         mask = np.arange(sizes.max()) < sizes[:, None]

@@ -29,25 +29,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class LabelledConfig(ColumnsConfig):
-    """Texts or features with a class each, or with a class for each position. The data has `n_classes`.
+MAX_FLOAT32 = np.finfo(np.float32).max
 
-    Examples are as long as their texts, up to `length`, and padded to the longest of a batch.
-    """
 
-    kind: Literal["labelled"] = "labelled"
+class InputColumnsConfig(ColumnsConfig):
+    """Rows whose input is a text or features."""
 
     text: str | None = None
     """The column of the text; or `features`."""
     features: Names | None = None
     """The column of the features: a list of vectors, or a list of numbers, which are vectors of width 1. Or several
     columns of numbers, which together form a single vector."""
-    target: str | dict[str, str] = "label"
-    """The column of the class, which is a number or a name, or a list with a class for each position. For a model with
-    several outputs, a mapping from each output in the loss to its column."""
-    classes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
-    """The names of the classes, in order; by default all names in the files, sorted, unless classes are numbers. With
-    several targets, a mapping from outputs to the names."""
     long: Long = "error"
     """The treatment of an example of more than `length` positions: report it, omit it, or use its beginning."""
     tokenizer: TokenizerConfig | None = optional_slot("characters")
@@ -63,6 +55,44 @@ class LabelledConfig(ColumnsConfig):
             raise Invalid("tokenizer", "`tokenizer` is missing: texts need it", help="add it: `tokenizer: bytes`")
         if self.features is not None and self.tokenizer is not None:
             raise Invalid("tokenizer", "`tokenizer` has no effect: features are not text", help="remove it")
+
+    def _value(self, row: Row, tokenizer: Tokenizer | None, width: int | None) -> Any:
+        """Return the ids or the features of a row."""
+        if tokenizer is None:
+            return self._vectors(row, width)
+        return encoded_text(row, row.text(str(self.text)), tokenizer.encode)
+
+    def _vectors(self, row: Row, width: int | None = None) -> NDArray[np.float32]:
+        """Return the features of a row, [n, width]."""
+        if isinstance(self.features, tuple):
+            columns = [column_numbers(row, column, "a number", axes=0) for column in self.features]
+            return np.concatenate(columns, axis=1).astype(np.float32)
+        assert self.features is not None
+        expected = "a list of numbers, or of lists of numbers" + ("" if width is None else f", of width {width}")
+        vectors = column_numbers(row, self.features, expected, axes=2)
+        if width not in (None, vectors.shape[1]):
+            raise row.error(self.features, expected)
+        return vectors.astype(np.float32)
+
+
+class LabelledConfig(InputColumnsConfig):
+    """Texts or features with a class each, or with a class for each position. The data has `n_classes`.
+
+    Examples are as long as their texts, up to `length`, and padded to the longest of a batch.
+    """
+
+    kind: Literal["labelled"] = "labelled"
+
+    target: str | dict[str, str] = "label"
+    """The column of the class, which is a number or a name, or a list with a class for each position. For a model with
+    several outputs, a mapping from each output in the loss to its column."""
+    classes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
+    """The names of the classes, in order; by default all names in the files, sorted, unless classes are numbers. With
+    several targets, a mapping from outputs to the names."""
+
+    def check(self) -> None:
+        """Raise `Invalid` unless `classes` fits `target`."""
+        super().check()
         outputs = self.target if isinstance(self.target, dict) else {}
         if outputs != self.target and isinstance(self.classes, dict):
             raise Invalid("classes", "`classes` must be a list, because there is one target; got a mapping")
@@ -112,25 +142,6 @@ class LabelledConfig(ColumnsConfig):
             warnings=warnings,
             classes=targets[""].classes if "" in targets else None,
         )
-
-    def _value(self, row: Row, tokenizer: Tokenizer | None, width: int | None) -> Any:
-        """Return the ids or the features of a row."""
-        if tokenizer is None:
-            return self._vectors(row, width)
-        return encoded_text(row, row.text(str(self.text)), tokenizer.encode)
-
-    def _vectors(self, row: Row, width: int | None = None) -> NDArray[np.float32]:
-        """Return the features of a row, [n, width]."""
-        if isinstance(self.features, tuple):
-            return np.concatenate(
-                [_column_numbers(row, column, "a number", axes=0) for column in self.features], axis=1
-            )
-        assert self.features is not None
-        expected = "a list of numbers, or of lists of numbers" + ("" if width is None else f", of width {width}")
-        vectors = _column_numbers(row, self.features, expected, axes=2)
-        if width not in (None, vectors.shape[1]):
-            raise row.error(self.features, expected)
-        return vectors
 
 
 @dataclass(frozen=True)
@@ -224,13 +235,17 @@ def _is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal() and len(name) < 10 and str(int(name)) == name
 
 
-def _column_numbers(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.float32]:
+def column_numbers(row: Row, column: str, expected: str, *, axes: int) -> NDArray[np.float64]:
     """Return the finite numbers in a column, [n, width]; raise `Invalid` if the column has none."""
     try:
-        values = np.asarray(row[column], dtype=np.float32)
+        values = np.asarray(row[column], dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise row.error(column, expected) from error
-    if not values.size or not np.isfinite(values).all() or (values.ndim != axes and (axes, values.ndim) != (2, 1)):
+    if (
+        not values.size
+        or not (np.abs(values) <= MAX_FLOAT32).all()
+        or (values.ndim != axes and (axes, values.ndim) != (2, 1))
+    ):
         raise row.error(column, expected)
     return values.reshape(len(values) if values.ndim else 1, -1)
 

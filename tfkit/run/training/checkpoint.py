@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -12,9 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
+from tfkit.checkpoint.files import TensorFiles
+from tfkit.errors import Diagnostic, SpecError
 from tfkit.nn import part
 from tfkit.run.contract import LossConfig
 from tfkit.run.run_meaning import content_paths
+from tfkit.spec.folder import STATE, TENSORS
+from tfkit.spec.header import quoted_path
+from tfkit.spec.weight_files import content_of
 from tfkit.torch_private.sharding import local_part
 from tfkit.torch_private.tensors import storage_key, version_of
 
@@ -118,6 +124,23 @@ def tensors_of_owner(tensors: Mapping[str, Tensor], owner: str | int) -> dict[st
 def named_for(owner: str | int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors by their names in a checkpoint, which begin with the owner: `tensors_of_owner` reverses this."""
     return {f"{owner}{SEPARATOR}{name}": tensor for name, tensor in tensors.items()}
+
+
+def checked_tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
+    """Return the tensors of a file; raise SpecError if it was changed after the checkpoint was written."""
+    if content_of(path) != digest:
+        raise SpecError(Diagnostic(f"the tensors in {quoted_path(path)} were changed after the checkpoint was written"))
+    return {name: file.read(name) for name in file.names}
+
+
+def loss_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the state of the loss in a checkpoint, empty without a state. Raise SpecError if it was changed."""
+    path = folder / TENSORS
+    if not path.is_file():
+        return {}
+    digest = json.loads((folder / STATE).read_text(encoding="utf-8"))["tensors"]
+    with TensorFiles.open(path) as file:
+        return tensors_of_owner(checked_tensors(file, path, digest), LOSS)
 
 
 class LossState:

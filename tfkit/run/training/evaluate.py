@@ -141,6 +141,8 @@ class _BuiltMetric:
         """Return the sums over some examples. A target for each example, [b], becomes [b, 1]."""
         with self.guarded("sums"):
             values = values.cpu()
+            if self.config.of_numbers:
+                return self.metric.sums(values, targets.reshape(values.shape))
             return self.metric.sums(*((values, targets) if targets.dim() > 1 else (values[:, None], targets[:, None])))
 
 
@@ -217,7 +219,7 @@ class _Evaluation:
         terms = self._run.config.loss.terms
         sums = np.zeros((max(len(terms), 1), 2))
         if self._run.config.loss.undivided:
-            size = self._run.config.batch.sequences
+            size = self._run.config.batch.largest
             if batch.size < size:
                 return sums
         for start in range(share.start, share.stop, size):
@@ -259,14 +261,29 @@ class _Evaluation:
         for output, chunks in zip([None, *[*logits][1:]], logits.values(), strict=True):
             measures = [(built, metric) for built, metric in self._of_logits if built.output == output]
             targets, start = torch.from_numpy(self._targets(batch, output)).to(self._device).flatten(), 0
-            for chunk in chunks if measures else ():
+            parts: Iterable[Tensor] = chunks
+            if not batch.has_ids:  # an output has few numbers
+                parts = [torch.cat([*chunks])]
+                targets = self._numbers_of(targets, parts[0])
+            for chunk in parts if measures else ():
                 end = start + len(chunk)
                 for built, metric in measures:
                     with built.guarded("values"):
                         values[built.name].append(metric.values(chunk, targets[start:end]))
                 start = end
+        joined = {name: torch.cat(of_metric) for name, of_metric in values.items()}
+        if not batch.has_ids:  # [b, t, v], or [b, 1, v] for a target of each example
+            return {name: part.view(batch.size, -1, part.size(-1)) for name, part in joined.items()}
         shapes = {built.name: self._targets(batch, built.output).shape for built, _ in self._of_logits}
-        return {name: torch.cat(parts).view(shapes[name]) for name, parts in values.items()}
+        return {name: part.view(shapes[name]) for name, part in joined.items()}
+
+    def _numbers_of(self, targets: Tensor, outputs: Tensor) -> Tensor:
+        """Return real targets in the shape of the outputs of a model, [n, v]; raise SpecError if they do not fit."""
+        if targets.numel() != outputs.numel():
+            message = f"the data has {targets.numel():,} target numbers in a batch, but the model returns"
+            help = "use a head with one output for each number of a target: `{block: classifier, n_classes: 3}`"
+            raise self._run.error(f"{message} {outputs.numel():,}", "data", help=help)
+        return targets.view(outputs.shape)
 
     def _decoded(self, metric: DecodedMetric, batch: Batch, number: int, size: int) -> Tensor:
         """Return the values of a metric for all rows of a batch: processes must generate equally many tokens."""
@@ -339,7 +356,7 @@ def _copy_to_device(values: Array, device: torch.device) -> Tensor:
 
 
 def _evaluation_batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
-    sequences = run.config.batch.sequences
+    sequences = run.config.batch.largest
     if config.batches == "all":
         examples = run.data.examples(split, "sequential")
         for start in range(0, len(examples), sequences):

@@ -256,8 +256,8 @@ class Trainer:
 
     def batch(self, step: int) -> Batch:
         """Return the examples of a step that this process trains on."""
-        examples, sequences = len(self._examples), self.config.batch.sequences
-        indices = indices_of(self.config.data.order, self.seed, step, sequences=sequences, examples=examples)
+        order, examples = self.config.data.order, len(self._examples)
+        indices = indices_of(order, self.seed, step, self.run.sizes, examples=examples)
         return self._examples.batch(self._processes.rows(indices))
 
     def _gradients(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
@@ -275,7 +275,7 @@ class Trainer:
         totals = self._processes.sum(torch.tensor(counts, device="cpu")).clamp(min=1).tolist()
         total, count = torch.zeros(len(counts), device=self.device), None
         ratios: list[dict[str, Ratio]] = []
-        rows = self._processes.rows(np.arange(self.config.batch.sequences))
+        rows = self._processes.rows(np.arange(self.run.sizes.value(step)))
         before = None if _is_built_in(self.config.loss) else self._loss_state.versions()
         with GLOBAL_GENERATORS:
             seed_device(self.device, stream_seed(self.seed, "noise", step, self._processes.rank))
@@ -306,7 +306,7 @@ class Trainer:
         return total, self._means(ratios)
 
     def _means(self, ratios: Sequence[Mapping[str, Ratio]]) -> dict[str, float]:
-        """Return the further numbers of a step, from those of its micro-batches, over all processes."""
+        """Return the further numbers of a step, from the numbers of its micro-batches, over all processes."""
         names = list(ratios[0])
         if self._loss_numbers is None:
             self._loss_numbers = frozenset(names)

@@ -1,4 +1,4 @@
-"""The random numbers of a loss: each example has a generator of its own.
+"""The random numbers of a loss: each example has a separate generator.
 
 The numbers of an example are therefore equal for every size of micro-batches, every number of processes, and every
 resumed run. They are drawn on the CPU, so they are equal on every device.

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from tfkit.run.contract import Ids, Order
+from tfkit.run.step_values import StepValues
 
 
 def stream_seed(seed: int, stream: str, *keys: int) -> int:
@@ -25,11 +26,11 @@ def stream_generator(seed: int, stream: str, *keys: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(stream_seed(seed, stream, *keys))))
 
 
-def indices_of(order: Order, seed: int, step: int, *, sequences: int, examples: int) -> Ids:
-    """Return the indices of the examples of a step; the first step is 1."""
+def indices_of(order: Order, seed: int, step: int, sizes: StepValues, *, examples: int) -> Ids:
+    """Return the indices of the examples of a step; the first step is 1. `sizes` are the examples of each step."""
     if order == "sampled":
-        return stream_generator(seed, "data", step).integers(0, examples, size=sequences)
-    locations = np.arange((step - 1) * sequences, step * sequences)
+        return stream_generator(seed, "data", step).integers(0, examples, size=sizes.value(step))
+    locations = np.arange(sizes.before(step), sizes.before(step + 1))
     if order == "sequential":
         return locations % examples
     epochs, within = np.divmod(locations, examples)

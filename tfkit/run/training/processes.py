@@ -73,7 +73,7 @@ class Processes:
 
 def check_count(run: Run, count: int) -> None:
     """Raise SpecError if `count` processes cannot train a run."""
-    shard, sequences = run.config.machine.shard or 1, run.config.batch.sequences
+    shard, largest = run.config.machine.shard or 1, run.config.batch.largest
     if count % shard:
         help = f"start a multiple of {shard} processes: `torchrun --nproc-per-node {shard} -m tfkit train ...`"
         raise run.error(
@@ -82,11 +82,11 @@ def check_count(run: Run, count: int) -> None:
             "shard",
             help=help,
         )
-    if sequences % count:
+    for sequences in (size for size in run.sizes.values if size % count):
         message = f"a batch of {sequences} sequences cannot be divided among {count} processes"
         raise run.error(message, "batch", "sequences", help=f"start a number of processes that divides {sequences}")
     size = run.config.machine.micro_batch
-    if run.config.loss.undivided and (count > 1 or size == "auto" or run.config.micro_batch < sequences):
+    if run.config.loss.undivided and (count > 1 or size == "auto" or run.config.micro_batch < largest):
         message = f"the loss `{run.config.loss.kind_name()}` must be computed from all sequences of a step together"
         raise run.error(message, "loss", help="train in one process, with `micro_batch` at its default")
     if count == 1 and run.config.machine.gather != "float32":

@@ -17,7 +17,7 @@ from tfkit.building.builder import build, evaluation_mode, graph_of
 from tfkit.building.guarantees import Watch
 from tfkit.building.instrument import instrument_model
 from tfkit.errors import Diagnostic, SpecError
-from tfkit.graph.expand import Graph, component_path, wire_sources
+from tfkit.graph.expand import Graph, Node, component_path, wire_sources
 from tfkit.plugin.registry import last_line
 from tfkit.spec.messages import kind_of
 from tfkit.tools.common.loading_weights import build_with_weights
@@ -80,7 +80,7 @@ def first_run(
     shapes = run_watched(model, inputs).shapes
     done = time.perf_counter()
     reports = [NodeReport(name, None, (), tuple(value.shape), 0) for name, value in inputs.items()]
-    reports += [_node_report(model, graph, node.name, shapes[node.name]) for node in graph.nodes]
+    reports += [_node_report(model, node, shapes[node.module]) for node in graph.nodes]
     return model, FirstRun(
         name=graph.name,
         nodes=tuple(reports),
@@ -109,10 +109,12 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _node_report(model: fx.GraphModule, graph: Graph, name: str, shape: tuple[int, ...]) -> NodeReport:
-    node = graph.node(name)
-    parameters = sum(parameter.numel() for parameter in model.get_submodule(name).parameters())
-    return NodeReport(name, node.config.kind_name(), tuple(dict.fromkeys(wire_sources(node.wires))), shape, parameters)
+def _node_report(model: fx.GraphModule, node: Node, shape: tuple[int, ...]) -> NodeReport:
+    counted = model.get_submodule(node.name).parameters() if node.module == node.name else ()
+    parameters = sum(parameter.numel() for parameter in counted)
+    return NodeReport(
+        node.name, node.config.kind_name(), tuple(dict.fromkeys(wire_sources(node.wires))), shape, parameters
+    )
 
 
 def run_watched(model: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Watch:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,6 +27,7 @@ from tfkit.reference import Kinds
 from tfkit.tools.check.measure import EDITED, ILL_CONDITIONED, Deviation, require
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast_inputs, eval_outputs, example_inputs
 
+M = TypeVar("M", bound=nn.Module)
 FieldPath = tuple[str, ...]
 """The path of a value in a spec, as keys."""
 LENGTH = 12
@@ -152,7 +153,7 @@ class ModelUnderTest:
 
     @cached_property
     def values(self) -> dict[FieldPath, Any]:
-        """The values of the spec by path, except values that every layer variant replaces."""
+        """The values of the spec by path, except values that every layer variant, or `same`, replaces."""
         replaced = {
             ("graph", node.name, name)
             for node in self.graph.nodes
@@ -161,7 +162,9 @@ class ModelUnderTest:
             if name != "norm"  # the final norm uses it
         }
         replaced |= {("graph", node.name, "norm") for node in self.stacks if node.stack and not _has_norms(node.stack)}
-        return {path: value for path, value in leaf_values(self.graph.spec.model) if path[:3] not in replaced}
+        shared = {("graph", node.name) for node in self.graph.nodes if node not in self.graph.built_nodes}
+        values = leaf_values(self.graph.spec.model)
+        return {path: value for path, value in values if path[:2] not in shared and path[:3] not in replaced}
 
     @property
     def length(self) -> int:
@@ -221,14 +224,14 @@ class ModelUnderTest:
     @property
     def stacks(self) -> list[Node]:
         """The nodes that are stacks."""
-        return [node for node in self.graph.nodes if node.stack is not None]
+        return [node for node in self.graph.built_nodes if node.stack is not None]
 
     @cached_property
     def layers(self) -> dict[str, Layer]:
         """The layers of all stacks, by the paths of their modules."""
         return {
             f"{node.name}.layers.{number}": layer
-            for node in self.graph.nodes
+            for node in self.graph.built_nodes
             for number, layer in enumerate(node.stack.layers if node.stack else ())
         }
 
@@ -263,7 +266,7 @@ def chunk_sizes(model: fx.GraphModule) -> dict[str, int | None]:
     return sizes
 
 
-def redraw_parameters(model: fx.GraphModule, seed: int) -> fx.GraphModule:
+def redraw_parameters(model: M, seed: int) -> M:
     """Draw all parameters of a model at random, each from the seed and its name, in place.
 
     A matrix preserves the size of its input. All other parameters move away from their initial values.
@@ -287,7 +290,7 @@ def _is_causal(graph: Graph, name: str) -> bool:
     reached = {name}
     for node in graph.nodes:
         fields = [field for field, source in node.wires.items() if reached & {*as_list(source)}]
-        fields = [field for field in fields if wire_of(node, field).value != "table"]
+        fields = [field for field in fields if wire_of(node, field).value == "output"]
         if not fields:
             continue
         if any(field not in ("input", "inputs", "layer_features") for field in fields) or not _keeps_order(node):

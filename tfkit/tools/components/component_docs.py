@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from tfkit.component import Component, Config, SharedMarker, WireMarker, marker
 from tfkit.plugin.registry import Registered, Registry, field_docs
+from tfkit.spec.like import SAME_KEY
 from tfkit.tools.show.resolved_values import text_of
 
 NAMES = {int: "int", float: "float", str: "text", bool: "bool", type(None): "null"}
@@ -53,10 +54,10 @@ def slot_doc(registry: Registry, slot: str) -> str:
 
 
 def component_doc(registered: Registered) -> ComponentDoc:
-    """Describe a component and its fields, in order, without the field that names its kind."""
+    """Describe a component and its fields, in order, without its kind, and without `same`, which replaces them."""
     config = registered.config
     docs = field_docs(config)
-    named = [item for item in config.model_fields.items() if item[0] != config.word_key]
+    named = [item for item in config.model_fields.items() if item[0] not in (config.word_key, SAME_KEY)]
     fields = [_field_doc(name, info, docs.get(name, "")) for name, info in named]
     return ComponentDoc(
         config.slot, config.kind_name(), _class_doc(config), registered.plugin, registered.file, tuple(fields)

@@ -26,7 +26,9 @@ def scene_of(graph: Graph) -> Scene:
     lowest = {column[0] for column in columns} - side_inputs.keys()
     nodes: dict[str, Any] = {name: Chain(f"input/{name}", text, ()) for name, text in side_inputs.items()}
     for node, key in zip(graph.nodes, _node_keys(graph), strict=True):
-        if node.stack is not None:
+        if node.module != node.name:
+            nodes[node.name] = Chain(key, node.name, (_shared_box(node, key),))
+        elif node.stack is not None:
             nodes[node.name] = stack_tower(node, node.stack, key, counts)
         else:
             nodes[node.name] = _node_chain(node, key, counts)
@@ -104,7 +106,7 @@ def _scene_wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapp
         for field, source in node.wires.items():
             wire = wire_of(node, field)
             for index, name in enumerate(as_list(source)):
-                if name in graph.inputs and name not in side_inputs:
+                if wire.value == "module" or (name in graph.inputs and name not in side_inputs):
                     continue
                 if wire.value == "table":
                     user = next((box.key for box in boxes if box.tied), boxes[-1].key)
@@ -149,6 +151,13 @@ def _axes_text(signal: Signal) -> str:
     if signal.type == "vector":
         return f"[b, {signal.width:,}]"
     return "[b, t]" if signal.width is None else f"[b, t, {signal.width:,}]"
+
+
+def _shared_box(node: Node, key: str) -> Box:
+    """Build the box of a node that calls the module of another node, whose boxes show the parameters."""
+    role = "head" if node.output.type == "logits" else "block"
+    notes = (Note("kind", node.config.kind_name()), Note("same", f"weights of {_spaced_name(node.module)}"))
+    return Box(f"{key}/output", role, _spaced_name(node.name), notes, tied="tie" in node.wires)
 
 
 def _node_chain(node: Node, key: str, counts: ParameterCounts) -> Chain:

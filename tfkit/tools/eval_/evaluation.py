@@ -16,13 +16,12 @@ from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, check_length, check_metrics, load_run
 from tfkit.run.contract import MetricConfig
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.checkpoint import LossState
+from tfkit.run.training.checkpoint import LossState, loss_tensors
 from tfkit.run.training.evaluate import evaluate_splits as numbers_of
 from tfkit.spec.folder import has_weights, model_folder
 from tfkit.spec.merge import as_changes
 from tfkit.tools.common.loading_weights import check_weights
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.train.checkpoints import loss_tensors
 
 Names: TypeAlias = Annotated[Iterable[str], "a list of names"]
 

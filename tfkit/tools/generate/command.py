@@ -66,6 +66,12 @@ TITLE = 40
     help="The decoder's first token, for a model with an encoder.  [default: as the weights define it]",
 )
 @click.option("--output", metavar="NAME", help="The output to choose tokens from.  [default: the first]")
+@click.option(
+    "--drafts",
+    multiple=True,
+    metavar="NAME",
+    help="An output that drafts a later token, to save forwards of the model; repeatable, the nearest token first.",
+)
 @options.count_option("--max-new-tokens", "Most tokens of a text.  [default: 100, or as many as fit]")
 @click.option(
     "--temperature",
@@ -122,7 +128,7 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     if json:
         print_json(_result_data(job, texts, generated, request, seconds))
     else:
-        click.echo(_speed_text(generated, seconds), err=True)
+        click.echo(_speed_text(generated, seconds, drafts=bool(request.drafts)), err=True)
 
 
 def _check_usage(request: Request) -> None:
@@ -191,6 +197,7 @@ def _generate_texts(
             seed=request.seed,
             on_token=texts,
             output=request.output,
+            drafts=request.drafts,
             **job.inputs,
         )
     except KeyboardInterrupt:
@@ -239,9 +246,10 @@ def _text_titles(job: Job, samples: int) -> list[str]:
     return [f"── {quoted(prompt, TITLE)}{sample} ──" for prompt in job.prompts for sample in many]
 
 
-def _speed_text(generated: Generated, seconds: float) -> str:
+def _speed_text(generated: Generated, seconds: float, *, drafts: bool) -> str:
     count = sum(generated.lengths)
-    return f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s"
+    text = f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s"
+    return f"{text}, {generated.forwards} forwards" if drafts else text
 
 
 def _result_data(
@@ -259,6 +267,7 @@ def _result_data(
             }
             for row, (text, tokens, ended) in enumerate(rows)
         ],
+        "forwards": generated.forwards,
         "seconds": seconds,
         "tokens_per_second": sum(generated.lengths) / seconds,
     }

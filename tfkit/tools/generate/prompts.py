@@ -34,6 +34,7 @@ class Request:
     tokens: tuple[str, ...]
     start: str | None
     output: str | None
+    drafts: tuple[str, ...]
     max_new_tokens: int | None
     temperature: float
     top_k: int | None

@@ -166,8 +166,10 @@ def _tie_notes(graph: Graph, weights: Iterable[_Weight]) -> list[str]:
 
 
 def _repetition_notes(graph: Graph) -> Iterator[str]:
-    """Describe stacks that run layers several times with the same weights."""
+    """Describe nodes that call the module of another node, and stacks that run layers several times."""
     for node in graph.nodes:
+        if node.module != node.name:
+            yield f"shared: {node.name} uses the weights of {node.module}, counted once"
         if node.stack is not None and node.stack.repeats > 1:
             depth, sets = node.stack.depth, len(node.stack.layers)
             yield f"shared: {node.name} runs {depth} layers with the weights of {sets}, counted once"

@@ -22,7 +22,10 @@ class LayerProgram:
 def programs_of(graph: Graph) -> list[LayerProgram]:
     """Return the programs of the layers of every stack."""
     return [
-        program for node in graph.nodes if node.stack is not None for program in _stack_programs(node.name, node.stack)
+        program
+        for node in graph.built_nodes
+        if node.stack is not None
+        for program in _stack_programs(node.name, node.stack)
     ]
 
 

@@ -67,7 +67,7 @@ class TracePoint:
 
 def points_of(graph: Graph) -> Iterator[TracePoint]:
     """Yield the values of a model, node by node, layer by layer."""
-    for node in graph.nodes:
+    for node in graph.built_nodes:
         if node.stack is not None:
             yield from _stack_points(node, node.stack)
         yield TracePoint(node.name, _output_shape(node), node.name)

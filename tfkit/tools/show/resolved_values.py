@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tfkit.component import Component, Config, PatchMarker, marker
+from tfkit.component import BlockConfig, Component, Config, PatchMarker, marker
 from tfkit.graph.expand import Graph
 from tfkit.spec.provenance import Origin, Provenance
 
@@ -76,6 +76,8 @@ class _Walk:
         """Yield the fields of a config. `outer` is its origin if that also applies to everything in it."""
         for name, info in type(config).model_fields.items():
             if isinstance(config, Component) and path and name == config.word_key:
+                continue
+            if isinstance(config, BlockConfig) and name not in config.stated_fields:
                 continue
             value = getattr(config, name)
             here = (*path, name)

@@ -126,7 +126,7 @@ class Family:
     def _stacks(self, numbers: Mapping[Path, int]) -> tuple[Depth, ...]:
         """Return the depths that grow."""
         stacks = []
-        for node in self.own.nodes:
+        for node in self.own.built_nodes:
             path = ("graph", node.name, "n_layers")
             if path in numbers and path not in self._kept and node.stack is not None and node.stack.period is not None:
                 stacks.append(Depth(path, numbers[path], node.stack.period, node.stack.least))

@@ -121,10 +121,9 @@ def _evaluation_values(run: Run, on: str) -> dict[str, Value]:
     names = [metric.names(split, run.config.loss.terms) for metric in evaluations.metrics]
     metric = f"eval.metrics.{next(number for number, reported in enumerate(names) if on in reported)}"
     parts = ["data", CONTENT, "batch.length", f"eval.splits.{split}", metric]
-    if evaluations.splits[split].batches != "all":
-        parts.append("batch.sequences")
     idle = ["batch.length" if field == "length" else f"data.{field}" for field in run.config.data.idle(split)]
-    return {
+    size = {} if evaluations.splits[split].batches == "all" else {"batch.sequences": run.config.batch.largest}
+    return size | {
         path.replace(metric, f"eval.{name}"): value
         for path, value in run.meaning.values.items()
         if _is_within(path, parts) and not _is_within(path, idle)

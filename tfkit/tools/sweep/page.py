@@ -127,8 +127,8 @@ def _difference_contents(results: Results, compared: Sequence[ArmResult]) -> Ite
 def _curve_contents(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
     rates = {}
     for arm in results.arms:
-        tokens = runs[arm.name].tokens_of_step
-        rates[arm.name] = rates_of(tokens, arm.speed and tokens / arm.speed)
+        run = runs[arm.name]
+        rates[arm.name] = rates_of(run, arm.speed and run.tokens_of_step / arm.speed)
     yield draw_mean_curves(results.arms, rates)
     yield line_legend([arm.name for arm in results.arms])
     picture = draw_difference_curves(results.arms)

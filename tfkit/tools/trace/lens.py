@@ -63,8 +63,8 @@ def lens(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None) -> dict[
 
 def _head_and_stack(graph: Graph) -> tuple[Node, Node]:
     """Return the head whose input is the output of a stack, and the stack."""
-    stacks = {node.name: node for node in graph.nodes if node.stack is not None}
-    sources = [(node, node.wires.get("input")) for node in graph.nodes if node.output.type == "logits"]
+    stacks = {node.name: node for node in graph.built_nodes if node.stack is not None}
+    sources = [(node, node.wires.get("input")) for node in graph.built_nodes if node.output.type == "logits"]
     pairs = [(node, stacks[source]) for node, source in sources if isinstance(source, str) and source in stacks]
     if len(pairs) != 1:
         heads = listing(node.name for node, _ in pairs) or "none"
@@ -100,7 +100,7 @@ def contributions(model: BuiltModel, /, *inputs: Tensor, **named: Tensor | None)
     built = unwrapped_model(model)
     graph = graph_of(built)
     hooks, scales = [], {}
-    for node in graph.nodes:
+    for node in graph.built_nodes:
         layers = () if node.stack is None else node.stack.layers
         for number, layer in enumerate(layers):
             path = f"{node.name}.layers.{number}"

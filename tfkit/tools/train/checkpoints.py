@@ -29,13 +29,20 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import label_of
 from tfkit.run.run_facts import read_facts, read_json
-from tfkit.run.training.checkpoint import LOSS, SEPARATOR, Checkpoint, Restored, named_for, tensors_of_owner
-from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, WEIGHTS, checkpoints_in
+from tfkit.run.training.checkpoint import (
+    LOSS,
+    SEPARATOR,
+    Checkpoint,
+    Restored,
+    checked_tensors,
+    named_for,
+    tensors_of_owner,
+)
+from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, TENSORS, WEIGHTS, checkpoints_in
 from tfkit.spec.header import quoted_path
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.companions import Companions
 
-TENSORS = "state.safetensors"
 FORMAT = 1
 _OPTIMIZER_KIND = re.compile(r"optimizer(\..+)?\.kind")
 _LOSS_KIND = re.compile(r"loss(\..+)?\.kind")
@@ -151,15 +158,15 @@ def read_checkpoint(
     state = _read_state(folder, run, branch=branch, earlier=earlier)
     with TensorFiles.open(folder / WEIGHTS) as file:
         _check_names(folder / WEIGHTS, _tensor_descriptions(model.state_dict()), _tensor_descriptions(file.names))
-        weights = _checked_tensors(file, folder / WEIGHTS, state.model)
+        weights = checked_tensors(file, folder / WEIGHTS, state.model)
     with TensorFiles.open(folder / OPTIMIZER) as file:
         names = {name for name, _ in model.named_parameters()}
         _check_parameters(folder / OPTIMIZER, names, file.names)
-        optimizer = _checked_tensors(file, folder / OPTIMIZER, state.optimizer)
+        optimizer = checked_tensors(file, folder / OPTIMIZER, state.optimizer)
     tensors: dict[str, Tensor] = {}
     if state.tensors is not None:
         with TensorFiles.open(folder / TENSORS) as file:
-            tensors = _checked_tensors(file, folder / TENSORS, state.tensors)
+            tensors = checked_tensors(file, folder / TENSORS, state.tensors)
     if branch:
         tensors = named_for(LOSS, tensors_of_owner(tensors, LOSS))
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -174,15 +181,6 @@ def read_checkpoint(
         for new, named in callbacks.items():
             tensors |= named_for(new, named)
     return state, Restored(state.step, weights, optimizer, states, ended, state.skipped, tensors)
-
-
-def loss_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the state of the loss in a checkpoint, empty without one. Raise SpecError if the file was changed."""
-    if not (folder / TENSORS).is_file():
-        return {}
-    digest = json.loads((folder / STATE).read_text(encoding="utf-8"))["tensors"]
-    with TensorFiles.open(folder / TENSORS) as file:
-        return tensors_of_owner(_checked_tensors(file, folder / TENSORS, digest), LOSS)
 
 
 def _previous_indices(before: Sequence[str], labels: Sequence[str]) -> list[int | None]:
@@ -244,12 +242,6 @@ def _read_state(folder: Path, run: Run, *, branch: bool, earlier: Mapping[str, S
     if message is not None:
         raise SpecError(Diagnostic(message))
     return state
-
-
-def _checked_tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
-    if content_of(path) != digest:
-        raise SpecError(Diagnostic(f"the tensors in {quoted_path(path)} were changed after the checkpoint was written"))
-    return {name: file.read(name) for name in file.names}
 
 
 def _tensor_descriptions(tensors: Mapping[str, Tensor | TensorInfo]) -> dict[str, str]:

@@ -218,7 +218,7 @@ def _train_in_process(
         command=command,
         until=stop_after,
         allow_change=allow_change,
-        progress=TrainingProgress(run.tokens_of_step, quiet=json),
+        progress=TrainingProgress(run.tokens_before, quiet=json),
         processes=processes,
     )
     _show_result(trained, run, json=json)

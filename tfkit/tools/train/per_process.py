@@ -90,7 +90,7 @@ def per_process(
     """
     check_count(run, processes)
     machine = machine or run.config.machine
-    sequences = run.config.batch.sequences // processes
+    sequences = run.config.batch.largest // processes
     size = machine.micro_batch
     micro, shard = min(size if isinstance(size, int) else sequences, sequences), machine.shard or processes
     counted = {} if counted is None else counted

@@ -74,19 +74,19 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
     costs = longest
     if run.length != run.data.length:
         costs = cost(run.graph, batch=micro, length=run.length, dtype=torch.float32, optimizer=states_of(run))
-    total, parts = costs.total, config.batch.sequences / micro * run.fill
+    total, parts = costs.total, run.sizes.before(run.steps + 1) / run.steps / micro * run.fill
     windows = run.data.examples("train", "sequential")
     return Plan(
         name=config.name,
         digest=run.digest,
         parameters=total.parameters,
         steps=run.steps,
-        tokens=round(run.steps * run.tokens_of_step),
+        tokens=round(run.tokens_before(run.steps + 1)),
         padding=round(run.steps * run.tokens_of_step * padding_of(run)),
-        epochs=run.steps * config.batch.sequences / len(windows),
+        epochs=run.sizes.before(run.steps + 1) / len(windows),
         flops=round(run.steps * parts * (total.flops_forward + total.flops_backward)),
         flops_of_evaluations=round(_evaluated_examples(run) / micro * total.flops_forward),
-        memory=longest.peak + (longest.memory.gradients if config.batch.sequences > micro else 0),
+        memory=longest.peak + (longest.memory.gradients if config.batch.largest > micro else 0),
         seconds=_minimum_seconds(run, parts, costs, device or device_of_run(run)),
         float8=config.machine.float8 and matrices_in_float8(build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _sampled_steps(run)),
@@ -103,9 +103,7 @@ def padding_of(run: Run) -> float:
     config, examples = run.config, run.data.examples("train", run.config.data.order)
     n_tokens = n_positions = 0
     for step in _sampled_steps(run):
-        indices = indices_of(
-            config.data.order, config.seed, step, sequences=config.batch.sequences, examples=len(examples)
-        )
+        indices = indices_of(config.data.order, config.seed, step, run.sizes, examples=len(examples))
         batch = examples.batch(indices)
         if not batch.masks:
             continue
@@ -122,7 +120,7 @@ def _evaluated_examples(run: Run) -> float:
     if config is None:
         return 0
     times = 1 + -(-run.steps // config.every)
-    batch = run.config.batch.sequences
+    batch = run.config.batch.largest
     examples = (
         (len(run.data.examples(split, "sequential")) if part.batches == "all" else part.batches * batch)
         * float(mean_length(run.data, split) / run.length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,14 +23,14 @@ LOOP = ("loss", "lr", "grad_norm")
 class TrainingProgress(Callback):
     """Measures the time of steps, without evaluations and checkpoints, and shows progress unless `quiet`."""
 
-    def __init__(self, tokens_of_step: float, *, quiet: bool) -> None:
+    def __init__(self, tokens_before: Callable[[int], float], *, quiet: bool) -> None:
         self.first = self.last = 0
         """Number of the last step before this process, and of the current step."""
         self.seconds = 0.0
         """Total time of the steps of this process."""
         self.numbers: dict[str, float] = {}
         """The latest number of each name."""
-        self._tokens = tokens_of_step
+        self._tokens = tokens_before
         self._quiet = quiet
         self._since: float | None = None
         self._bar: Progress | None = None
@@ -39,7 +39,8 @@ class TrainingProgress(Callback):
     @property
     def tokens_per_second(self) -> float | None:
         """Positions per second of training; None before the first step."""
-        return (self.last - self.first) * self._tokens / self.seconds if self.seconds else None
+        tokens = self._tokens(self.last + 1) - self._tokens(self.first + 1)
+        return tokens / self.seconds if self.seconds else None
 
     def on_start(self, training: Training) -> None:
         self.first = self.last = training.step

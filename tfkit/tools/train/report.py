@@ -40,7 +40,7 @@ def run_report(run: Run, facts: Facts, numbers: History) -> str:
     """Render a self-contained page, which loads no files and supports light and dark mode."""
     config, last = run.config, facts.sessions[-1]
     sections: list[PageSection] = [
-        ("numbers", "Numbers", list(_metric_charts(numbers, rates_of(run.tokens_of_step, facts.seconds_of_step)))),
+        ("numbers", "Numbers", list(_metric_charts(numbers, rates_of(run, facts.seconds_of_step)))),
         ("components", "Components", list(component_contents(numbers))),
         ("texts", "Texts", list(_text_contents(numbers))),
         ("model", "Model", [tag("div", inline_svg(draw(run.graph)), class_="picture")]),

@@ -90,7 +90,7 @@ def train(
         warnings.warn(note.render("warning"), SpecWarning, stacklevel=3)
     folder = Path(output) if output is not None else folder_of(run, loaded)
     loaded = continued_run(loaded, folder)
-    progress = TrainingProgress(loaded.tokens_of_step, quiet=quiet)
+    progress = TrainingProgress(loaded.tokens_before, quiet=quiet)
     return train_run(
         loaded, folder, plugins, until=stop_after, allow_change=allow_change, progress=progress, command="tfkit.train"
     )
@@ -115,7 +115,7 @@ def train_run(
     processes: Processes | None = None,
 ) -> Trained:
     """Train in this process, with any other processes of the launch, and write the run folder, including `command`."""
-    progress = progress or TrainingProgress(run.tokens_of_step, quiet=True)
+    progress = progress or TrainingProgress(run.tokens_before, quiet=True)
     processes = processes or Processes()
     with locked_folder(folder) as has_lock:
         if not has_lock:

@@ -16,6 +16,7 @@ from tfkit.checkpoint import folder_format
 from tfkit.checkpoint.weight_map import Link, TensorLocation, WeightMap
 from tfkit.components import feedforward, head, rope_scaling, stack
 from tfkit.components.context import AttentionContext, ContextKey
+from tfkit.graph.expand import Node
 from tfkit.tools.cost import shape_rules
 
 from .bug import BUGS, Bug, plant
@@ -128,6 +129,13 @@ BUGS += [
         "gpt2",
         "init",
         ((tfkit.building.initialize, "Linear", type("Unknown", (nn.Linear,), {})),),
+    ),
+    Bug(
+        "a node with `same` has a copy of the weights",
+        "two names in the state dict",
+        "twins",
+        "shared",
+        ((Node, "module", property(lambda node: node.name)),),
     ),
     Bug(
         "the window is too wide in the mask and in the cache",

@@ -46,7 +46,7 @@ def tensor_locations(subject: ModelUnderTest) -> Iterator[Deviation]:
         name: location.view(subject.model.state_dict()) for name, location in tensor_locations_of(subject.model).items()
     }
     informative = 0
-    for node in subject.graph.nodes:
+    for node in subject.graph.built_nodes:
         for layers, traces in _equal_layers(node.name, node.stack.layers if node.stack else (), tensors):
             usual = _usual_strengths([*layers.values()], traces)
             informative += len(usual)

@@ -10,15 +10,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tfkit.building.placement import forked_generator
 from tfkit.component import MaskConfig, SublayerConfig
+from tfkit.errors import listing
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation
 from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest, leaf_values, redraw_parameters
 from tfkit.tools.check.properties.basics import every_one
-from tfkit.tools.check.runs import Choices, Inputs, call, cast_inputs, temporary_hooks
+from tfkit.tools.check.runs import Choices, Inputs, call, cast_inputs, eval_outputs, temporary_hooks
 
 BATCHES = 24
 """Number of batches within which every row and column of a parameter must receive a gradient."""
@@ -227,6 +228,42 @@ def tied_gradients(subject: ModelUnderTest) -> Iterator[Deviation]:
     tied = _tied_weights(subject)
     require(tied, "no table is tied")
     yield from _derivative_errors(subject, lambda name: name in tied)
+
+
+@property_of("shared", "has one module for nodes that share it", follows=("forward",))
+def shared_modules(subject: ModelUnderTest) -> Iterator[Deviation]:
+    """A change of the weights that `same` shares changes the output of each node, and no node has a copy of them."""
+    users = {node.config.same: [node.config.same] for node in subject.graph.nodes if node.config.same}
+    require(users, "no node has `same`")
+    model, inputs = copy.deepcopy(subject.model), subject.inputs()
+    children = dict(model.named_children())
+    for node in subject.graph.nodes:
+        users.get(node.config.same, []).append(node.name)
+    for path, names in users.items():
+        before = _outputs_by_call(model, path, inputs)
+        redraw_parameters(module := model.get_submodule(path), subject.seed)
+        after = _outputs_by_call(model, path, inputs)
+        if copies := [name for name in names if name != path and name in children]:
+            yield Deviation.fault(f"{listing(copies)} has a copy of the shared module", path)
+        if len(before) != len(names):
+            yield Deviation.fault(f"{listing(names)} call the shared module {len(before)} times", path)
+            continue
+        equal = [name for name, *pair in zip(names, before, after, strict=True) if torch.equal(*pair)]
+        if equal and list(module.parameters()):
+            yield Deviation.fault(f"a change of its weights does not change the output of {listing(equal)}", path)
+        yield Deviation(0.0, "")
+
+
+def _outputs_by_call(model: fx.GraphModule, path: str, inputs: Inputs) -> list[Tensor]:
+    """Return the output of each call of a module."""
+    outputs: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    with temporary_hooks([model.get_submodule(path).register_forward_hook(keep)]):
+        eval_outputs(model, inputs)
+    return outputs
 
 
 def _tied_weights(subject: ModelUnderTest) -> set[str]:

@@ -176,6 +176,8 @@ class Parts:
 
 def parts_of(graph: Graph) -> Parts:
     """Return the parts of a model. Raise SpecError for a model for which transformers has no class."""
+    if shared := next((node for node in graph.nodes if node.module != node.name), None):
+        raise unsupported_error(graph, f"`{shared.name}` uses the weights of `{shared.module}`")
     head = head_of(graph)
     nodes = graph.nodes[: len(graph.nodes) - len(head)]
     split = _decoding_split(graph, head)

@@ -10,14 +10,14 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from tfkit.errors import SpecError
-from tfkit.run.checked_run import Run, positions_of
-from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, MetricConfig, Order
+from tfkit.run.checked_run import Run, check_metrics, positions_of
+from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Ids, MetricConfig, Order
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.memory import MicroBatch
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of
-from tfkit.tools.train.check.options import batch_arrays
+from tfkit.tools.train.check.options import batch_arrays, equal_arrays
 from tfkit.tools.train.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, read_data, train_reduced_run
 
 EPOCHS = 3
@@ -60,10 +60,24 @@ def example_independence(subject: RunUnderTest) -> Iterator[Deviation]:
 
 def _equal_rows(row: Batch, other: Batch) -> bool:
     """Return True if rows are equal. If their padded lengths differ, compare only the positions that count."""
-    pairs = [*zip(batch_arrays(row), batch_arrays(other), strict=True)]
-    if all(first.shape == second.shape for first, second in pairs):
-        return all(np.array_equal(first, second) for first, second in pairs)
-    return not row.has_ids or np.array_equal(row.ids[row.ids != IGNORE_INDEX], other.ids[other.ids != IGNORE_INDEX])
+    first, second = batch_arrays(row), batch_arrays(other)
+    if [array.shape for array in first] == [array.shape for array in second]:
+        return all(map(equal_arrays, first, second))
+    padded = row.masks.keys() | other.masks.keys()
+    return np.array_equal(_counted_targets(row), _counted_targets(other)) and all(
+        np.array_equal(_without_padding(row, name), _without_padding(other, name)) for name in padded
+    )
+
+
+def _counted_targets(batch: Batch) -> Array:
+    if batch.targets is None:
+        return np.zeros(0)
+    return batch.targets[batch.targets != IGNORE_INDEX if batch.has_ids else ~np.isnan(batch.targets)]
+
+
+def _without_padding(batch: Batch, name: str) -> Array:
+    values = batch.inputs[name]
+    return values[batch.masks[name]] if name in batch.masks else values.reshape(-1, *values.shape[2:])
 
 
 @property_of("epochs", "reads the data in a new order in each epoch", of="run")
@@ -159,12 +173,20 @@ def _with_ignored_targets(batch: Batch, indices: Ids) -> Batch:
 
     further = {name: ignored(targets) for name, targets in batch.further_targets.items()}
     choices = tuple(_with_ignored_targets(choice, indices) for choice in batch.alternatives)
-    targets = ignored(batch.ids) if batch.has_ids else batch.targets
-    return replace(batch, targets=targets, further_targets=further, alternatives=choices)
+    if batch.targets is None:
+        return batch
+    if batch.has_ids:
+        return replace(batch, targets=ignored(batch.ids), further_targets=further, alternatives=choices)
+    targets = batch.targets.copy()
+    targets[late] = np.nan
+    counted = np.ones(len(late), np.bool_) if batch.counted is None else batch.counted.copy()
+    counted[late] = False
+    return replace(batch, targets=targets, counted=counted)
 
 
 def _evaluated_metric(subject: RunUnderTest, run: Run, metric: MetricConfig, size: int) -> dict[str, float]:
     """Return the numbers of a metric on all examples of the split that the run evaluates."""
+    check_metrics(run, [metric])
     micro_batch = MicroBatch(run)
     micro_batch.size = size
     splits = {name: SplitConfig(batches="all") for name in (run.config.eval.splits if run.config.eval else ())}

@@ -18,11 +18,13 @@ from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.check.model_under_test import FieldPath
 from tfkit.tools.check.properties.values import other_numbers
 from tfkit.tools.train.check.optimizer import DECAY, FACTORS, settings_of, weight_displacements
-from tfkit.tools.train.check.run_under_test import SEQUENCES, RunUnderTest, train_reduced_run
+from tfkit.tools.train.check.run_under_test import SEQUENCES, RunUnderTest, read_data, train_reduced_run
 from tfkit.tools.train.check.schedule import steps_to_compare
 
 ENTIRE_SPLIT = 2**62
 """A number of examples that exceeds any split."""
+SHORT_LENGTH = 2
+"""A length that shows the treatment of longer rows."""
 ROWS = 8 * SEQUENCES
 """Examples of each split that show the effect of an option of the data."""
 
@@ -78,12 +80,19 @@ def _first_step_loss(subject: RunUnderTest, run: Run) -> list[Any]:
 
 
 def _data_contents(subject: RunUnderTest, run: Run) -> list[Any]:
-    """Return the sizes of data and the first examples of each split."""
+    """Return the sizes of data and the first examples of each split, and the result for rows that are too long."""
     data, order = run.data, run.config.data.order
     shown: list[Any] = [data.vocab_size, data.length, *data.splits]
     for split in data.splits:
         examples = data.examples(split, order)
         shown += [len(examples), *batch_arrays(examples.batch(np.arange(min(ROWS, len(examples)))))]
+    if run.config.batch.length is not None:
+        batch = run.config.batch.model_copy(update={"length": SHORT_LENGTH})
+        try:
+            short = read_data(run.config.model_copy(update={"batch": batch}))
+            shown += [len(short.examples(split, order)) for split in short.splits]
+        except (SpecError, ValueError, Invalid) as error:
+            shown.append(str(error))
     return shown
 
 
@@ -105,7 +114,12 @@ def batch_arrays(batch: Batch) -> list[Any]:
 
 
 def _is_equal(shown: list[Any], expected: list[Any]) -> bool:
-    return len(shown) == len(expected) and all(map(np.array_equal, shown, expected))
+    return len(shown) == len(expected) and all(map(equal_arrays, shown, expected))
+
+
+def equal_arrays(array: Any, other: Any) -> bool:
+    """Return True if arrays are equal; a NaN, as the target of a position that does not count, equals itself."""
+    return np.array_equal(array, other, equal_nan=np.asarray(array).dtype.kind == "f")
 
 
 # ---- other values ----

@@ -203,7 +203,7 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     config = full.config
     length, data = _small_data(full)
     changes: dict[str, Any] = dict.fromkeys((*ENDS, "weights", "branch")) | {"steps": STEPS}
-    changes["batch"] = config.batch.model_copy(update={"sequences": SEQUENCES, "length": length})
+    changes["batch"] = config.batch.model_copy(update={"sequences": _small_sizes(config), "length": length})
     changes["machine"] = type(config.machine)()
     changes["checkpoint"] = SavingConfig(every=1)
     changes["eval"] = _small_evaluation(config, plugins)
@@ -211,11 +211,17 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     graph, words = _reduced_graph(full, data, plugins)
     small = small.model_copy(update=_matching_patterns(small, build(graph, device="meta")))
     file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES))
-    sizes = f"{SEQUENCES} of {config.batch.sequences} sequences"
+    sizes = f"{SEQUENCES} of {config.batch.largest} sequences"
     words = ", ".join([sizes, *([f"{length} of {config.batch.length} positions"] if length else []), words])
     subject = RunUnderTest(full, replace(full, file=file, graph=graph), plugins, words.rstrip(", "), seed, kinds)
     subject.loaded[f"{small.data!r} {small.batch.length}"] = data
     return subject
+
+
+def _small_sizes(config: RunSpec) -> int | dict[str, Any]:
+    """Return the sequences of a reduced step; they change in the middle if the sequences of the run change."""
+    middle = {"0": SEQUENCES // 2, str(STEPS // 2): SEQUENCES}
+    return SEQUENCES if isinstance(config.batch.sequences, int) else {"at": middle}
 
 
 def _small_data(full: Run) -> tuple[int | None, Data]:
@@ -230,9 +236,12 @@ def _small_data(full: Run) -> tuple[int | None, Data]:
     def data_of(length: int) -> Data:
         return read_data(config.model_copy(update={"batch": config.batch.model_copy(update={"length": length})}))
 
-    data = data_of(LENGTH)
-    longest = min(length, max(positions_of(data, split) for split in data.splits))
-    return (LENGTH, data) if longest <= LENGTH else (longest, data_of(longest))
+    try:
+        data = data_of(LENGTH)
+        longest = min(length, max(positions_of(data, split) for split in data.splits))
+        return (LENGTH, data) if longest <= LENGTH else (longest, data_of(longest))
+    except Invalid:  # data of rows that are longer, which the run reports as errors
+        return length, full.data
 
 
 def _small_evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:

@@ -193,7 +193,8 @@ def _equal_positions(got: Any, expected: Any, what: str) -> Iterator[Deviation]:
     if got.shape != expected.shape:
         yield Deviation.fault(f"{what} has the shape {[*got.shape]}; expected {[*expected.shape]}")
         return
-    for row, *at in np.argwhere(got != expected)[:1].tolist():
+    equal = np.isclose(got, expected, rtol=0, atol=0, equal_nan=True)  # NaN is a target that does not count
+    for row, *at in np.argwhere(~equal)[:1].tolist():
         values = f"{got[(row, *at)]}; expected {expected[(row, *at)]}"
         yield Deviation.fault(f"{what} at {at} of example {row} is {values}")
 
