@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tfkit_objectives import MaskedDiffusionLoss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
+from tfkit.run.kinds.masked_diffusion import MaskedDiffusionConfig, MaskedDiffusionLoss
 
-PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
+PLUGINS = tfkit.load_plugins(entry_points=False)
 MASK, ROWS = 5, 60_000
 
 
@@ -66,6 +65,14 @@ def test_its_expectation_is_the_mean_over_all_orders(asked: list[int]) -> None:
     assert (actual - gradient).norm() < 0.05 * gradient.norm()
     hidden = result.numbers["hidden"]
     assert float(hidden.total / hidden.count) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_causal_model_is_an_error() -> None:
+    decoder = {"block": "decoder", "n_layers": 1, "attention": {"n_heads": 2}, "ffn": {"kind": "relu", "d_ff": 8}}
+    graph = {"embedding": {"block": "embedding"}, "decoder": decoder, "head": "lm_head"}
+    model = tfkit.build({"tfkit": 1, "name": "causal", "d_model": 8, "vocab_size": 7, "graph": graph})
+    with pytest.raises(ValueError, match="a model that attends to later tokens"):
+        MaskedDiffusionConfig().build(model)
 
 
 def test_the_mask_token_in_the_data_is_an_error() -> None:

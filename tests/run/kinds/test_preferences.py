@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tfkit_objectives import PreferencesConfig, PreferencesLoss
 from torch import Tensor
 from torch.nn import functional as F
 
 import tfkit
 from tfkit.run.checked_run import load_run
 from tfkit.run.contract import IGNORE_INDEX
+from tfkit.run.kinds.preferences import PreferencesConfig, PreferencesLoss
 from tfkit.run.training.evaluate import batch_tensors
 from tfkit.run.training.loop import Trainer
 
-PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
+PLUGINS = tfkit.load_plugins(entry_points=False)
 ROWS = [
     {"prompt": "2+3=", "chosen": "5", "rejected": "seven"},
     {"prompt": "né→", "chosen": "été, oui", "rejected": "no"},

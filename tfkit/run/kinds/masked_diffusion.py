@@ -13,9 +13,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import tfkit
+from tfkit.run.contract import IGNORE_INDEX
 
-IGNORE_INDEX = -100
-"""The target of a position that does not count."""
 MIN_LEVEL = 1e-3
 """The smallest probability that a token is hidden, as in the published code: its inverse is a weight."""
 
@@ -41,6 +40,8 @@ class MaskedDiffusionConfig(tfkit.LossConfig):
         if len(names) != 1:
             raise ValueError(f"masked diffusion must have a model with a single input of tokens; got {len(names)}")
         (end,) = tfkit.Loss(model).ends.values()
+        if end.tokens is not None:
+            raise ValueError("masked diffusion must have a model that attends to later tokens, such as an encoder")
         return MaskedDiffusionLoss(model, names[0], end.vocab_size - 1)
 
 
