@@ -97,7 +97,7 @@ class Run:
     @cached_property
     def tokens_of_step(self) -> float:
         """Mean number of positions in the batch of a training step, without padding."""
-        return self.tokens_before(self.steps + 1) / self.steps
+        return float(Fraction(self.sizes.before(self.steps + 1), self.steps) * self._mean_length)
 
     @cached_property
     def sizes(self) -> StepValues:

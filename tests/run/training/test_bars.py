@@ -108,7 +108,7 @@ def test_micro_batches_are_all_of_a_batch(size: int, tmp_path: Path, monkeypatch
 def test_an_evaluation_draws_numbers_of_its_own() -> None:
     """No seed and no step of training has the examples of an evaluation."""
     read = [
-        indices_to_evaluate(split, number, step_values(8), examples=10**9)
+        indices_to_evaluate(split, number, sequences=8, examples=10**9)
         for split in ("train", "val")
         for number in range(20)
     ]

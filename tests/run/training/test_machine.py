@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.run.step_values import step_values
 from tfkit.run.training.layers import EXPENSIVE
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.processes import check_count
@@ -109,11 +110,12 @@ def test_an_undivided_loss_takes_all_sequences_together(micro_batch: int | str |
     sequences = 4
     config = SimpleNamespace(
         machine=SimpleNamespace(shard=None, micro_batch=micro_batch, gather="float32"),
-        batch=SimpleNamespace(sequences=sequences),
+        batch=SimpleNamespace(largest=sequences),
         micro_batch=micro_batch if isinstance(micro_batch, int) else sequences,
         loss=SimpleNamespace(undivided=True, kind_name=lambda: "loss"),
     )
-    run = cast(Any, SimpleNamespace(config=config, error=lambda text, *_, help: SpecError(Diagnostic(text, help=help))))
+    sizes, error = step_values(sequences), lambda text, *_, help: SpecError(Diagnostic(text, help=help))
+    run = cast(Any, SimpleNamespace(config=config, sizes=sizes, error=error))
     for count in (1, 2):
         with nullcontext() if valid and count == 1 else pytest.raises(SpecError, match="of a step together"):
             check_count(run, count)
