@@ -14,8 +14,12 @@ from tfkit.run.checked_run import load_run
 from tfkit.run.step_values import step_values
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.order import indices_of
-from tfkit.run.training.processes import check_count
+from tfkit.run.training.processes import Processes, check_count
+from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.sweep.equal import evaluation_differences
+from tfkit.tools.train.check.data import epoch_order
+from tfkit.tools.train.check.run_under_test import Half, reduced_run
+from tfkit.tools.train.check.step import loss_sums
 from tfkit.tools.train.plan import run_plan
 from tfkit.tools.train.progress import TrainingProgress
 
@@ -109,3 +113,18 @@ def test_limits_of_a_run_with_changes(tmp_path: Path) -> None:
 
 def _python_run(folder: Path) -> dict[str, object]:
     return {"extends": str(folder / "small.yaml"), "batch": {"sequences": {"at": {0: 2, 3: 4, 5: 6}}, "length": 12}}
+
+
+def test_two_processes_share_the_examples_of_each_step(tmp_path: Path) -> None:
+    run = small_run(tmp_path, JUMPS)
+    alone, *halves = (Trainer(run, Memory(), processes=each) for each in (Processes(), Half(0), Half(1)))
+    for step, size in enumerate(SIZES, 1):
+        parts = [half.batch(step).inputs["tokens"] for half in halves]
+        assert [len(part) for part in parts] == [size // 2] * 2
+        assert (np.concatenate(parts) == alone.batch(step).inputs["tokens"]).all()
+
+
+def test_check_measures_a_run_with_changes(tmp_path: Path) -> None:
+    subject = reduced_run(small_run(tmp_path, JUMPS), PLUGINS)
+    assert subject.run.sizes.values == (4, 2)
+    assert {outcome.status for outcome in outcomes_of(subject, [epoch_order, loss_sums])} == {"ok"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -114,7 +115,7 @@ def _taken_indices(subject: RunUnderTest, order: Order, seed: int) -> list[int]:
         taken.extend(indices.tolist())
         return batch
 
-    steps = -(-EPOCHS * EXAMPLES // SEQUENCES)
+    steps = subject.run.config.batch.sizes().steps_for(Fraction(EPOCHS * EXAMPLES))
     values = {
         ("data", "order"): order,
         ("seed",): seed,

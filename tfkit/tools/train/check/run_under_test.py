@@ -220,8 +220,8 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
 
 def _small_sizes(config: RunSpec) -> int | dict[str, Any]:
     """Return the sequences of a reduced step; they change in the middle if the sequences of the run change."""
-    middle = {"0": SEQUENCES // 2, str(STEPS // 2): SEQUENCES}
-    return SEQUENCES if isinstance(config.batch.sequences, int) else {"at": middle}
+    changes = {"0": SEQUENCES, str(STEPS // 2): SEQUENCES // 2}  # properties of a step are measured in the first
+    return SEQUENCES if isinstance(config.batch.sequences, int) else {"at": changes}
 
 
 def _small_data(full: Run) -> tuple[int | None, Data]:
