@@ -182,6 +182,21 @@ def test_refusals(attention: dict[str, Any], options: dict[str, Any], message: s
         tfkit.generate(model, [[3, 5]], max_new_tokens=8, **options)
 
 
+def test_an_output_of_its_tokens_alone_is_refused() -> None:
+    stack = {"block": "decoder", "n_layers": 1, "attention": {"n_heads": 2}, "ffn": {"kind": "relu", "d_ff": 8}}
+    graph = {
+        "embedding": {"block": "embedding", "input": "tokens"},
+        "decoder": {**stack, "input": "embedding"},
+        "logits": {"block": "lm_head", "input": "decoder"},
+        "table": {"block": "embedding", "input": "tokens"},
+        "later": {"block": "lm_head", "input": "table"},
+    }
+    fields = {"tfkit": 1, "name": "apart", "d_model": 8, "vocab_size": 13, "inputs": ["tokens"], "graph": graph}
+    model = tfkit.build({**fields, "outputs": ["logits", "later"]})
+    with pytest.raises(ValueError, match="`later` cannot draft: it depends on no hidden state of `logits`"):
+        tfkit.generate(model, [[3, 7]], max_new_tokens=4, drafts=["later"])
+
+
 def test_an_output_that_needs_later_tokens_first_is_refused() -> None:
     model = model_of(CHAIN, "after", "after_next")
     with pytest.raises(ValueError, match="`third` takes `after_next`, tokens that are not drafted before it"):

@@ -41,6 +41,8 @@ class Drafts:
         base = reached_names([output], nodes, static=True)
         parts = [_draft_graph(graph, output, name, base) for name in names]
         sources = dict.fromkeys(name for part in parts for name in part.inputs if name in nodes)
+        if not sources:
+            raise ValueError(f"`{names[0]}` cannot draft: it depends on no hidden state of `{output}`")
         self._tokens_input = split_for_decoding(main).step_inputs[0]
         self.cached = CachedModel.of_graph(model, replace(main, outputs=(output, *sources)), length)
         self._sources = list(sources)

@@ -66,6 +66,8 @@ class Masked(nn.Module):
             self.seen += 1
         if self.fault == "mean":
             return losses
+        if self.fault == "average":
+            return losses.mean()
         if self.fault == "detached":
             return LossSum(total.detach(), masked.sum())
         name = "lr" if self.fault == "taken" else "masked"
@@ -217,6 +219,13 @@ def test_a_loss_that_breaks_its_contract_is_an_error_by_name(fault: str, message
     (error,) = caught.value.diagnostics
     assert error.message.startswith(message) or error.message == message, error.message
     assert error.path == "loss"
+
+
+def test_check_says_that_a_loss_returns_a_mean(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "{kind: masked, fault: average}", "eval=null")
+    (outcome,) = outcomes_of(reduced_run(run, PLUGINS), [loss_sums])
+    assert outcome.status == "failed"
+    assert "a loss must return the sum over what counts, not a mean" in outcome.fault
 
 
 def test_the_properties_of_a_run_hold_for_a_loss_with_noise_and_a_count(tmp_path: Path) -> None:

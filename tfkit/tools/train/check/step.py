@@ -107,7 +107,8 @@ def _equal_steps(full: TrainedSteps, loss: float, gradients: Tensors, how: str) 
     """Compare the loss and the gradients of a step with a step of all its rows together."""
     expected = full.numbers("loss")[0]
     error = abs(loss - expected) / max(1.0, abs(expected))
-    yield Deviation(error, f"the loss of a step in {how} is {loss:.7g}; in one piece it is {expected:.7g}")
+    numbers = f"the loss of a step in {how} is {loss:.7g}; in one piece it is {expected:.7g}"
+    yield Deviation(error, f"{numbers}: a loss must return the sum over what counts, not a mean")
     largest = max(float(gradient.abs().max()) for gradient in full.gradients[0].values())
     for name, gradient in full.gradients[0].items():
         error = float((gradients[name] - gradient).abs().max()) / largest
