@@ -134,6 +134,7 @@ from tfkit.run.kinds.examples import next_tokens as next_tokens
 from tfkit.run.read_rows import Row as Row
 from tfkit.run.read_rows import read_rows as read_rows
 from tfkit.run.training.noise import Noise as Noise
+from tfkit.run.training.processes import frozen_copy as frozen_copy
 from tfkit.spec.document import Document as Document
 from tfkit.tools.check.measure import Deviation as Deviation
 from tfkit.tools.check.measure import DoesNotApplyError as DoesNotApplyError

@@ -18,9 +18,11 @@ from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import LossConfig, LossSum, Ratio
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.noise import Noise
+from tfkit.run.training.processes import COPY
 from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.eval_.evaluation import evaluate_run
 from tfkit.tools.train.check.data import metric_values
+from tfkit.tools.train.check.options import option_effects
 from tfkit.tools.train.check.record import resumed_run
 from tfkit.tools.train.check.run_under_test import Half, reduced_run
 from tfkit.tools.train.check.step import finite_steps, loss_sums, step_targets
@@ -35,27 +37,28 @@ class MaskedConfig(LossConfig):
 
     kind: Literal["masked"] = "masked"
     fault: str = ""
+    rate: float = 0.9
 
     @property
     def draws_noise(self) -> bool:
         return True
 
     def build(self, model: fx.GraphModule) -> nn.Module:
-        return Masked(model, self.fault)
+        return Masked(model, self.fault, self.rate)
 
 
 class Masked(nn.Module):
     seen: Tensor
 
-    def __init__(self, model: fx.GraphModule, fault: str) -> None:
+    def __init__(self, model: fx.GraphModule, fault: str, rate: float) -> None:
         super().__init__()
-        self.model, self.fault = model, fault
+        self.model, self.fault, self.rate = model, fault, rate
         self.register_buffer("seen", torch.tensor([3.5, 0.25]))
         if fault == "trained":
             self.scale = nn.Parameter(torch.tensor(1.5))
 
     def after_step(self, step: int, steps: int) -> None:
-        self.seen.mul_(0.9).add_(step / steps)
+        self.seen.mul_(self.rate).add_(step / steps)
 
     def forward(self, inputs: Mapping[str, Tensor], targets: Tensor, noise: Noise) -> LossSum | Tensor:
         masked = noise.rand(targets.size(1)) < 0.3 + 0.6 * noise.rand(1)
@@ -203,6 +206,17 @@ def test_a_folder_is_evaluated_with_the_state_of_its_loss(tmp_path: Path) -> Non
         evaluate_run(run, checkpoint / "model.safetensors", PLUGINS, (), (), **options)
 
 
+def test_a_frozen_copy_of_a_sharded_model_has_its_weights(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    model = tfkit.build(run.graph, seed=3)
+    model.meta[COPY] = lambda: tfkit.build(run.graph, seed=4)
+    copy = tfkit.frozen_copy(model.eval())
+    assert same(dict(copy.named_parameters()), dict(model.named_parameters()))
+    assert not copy.training
+    assert not any(parameter.requires_grad for parameter in copy.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -229,6 +243,6 @@ def test_check_says_that_a_loss_returns_a_mean(tmp_path: Path) -> None:
 
 
 def test_the_properties_of_a_run_hold_for_a_loss_with_noise_and_a_count(tmp_path: Path) -> None:
-    properties = [finite_steps, step_targets, loss_sums, resumed_run, metric_values]
+    properties = [finite_steps, step_targets, loss_sums, option_effects, resumed_run, metric_values]
     outcomes = [*outcomes_of(reduced_run(run_of(tmp_path), PLUGINS), properties)]
     assert [(outcome.status, outcome.fault) for outcome in outcomes] == [("ok", "")] * len(properties)

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import click
@@ -34,7 +34,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
 from tfkit.run.training.checkpoint import Checkpoint, RunStore
 from tfkit.run.training.layers import layers_of
-from tfkit.run.training.processes import Processes
+from tfkit.run.training.processes import COPY, Processes
 from tfkit.run.training.saving import Saving
 
 T = TypeVar("T")
@@ -65,10 +65,20 @@ class Together(Processes):
         return device
 
     def build(self, run: Run, device: torch.device) -> fx.GraphModule:
+        sums: list[str] = []
+        model = self._sharded(run, device, sums)
+        self.check_equal(" ".join(sums), "began with different weights")
+        if self.rank == 0:
+            warn_of_first_losses(model, run.graph)
+        model.meta[COPY] = partial(self._sharded, run, device, [], reshard=True)
+        return model
+
+    def _sharded(self, run: Run, device: torch.device, sums: list[str], *, reshard: bool = False) -> fx.GraphModule:
+        """Build the sharded model. Append a checksum per layer to `sums`. `reshard` frees the root after a forward."""
         machine = run.config.machine
         shard = machine.shard or self.count
         mesh = init_device_mesh(device.type, (self.count // shard, shard), mesh_dim_names=("replicate", "shard"))
-        backend, sums = machine.attention, []
+        backend = machine.attention
         model = build(run.graph, device="meta", attention_backend=backend)
         layers = [layer for _, layer in layers_of(model, once=True)]
         filled = filled_by_layer(model, layers, device=device, seed=run.config.seed, attention_backend=backend)
@@ -82,10 +92,7 @@ class Together(Processes):
                     module, mesh, MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
                 )
             else:
-                _shard_module(module, mesh)
-        self.check_equal(" ".join(sums), "began with different weights")
-        if self.rank == 0:
-            warn_of_first_losses(model, run.graph)
+                _shard_module(module, mesh, reshard=reshard)
         return model
 
     def reshard(self, model: fx.GraphModule) -> None:
@@ -152,8 +159,11 @@ def _norms_with_weights(model: fx.GraphModule, layer: nn.Module) -> list[nn.Modu
     return [module for module in layer.modules() if module in norms and any(True for _ in module.parameters())]
 
 
-def _shard_module(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> None:
-    sharded: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
+def _shard_module(
+    module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None, *, reshard: bool = False
+) -> None:
+    policy = policy or MixedPrecisionPolicy()
+    sharded: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard or None)
     sharded.set_gradient_divide_factor(1.0)  # a sum: the loop divides by the positions of all processes
     sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
 

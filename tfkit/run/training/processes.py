@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
 from tfkit.run.training.checkpoint import Checkpoint, RunStore
+
+COPY = "copy"
+"""The key of `model.meta` with a function that builds another model with the same shards."""
 
 
 class Processes:
@@ -69,6 +73,23 @@ class Processes:
 
     def finish_saving(self) -> None:
         """Wait until the last checkpoint is written. Raise SpecError if it could not be written."""
+
+
+def frozen_copy(model: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy of a model, without gradients: the teacher that a loss starts from.
+
+    If the model is sharded over processes, the copy is sharded in the same way, which `copy.deepcopy` cannot do. A
+    parameter of the copy can therefore be updated from the parameter of the model in place, with any number of
+    processes.
+    """
+    if COPY not in model.meta:
+        return copy.deepcopy(model).requires_grad_(False)
+    twin: fx.GraphModule = model.meta[COPY]().requires_grad_(False)
+    twin.train(model.training)
+    with torch.no_grad():
+        for to, value in zip(twin.parameters(), model.parameters(), strict=True):
+            to.copy_(value)
+    return twin
 
 
 def check_count(run: Run, count: int) -> None:

@@ -75,8 +75,9 @@ def _schedule_factors(subject: RunUnderTest, run: Run) -> list[Any]:
     return [config.factor(step, steps) for step in steps_to_compare(steps, 1)]
 
 
-def _first_step_loss(subject: RunUnderTest, run: Run) -> list[Any]:
-    return train_reduced_run(run, until=1).numbers("loss")
+def _losses(subject: RunUnderTest, run: Run) -> list[Any]:
+    """Return the losses of two steps: the state of a loss changes after the first."""
+    return train_reduced_run(run, until=2).numbers("loss")
 
 
 def _data_contents(subject: RunUnderTest, run: Run) -> list[Any]:
@@ -99,7 +100,7 @@ def _data_contents(subject: RunUnderTest, run: Run) -> list[Any]:
 OBSERVED: Mapping[str, Callable[[RunUnderTest, Run], list[Any]]] = {
     "optimizer": _optimizer_steps,
     "schedule": _schedule_factors,
-    "loss": _first_step_loss,
+    "loss": _losses,
     "data": _data_contents,
 }
 """By slot, the function that computes the numbers on which its options must have an effect."""
@@ -146,7 +147,9 @@ def other_values(start: FieldPath, root: Config, *, of_all: bool = False) -> Ite
 def _other_field_values(name: str, info: FieldInfo, value: Any) -> list[Any]:
     """Return different values of a field; none for texts and configs."""
     if value is None:
-        return [other for other in legal_values(name, info) if other is not None]
+        legal = [other for other in legal_values(name, info) if other is not None]
+        numbers = [other for other in legal if isinstance(other, int | float)]  # one may be what None stands for
+        return [*legal, *(near for number in numbers for near in other_numbers(number))]
     if isinstance(value, int | float):
         return [*other_numbers(value)]
     if isinstance(value, str) and get_origin(info.annotation) is Literal:

@@ -338,6 +338,7 @@ class TrainedSteps:
         weights: after each step.
         first_rates: the learning rates of the groups before the first step.
         hidden: tensors of the loss after the last step that no module lists.
+        counts_itself: True if the loss returns its count.
     """
 
     notes: Notes
@@ -348,6 +349,7 @@ class TrainedSteps:
     arguments: list[tuple[Tensors, Any]] = field(default_factory=list)
     weights: list[Tensors] = field(default_factory=list)
     hidden: Tensors = field(default_factory=dict)
+    counts_itself: bool = False
 
     def numbers(self, name: str) -> list[float]:
         """Return the values of a logged number at all steps."""
@@ -381,6 +383,7 @@ def train_reduced_run(
 
     def after(_module: nn.Module, _args: object, result: Any) -> None:
         total = result.total if isinstance(result, LossSum) else result
+        steps.counts_itself = isinstance(result, LossSum) and result.count is not None
         steps.parts[-1].append(total.detach().clone())
 
     loss.register_forward_hook(after)
