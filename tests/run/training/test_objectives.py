@@ -65,6 +65,8 @@ class Masked(nn.Module):
         logits = self.model(**inputs)
         losses = F.cross_entropy(logits.flatten(0, 1), targets.clamp(min=0).flatten(), reduction="none")
         total = (losses.view_as(targets) * masked).sum() * self.seen.sum()
+        if self.fault == "evaluation" and not self.training:
+            raise ValueError("no teacher")
         if self.fault == "state":
             self.seen += 1
         if self.fault == "mean":
@@ -233,6 +235,12 @@ def test_a_loss_that_breaks_its_contract_is_an_error_by_name(fault: str, message
     (error,) = caught.value.diagnostics
     assert error.message.startswith(message) or error.message == message, error.message
     assert error.path == "loss"
+
+
+def test_a_loss_that_fails_in_an_evaluation_is_an_error_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="loss kind `masked` failed in `forward`") as caught:
+        trained(run_of(tmp_path, "{kind: masked, fault: evaluation}"))
+    assert caught.value.diagnostics[0].notes[0] == "ValueError: no teacher"
 
 
 def test_check_says_that_a_loss_returns_a_mean(tmp_path: Path) -> None:

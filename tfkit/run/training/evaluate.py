@@ -37,7 +37,7 @@ from tfkit.run.contract import (
     MetricConfig,
 )
 from tfkit.run.run_spec import SplitConfig
-from tfkit.run.training.guarded import guarded_component_call
+from tfkit.run.training.guarded import guarded_component_call, guarded_loss_call
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.noise import Noise
 from tfkit.run.training.order import indices_to_evaluate
@@ -226,7 +226,8 @@ class _Evaluation:
             end = min(start + size, share.stop, batch.size)
             rows = batch.rows(start, end) if start < end else batch.rows(0, 1)
             numbers = range(start, end) if start < end else range(1)
-            result = loss_sums(self._objective, self._run, self._model, self._device, rows, partial(noise, numbers))
+            with guarded_loss_call(self._run, self._model, "`forward`"):
+                result = loss_sums(self._objective, self._run, self._model, self._device, rows, partial(noise, numbers))
             if start < end:
                 counts = rows.counts_of(terms) if result.count is None else [float(result.count)]
                 weights = np.array([term.weight for term in terms.values()] or [1.0])

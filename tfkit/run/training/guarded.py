@@ -28,3 +28,15 @@ def guarded_component_call(
             raise
         with run.guarded(config, method, *path):
             raise
+
+
+@contextmanager
+def guarded_loss_call(run: Run, model: fx.GraphModule, method: str) -> Iterator[None]:
+    """Turn an exception of the loss of a run into an error of its kind."""
+    try:
+        yield
+    except RuntimeError:  # of memory, or of the connection to another process
+        raise
+    except Exception:
+        with guarded_component_call(run, model, run.config.loss, method, "loss"):
+            raise

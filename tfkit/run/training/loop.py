@@ -39,7 +39,7 @@ from tfkit.run.training.checkpoint import (
 )
 from tfkit.run.training.evaluate import batch_tensors, evaluate_splits, loss_sums, precision_context
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
-from tfkit.run.training.guarded import guarded_component_call
+from tfkit.run.training.guarded import guarded_component_call, guarded_loss_call
 from tfkit.run.training.layers import prepare_layers, use_float8
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.noise import Noise
@@ -239,7 +239,7 @@ class Trainer:
         if not rejected:
             self.optimizer.step()
             if self._after_step is not None:
-                with self._guarded_loss("`after_step`"), torch.no_grad():
+                with guarded_loss_call(self.run, self.model, "`after_step`"), torch.no_grad():
                     self._after_step(step, self.steps)
         self.step = step
         if rejected:
@@ -322,24 +322,13 @@ class Trainer:
 
     def _sums(self, batch: Batch, noise: Callable[[], Noise]) -> LossSum:
         """Return the result of the loss. Raise SpecError if the loss fails, or has no gradient."""
-        with self._guarded_loss("`forward`"):
+        with guarded_loss_call(self.run, self.model, "`forward`"):
             result = loss_sums(self.loss, self.run, self.model, self.device, batch, noise)
         if not result.total.requires_grad:
             message = f"the loss `{self.config.loss.kind_name()}` must have a gradient; got a value that depends on no"
             help = "compute the loss from outputs of the model, without `detach` and `torch.no_grad`"
             raise self.run.error(f"{message} trained weight", "loss", help=help)
         return result
-
-    @contextmanager
-    def _guarded_loss(self, method: str) -> Iterator[None]:
-        """Turn an exception of the loss into an error of its kind."""
-        try:
-            yield
-        except RuntimeError:  # of memory, or of the connection to another process
-            raise
-        except Exception:
-            with guarded_component_call(self.run, self.model, self.config.loss, method, "loss"):
-                raise
 
     def _weighted(self, losses: Tensor) -> Tensor:
         """Return the loss from the losses of all outputs."""
