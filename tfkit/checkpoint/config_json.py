@@ -280,10 +280,7 @@ def contains_text_model(config: MappingABC[str, Any], family: FamilyConfig) -> b
 
 def text_fields(inner: MappingABC[str, Any], outer: MappingABC[str, Any]) -> dict[str, Any]:
     """Return the fields of a text model: the fields of its config, and the fields around it that apply to it."""
-    empty = [
-        key for key, value in outer.items() if value is None or (isinstance(value, Scalar) and value.value is None)
-    ]
-    return {**inner, **{key: value for key, value in outer.items() if key in OF_TEXT and key not in empty}}
+    return {**inner, **{key: value for key, value in outer.items() if key in OF_TEXT and value is not None}}
 
 
 def further_fields(config: MappingABC[str, Any], family: FamilyConfig | None) -> dict[str, Any]:

@@ -177,9 +177,9 @@ class WeightMap:
         read = {name for link in links for name in link.file}
         of_body = name_matcher(name for name in moved.unread if not name.startswith("*"))
         outside = f"outside of `{prefix.rstrip('.')}`"
-        others = [name for name in names if not name.startswith(prefix) and name not in read]
-        others = [name for name in others if not of_body.fullmatch(name)]
-        return replace(moved, ignored={**dict.fromkeys(others, outside), **ignored})
+        unread = [name for name in names if not name.startswith(prefix) and name not in read]
+        reasons = {name: outside for name in unread if not of_body.fullmatch(name)}
+        return replace(moved, ignored={**reasons, **ignored})
 
     @property
     def unread(self) -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,9 @@ from torch import Tensor
 import tfkit
 from tfkit.cli import main
 from tfkit.tools.common.companions import Companions
-from tfkit.tools.import_.importing import Imported, import_config
-from tfkit.tools.import_.text_model import fields_left_out
+from tfkit.tools.import_.importing import Imported, draft_family, import_config
+
+from ...known import KNOWN
 
 TEXT = {
     "model_type": "llama",
@@ -29,13 +28,16 @@ TEXT = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
+GRANITE = {"model_type": "granite", "architectures": None, "logits_scaling": 4.0}
 OUTER = {
     "model_type": "unpublished_vision",
     "architectures": ["UnpublishedVisionForConditionalGeneration"],
     "image_token_index": 60,
     "vision_config": {"hidden_size": 4},
 }
-TOWER = {f"tower.norm_{name}.weight": torch.ones(4) for name in "abcdefghi"} | {"projector.bias": torch.ones(8)}
+TOWER = {f"tower.norm_{name}.weight": torch.ones(4) for name in "abcdefgh"}
+TOWER |= {"tower.rotary_emb.inv_freq": torch.ones(4), "projector.bias": torch.ones(8)}
+"""Two models around the text model; the family of the text model computes frequencies of that name."""
 SPELLINGS = {
     "language_model.model": ("language_model.model.", "language_model.lm_head."),
     "model.language_model": ("model.language_model.", "lm_head."),
@@ -138,10 +140,9 @@ def test_the_field_around_the_text_model_ties_then_the_weights(
     """`head` is None without weights; a class that contains a text model uses only the field around it."""
     fields = {} if outer is None else {"tie_word_embeddings": outer}
     path = folder(tmp_path, head=bool(head), text={"tie_word_embeddings": text} if text is not None else {}, **fields)
-    imported = import_config(path / "config.json" if head is None else path)
     if head is None:
         (path / "model.safetensors").unlink()
-        imported = import_config(path)
+    imported = import_config(path)
     assert (imported.graph.spec.model.graph["logits"].tie is not None) == tied
 
 
@@ -171,23 +172,57 @@ def test_a_value_of_the_class_replaces_the_value_of_the_text_config(tmp_path: Pa
     assert '"logits_scaling"' in note.span.source.line(note.span.line)
 
 
-GRANITE = {"model_type": "granite", "architectures": None, "logits_scaling": 4.0}
-
-
-@pytest.mark.parametrize(("name", "expected"), [("llama3_8b", "tied"), ("llama_7b", "tied")])
-def test_a_family_by_name_descends_too(name: str, expected: str, tmp_path: Path) -> None:
-    path = folder(tmp_path, head=True, text={"model_type": "unpublished_text"})
-    imported = import_config(path, family=name)
+def test_a_family_by_name_defines_the_fields_of_the_text_model(tmp_path: Path) -> None:
+    path = folder(tmp_path, text={"model_type": "unpublished_text"})
+    imported = import_config(path, family="llama3_8b")
     assert imported.graph.spec.model.graph["decoder"].n_layers == 3
+    assert imported.fields_left_out == ("image_token_index", "vision_config")
 
 
-@pytest.mark.parametrize("inner", [{"model_type": "unpublished_text"}, {"model_type": None}])
-def test_an_unknown_text_model_is_an_error_that_names_it(inner: Mapping[str, Any], tmp_path: Path) -> None:
-    path = folder(tmp_path, text=inner)
+@pytest.mark.parametrize(
+    ("text", "message", "help"),
+    [
+        (
+            "llama9_vision_text_model",
+            "unknown model type `llama9_vision_text_model`",
+            "use `llama`, a similar type; or ",
+        ),
+        (None, "the text_config has no `model_type`", "--family"),
+    ],
+)
+def test_an_unknown_text_model_is_an_error_at_its_type(
+    text: str | None, message: str, help: str, tmp_path: Path
+) -> None:
+    path = folder(tmp_path, text={"model_type": text})
     with pytest.raises(tfkit.SpecError) as caught:
         import_config(path)
     (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message.startswith(message)
+    assert diagnostic.path == "text_config.model_type"
+    assert help in str(diagnostic.help)
     assert diagnostic.span is not None
+    assert diagnostic.span.column > len('{"model_type": "unpublished_vision", ')
+
+
+@pytest.mark.slow
+def test_a_draft_describes_the_text_model(tmp_path: Path) -> None:
+    path = folder(tmp_path, text={"model_type": "unpublished_text", "architectures": ["UnpublishedForCausalLM"]})
+    text, _, _ = draft_family(path, KNOWN)
+    assert 'model_type: "unpublished_text"' in text
+    assert "vision_config" not in text
+
+
+def test_a_foreign_file_is_described_by_the_names_of_the_family(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    few = {"lm_head.weight": (61, 8), "model.norm.weight": (8,)}
+    foreign = {"encoder.stem.embed_tokens.weight": (61, 8), "encoder.stem.norm.weight": (8,)}
+    tensors = {name: torch.ones(size) for name, size in {**few, **foreign}.items()}
+    save_file(tensors, path / "foreign.safetensors")
+    with pytest.raises(tfkit.SpecError) as caught:
+        tfkit.build(import_config(path).graph, weights=path / "foreign.safetensors")
+    lacks, has = caught.value.diagnostics
+    assert any(note.startswith("model.embed_tokens.weight [61, 8]") for note in lacks.notes)
+    assert has.notes == ("encoder.stem.embed_tokens.weight [61, 8]", "encoder.stem.norm.weight [8]")
 
 
 def test_the_head_of_the_class_around_the_text_model(tmp_path: Path) -> None:
@@ -210,11 +245,3 @@ def test_commands_count_what_they_leave_out(tmp_path: Path, capsys: pytest.Captu
     assert "outside of `model.language_model`: model.projector, model.tower (9 tensors)" in output.err
     assert main(["build", spec, "--weights", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == {"model.projector": 1, "model.tower": 9}
-
-
-def test_no_field_of_the_text_model_is_left_out() -> None:
-    from tfkit.spec.tree import node_of
-    from tfkit.spec.source import parse
-
-    config = parse(json.dumps({**OUTER, "text_config": TEXT, "pad_token_id": 3, "dtype": "bfloat16"}), "config.json")
-    assert fields_left_out(config) == ("image_token_index", "vision_config")

@@ -40,6 +40,7 @@ HOW_TO = "write a spec with a family and name it with --family: specs/README.md 
 DIFFERS = "of transformers does not compute the same as this model"
 ROUNDING = 1e-14
 """Largest relative difference of numbers that counts as the rounding of arithmetic."""
+_TEXT_ENDING = re.compile(r"_text(_model)?$")
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -179,13 +180,15 @@ def _tensors_left_out(family: FamilyConfig, folder: Path) -> dict[str, str]:
 
 
 def draft_family(path: AnyPath, specs: NamedSpecs) -> tuple[str, str, Diagnostic | None]:
-    """Draft a family for a config.json of an unknown type.
+    """Draft a family for a config.json of an unknown type, or for its text model.
 
     Also return a description of the family that the draft extends, and a warning if tfkit lacks the model's layers.
     """
     path = Path(path)
     path = path / CONFIG if os.path.isdir(path) else path
     root = read(path)
+    inner = root.items.get(TEXT)
+    root = inner if isinstance(inner, Mapping) else root
     config = plain_data(root)
     near = nearest_family(config, path.parent, specs, root.span)
     return draft_text(config, near), str(near), other_layers(root)
@@ -193,32 +196,32 @@ def draft_family(path: AnyPath, specs: NamedSpecs) -> tuple[str, str, Diagnostic
 
 def family_of(config: Mapping, specs: NamedSpecs) -> str:
     """Return the spec that defines the fields of a config.json, or of its text model. Raise SpecError without one."""
-    node, inner = config.items.get("model_type"), config.items.get(TEXT)
-    if isinstance(inner, Mapping) and not (isinstance(node, Scalar) and node.value in specs.by_model_type):
-        return family_of(inner, specs)
+    node, inner, path = config.items.get("model_type"), config.items.get(TEXT), "model_type"
+    name = str(node.value) if isinstance(node, Scalar) else ""
+    if isinstance(inner, Mapping) and name not in specs.by_model_type and missing.plugin_of_family(name) is None:
+        node, config, path = inner.items.get("model_type"), inner, f"{TEXT}.model_type"
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
-        message = "the file has no `model_type`, so the meaning of its fields is unknown"
-        raise SpecError(Diagnostic(message, config.span, help="name a spec that defines it: --family gpt2"))
+        where = TEXT if config is inner else "file"
+        message = f"the {where} has no `model_type`, so the meaning of its fields is unknown"
+        raise SpecError(Diagnostic(message, config.span, path, help="name a spec that defines it: --family gpt2"))
     families = specs.by_model_type
     if node.value not in families:
-        raise SpecError(_unknown_family(config, node.value, families, node.span, specs))
+        raise SpecError(_unknown_family(config, node.value, families, node.span, path))
     return families[node.value]
 
 
-def _unknown_family(
-    config: Mapping, model_type: str, families: Collection[str], span: Span, specs: NamedSpecs
-) -> Diagnostic:
+def _unknown_family(config: Mapping, model_type: str, families: Collection[str], span: Span, path: str) -> Diagnostic:
     plugin = missing.plugin_of_family(model_type)
     if plugin is not None:
         message = f"model type {quoted(model_type)} comes with the plugin {plugin}, which is not loaded"
         help = where_it_is(plugin, plugin_folders())
-        return Diagnostic(message, span, "model_type", help=help)
+        return Diagnostic(message, span, path, help=help)
     if layers := other_layers(config):
         return layers
-    near = closest_name(model_type, families)
+    near = closest_name(_TEXT_ENDING.sub("", model_type), families)
     notes = (f"known: {listing(sorted(families), 200)}",)
     help = f"{f'use {quoted(near)}, a similar type; or ' if near else ''}{HOW_TO}; --draft FILE writes a draft"
-    return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
+    return Diagnostic(f"unknown model type {quoted(model_type)}", span, path, notes, help)
 
 
 def _tree_and_family(
