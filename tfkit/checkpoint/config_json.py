@@ -42,6 +42,11 @@ INERT_VALUES = {
 }
 """Values with which these fields, which many families have, are without effect on the model."""
 LABELS = ("id2label", "label2id")
+TEXT = "text_config"
+"""The field of config.json with the config of the text model that a model of images or sound contains."""
+TIED = "tie_word_embeddings"
+OF_TEXT = SILENT - FILE_FIELDS | {*LABELS, TIED}
+"""Fields next to `text_config` that apply to the text model."""
 MAX_LAYERS = 4096
 """Maximum number of layers of a stack, see `Count`."""
 
@@ -265,6 +270,17 @@ class FieldReading:
     def _error(self, message: str, name: str, *notes: str, help: str | None = None) -> None:
         span = self._values[name].span if name in self._values else self._span
         self.errors.append(Diagnostic(message, span, name, notes, help))
+
+
+def contains_text_model(config: MappingABC[str, Any], family: FamilyConfig) -> bool:
+    """Return True if the model of a config.json contains the model of a family, as a model of images and text does."""
+    in_family = any(name == TEXT or name.startswith(f"{TEXT}.") for name in family.fields)
+    return isinstance(config.get(TEXT), Mapping | dict) and not in_family
+
+
+def text_fields(inner: MappingABC[str, Any], outer: MappingABC[str, Any]) -> dict[str, Any]:
+    """Return the fields of a text model: the fields of its config, and the fields around it that apply to it."""
+    return {**inner, **{key: value for key, value in outer.items() if key in OF_TEXT and value is not None}}
 
 
 def further_fields(config: MappingABC[str, Any], family: FamilyConfig | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ loading, and again before the model is saved without them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.checkpoint.links import FamilyLinks
 from tfkit.checkpoint.pattern import PatternError
 from tfkit.checkpoint.remote_code import transformers_map
-from tfkit.checkpoint.tensor_names import collapsed_layers, name_matcher
+from tfkit.checkpoint.tensor_names import collapsed_layers, counts_by_module, name_matcher
 from tfkit.checkpoint.weight_map import Link, WeightMap
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest_name, listing, quoted
 from tfkit.graph.expand import Graph
@@ -145,40 +145,58 @@ def _similar_name_note(name: str, surplus: Iterable[tuple[str, Any]]) -> str:
 
 
 def left_out_lines(reasons: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a line for each reason, with the names of its tensors."""
+    """Return a line for each reason, with the names of its tensors, or with its modules if there are many names."""
     names: dict[str, list[str]] = {}
-    for name, reason in collapsed_layers(reasons):
+    for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
-    return tuple(f"{reason}: {listing(tensors, MAX_NAMES)}" for reason, tensors in names.items())
+    lines = {reason: [name for name, _ in collapsed_layers(dict.fromkeys(part))] for reason, part in names.items()}
+    for reason, tensors in names.items():
+        if len(lines[reason]) > MAX_NAMES:
+            counts = counts_by_module(tensors).items()
+            lines[reason] = [f"{name} ({_tensor_count(count)})" if count > 1 else name for name, count in counts]
+    return tuple(f"{reason}: {listing(texts, MAX_NAMES)}" for reason, texts in lines.items())
 
 
-def _left_out_note(reasons: Mapping[str, str], file: str) -> Diagnostic:
+def _tensor_count(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count:,} tensors"
+
+
+def left_out_note(reasons: Mapping[str, str], file: str) -> Diagnostic:
     """Return the diagnostic that lists the tensors of a file that the model omits."""
-    count = "1 tensor" if len(reasons) == 1 else f"{len(reasons):,} tensors"
-    return Diagnostic(f"the model omits {count} of {file}", notes=left_out_lines(reasons))
+    return Diagnostic(f"the model omits {_tensor_count(len(reasons))} of {file}", notes=left_out_lines(reasons))
 
 
-def left_out_of(folder: Path, family: FamilyConfig) -> Iterator[Diagnostic]:
-    """Yield the note on omitted tensors of the weights in a folder, from the names of a family alone.
+def map_without_model(family: FamilyConfig, names: Collection[str]) -> WeightMap:
+    """Return the entries of a family that are in no link, with the names in a file."""
+    copies, zeros = family.copies, family.zeros
+    return WeightMap((), {}, family.prefix, family.body, copies, family.ignored, zeros=zeros).for_names(names)
 
-    Yield nothing if the weights cannot be read.
+
+def left_out_of(folder: Path, family: FamilyConfig) -> dict[str, str]:
+    """Return the tensors of the weights in a folder that a model omits, with the reasons, from the family alone.
+
+    Return nothing if the weights cannot be read.
     """
+    texts = [text for text in family.tensors.values() if isinstance(text, str)]
+    files = [family.in_file(name) for text in texts for name in expanded_names(text)]
+    entries = name_matcher(name + leaf for name in files for leaf in ("", ".weight", ".bias"))
     with suppress(SpecError), TensorFiles.open(folder) as opened:
-        names = opened.names
+        located = map_without_model(family, opened.names)
+        cut = located.prefix
+
+        def in_family(name: str) -> str:
+            return family.prefix + name.removeprefix(cut) if name.startswith(cut) else name
+
         # Tensors in `tensors` may be omitted, depending on the spec: loading reports these.
-        texts = [text for text in family.tensors.values() if isinstance(text, str)]
-        files = [family.in_file(name) for text in texts for name in expanded_names(text)]
-        entries = name_matcher([*files, *(f"{name}.*" for name in files)])
-        ignored = {name: why for name, why in family.ignored.items() if not entries.fullmatch(name)}
-        all_weights = WeightMap((), {}, family.prefix, family.copies, ignored)
-        if reasons := all_weights.for_names(names).left_out(names):
-            yield _left_out_note(reasons, quoted_path(folder))
+        reasons = located.left_out(opened.names)
+        return {name: why for name, why in reasons.items() if not entries.fullmatch(in_family(name))}
+    return {}
 
 
 def warn_of(reasons: Mapping[str, str], file: str) -> None:
     """Issue a warning if the model omits tensors of a file."""
     if reasons:
-        text = _left_out_note(reasons, file).render("warning").removeprefix("warning: ")
+        text = left_out_note(reasons, file).render("warning").removeprefix("warning: ")
         warnings.warn(text, LeftOutWarning, stacklevel=4)
 
 

@@ -97,7 +97,7 @@ class FamilyLinks:
                 links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
         family = self.family
         constants = self._constants([name for link in links for name in link.file])
-        fields = tuple(links), self.places, family.prefix, family.copies, family.ignored, family.older
+        fields = tuple(links), self.places, family.prefix, family.body, family.copies, family.ignored, family.older
         return WeightMap(*fields, constants, family.zeros, self._computed(), self._written())
 
     @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any
 
 from tfkit.errors import number_ranges
@@ -57,3 +59,10 @@ def collapsed_layers(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         (key.replace("*", number_ranges(sorted(numbers)).replace(" ", "")), value)
         for (key, value), numbers in groups.items()
     ]
+
+
+def counts_by_module(names: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of tensors in the modules below the innermost module that contains all of the tensors."""
+    paths = [name.split(".") for name in names]
+    depth = len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
+    return dict(Counter(".".join(path[: depth + 1]) for path in paths))

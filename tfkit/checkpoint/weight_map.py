@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tfkit.checkpoint.computed import Expected, is_close
 from tfkit.checkpoint.files import TensorFiles, check_finite
 from tfkit.checkpoint.pattern import Pattern
-from tfkit.checkpoint.tensor_names import name_matcher
+from tfkit.checkpoint.tensor_names import name_and_numbers, name_matcher
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import StackedLinear
 from tfkit.nn.spread import outlines, process_of, rows_of
@@ -100,6 +100,8 @@ class WeightMap:
     links: tuple[Link, ...]
     places: Mapping[str, TensorLocation]
     prefix: str = ""
+    body: Set[str] = frozenset()
+    """The names of the file that begin with the prefix, without it, and with `{}` for numbers."""
     copies: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
@@ -119,35 +121,65 @@ class WeightMap:
         return sum(name in names for link in self.links for name in link.file)
 
     def for_names(self, names: Collection[str]) -> WeightMap:
-        """Return the map with the names in a file, which may lack `prefix` or use `older` names."""
-        bare = self._bare(names)
+        """Return the map with the names in a file, which may have a different prefix or `older` names."""
+        located = self._at(self._prefix_in(names), names)
+        if located is not self and self.links:
+            files = {name: name_and_numbers(name)[0] for link in located.links for name in link.file}
+            common = {holes for name, holes in files.items() if name in names}
+            # A foreign file has a few names in common, and is described by the names of the family.
+            located = located if 2 * len(common) > len(set(files.values())) else self
 
         def spelt(name: str) -> str:
             spellings = (name.removesuffix(new) + old for old, new in self.older.items() if name.endswith(new))
             return name if name in names else next((spelling for spelling in spellings if spelling in names), name)
 
-        links = (replace(link, file=tuple(map(spelt, link.file))) for link in bare.links)
-        return replace(bare, links=tuple(links)) if self.older else bare
+        links = (replace(link, file=tuple(map(spelt, link.file))) for link in located.links)
+        return replace(located, links=tuple(links)) if self.older else located
 
-    def _bare(self, names: Collection[str]) -> WeightMap:
-        """Return the map without its prefix if no name in the file begins with the prefix.
+    def _prefix_in(self, names: Collection[str]) -> str:
+        """Return the prefix under which a file has most names of the body; `self.prefix` if several prefixes do."""
+        matches: dict[str, set[str]] = {}
+        for name in names:
+            parts = name.split(".")
+            holes = ["{}" if part.isdigit() else part for part in parts]
+            for start in range(len(parts)):
+                for stem in {".".join(holes[start:]), ".".join(holes[start:-1])} & self.body:
+                    matches.setdefault("".join(f"{part}." for part in parts[:start]), set()).add(stem)
+        most = max(map(len, matches.values()), default=0)
+        prefixes = [prefix for prefix, stems in matches.items() if len(stems) == most]
+        return prefixes[0] if len(prefixes) == 1 else self.prefix
 
-        Such files contain the model without its head.
+    def _at(self, prefix: str, names: Collection[str]) -> WeightMap:
+        """Return the map for a file in which the body has a different prefix.
+
+        Files of the model without its head have no prefix. In the file of a model that contains this model, the head
+        has the prefix or a part of it, and the tensors outside of the prefix are left out.
         """
-        if not self.prefix or any(name.startswith(self.prefix) for name in names):
+        if prefix == self.prefix:
             return self
-        cut = len(self.prefix)
+        paths = [prefix]
+        while paths[-1]:
+            paths.append("".join(f"{part}." for part in paths[-1].split(".")[:-2]))
 
-        def bare(name: str) -> str:
-            return name[cut:] if name.startswith(self.prefix) else name
+        def at(name: str) -> str:
+            if name.startswith(self.prefix):
+                return prefix + name.removeprefix(self.prefix)
+            return next((path + name for path in paths if path + name in names), name)
 
-        links = tuple(replace(link, file=tuple(map(bare, link.file))) for link in self.links)
-        copies = {bare(name): bare(other) for name, other in self.copies.items()}
-        ignored = {bare(name): why for name, why in self.ignored.items()}
-        constants = {bare(name): value for name, value in self.constants.items()}
-        computed = {bare(name): expected for name, expected in self.computed.items()}
-        result = replace(self, links=links, copies=copies, ignored=ignored, constants=constants, computed=computed)
-        return replace(result, zeros={bare(name): path for name, path in self.zeros.items()}, prefix="")
+        links = tuple(replace(link, file=tuple(map(at, link.file))) for link in self.links)
+        copies = {at(name): at(other) for name, other in self.copies.items()}
+        zeros, constants, computed, ignored = (
+            {at(name): value for name, value in entries.items()}
+            for entries in (self.zeros, self.constants, self.computed, self.ignored)
+        )
+        moved = replace(self, links=links, prefix=prefix, copies=copies, ignored=ignored, constants=constants)
+        moved = replace(moved, zeros=zeros, computed=computed)
+        read = {name for link in links for name in link.file}
+        of_body = name_matcher(name for name in moved.unread if not name.startswith("*"))
+        outside = f"outside of `{prefix.rstrip('.')}`"
+        unread = [name for name in names if not name.startswith(prefix) and name not in read]
+        reasons = {name: outside for name in unread if not of_body.fullmatch(name)}
+        return replace(moved, ignored={**reasons, **ignored})
 
     @property
     def unread(self) -> tuple[str, ...]:

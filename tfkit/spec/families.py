@@ -27,7 +27,7 @@ from tfkit.spec.merge import is_null, merge, without_keys
 from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
+ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads", "inside")
 """Sections in which a null entry removes the inherited entry."""
 ABOUT_FIELDS = ("defaults", "when")
 """Sections whose keys must be names of fields."""
@@ -38,6 +38,7 @@ HEADS = "heads"
 _WORDS = re.compile(r"\[([^\[\]]*)\]")
 _END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
 """The suffix of a class name that identifies its head."""
+_HOLE = re.compile(r"\{\w+\}")
 _ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")
 
 
@@ -78,6 +79,9 @@ class FamilyConfig(Config):
     """The entry of `heads` that applies."""
     spec: dict[str, Any] = Field(default_factory=dict)
     """Changes of the family's first spec, for a head."""
+    inside: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Types of models that contain this model and whose classes always compute with certain values of its fields,
+    whatever their config.json states."""
     differences: tuple[str, ...] = ()
     """Differences between the computations of the transformers class and of the graph, printed by `tfkit import`."""
 
@@ -85,7 +89,8 @@ class FamilyConfig(Config):
         """Raise `Invalid` for malformed entries, unknown fields, and expressions without an inverse."""
         super().check()
         self._check_tensors()
-        for section, names in (("defaults", self.defaults), ("when", self.when)):
+        inside = {name: None for values in self.inside.values() for name in values}
+        for section, names in (("defaults", self.defaults), ("when", self.when), ("inside", inside)):
             if unknown := [name for name in names if name not in self.fields]:
                 near = closest_name(unknown[0], self.fields)
                 help = f"a field with a similar name exists: {quoted(near)}" if near else None
@@ -113,6 +118,14 @@ class FamilyConfig(Config):
     def in_file(self, name: str) -> str:
         """Return a name as it appears in the file, with the prefix."""
         return self.prefix + name[1:] if name.startswith(".") else name
+
+    @property
+    def body(self) -> frozenset[str]:
+        """Names in the file that begin with the prefix, without it, and with `{}` for numbers."""
+        entries = (entry if isinstance(entry, str) else next(iter(entry)) for entry in self.tensors.values())
+        names = (self.in_file(name) for entry in entries for name in expanded_names(entry))
+        bodies = (name.removeprefix(self.prefix) for name in names if name.startswith(self.prefix))
+        return frozenset(_HOLE.sub("{}", name) for name in bodies)
 
     @property
     def classes(self) -> dict[str, str | None]:

@@ -16,6 +16,7 @@ from tfkit.arguments import name_of
 from tfkit.building.builder import build, evaluation_mode, graph_of
 from tfkit.building.guarantees import Watch
 from tfkit.building.instrument import instrument_model
+from tfkit.checkpoint.tensor_names import counts_by_module
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, Node, component_path, wire_sources
 from tfkit.plugin.registry import last_line
@@ -38,7 +39,11 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """A model that has been built and has run once. Times are in seconds."""
+    """A model that has been built and has run once. Times are in seconds.
+
+    Attributes:
+        left_out: the numbers of tensors of the weights that the model omits, by module.
+    """
 
     name: str
     nodes: tuple[NodeReport, ...]
@@ -49,6 +54,7 @@ class FirstRun:
     device: str
     build_time: float
     forward_time: float
+    left_out: Mapping[str, int]
 
 
 def first_run(
@@ -91,6 +97,7 @@ def first_run(
         device=str(device),
         build_time=built - start,
         forward_time=done - built,
+        left_out=counts_by_module(model.meta.get("left_out", ())),
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import AnyPath, Limit, Positive, Seed, checked
 from tfkit.building.edits import AnyModel, MeasuredModel, as_model, copy_weights
 from tfkit.building.placement import AnyDevice, AnyDtype, device_of, dtype_of
+from tfkit.checkpoint.tensor_names import counts_by_module
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len, rows_of
@@ -82,6 +83,7 @@ class Comparison:
             instance if B's attention already adds the residual; or the outputs are equal up to a constant factor.
         unlike: the components of both models that cannot be compared.
         alone: the components that only A has and, if B is a spec, the components that only B has.
+        left_out: the numbers of tensors of the weights that A omits, by module.
     """
 
     difference: float | None
@@ -92,6 +94,7 @@ class Comparison:
     alone: tuple[tuple[str, ...], tuple[str, ...]]
     tolerance: float
     float64: bool
+    left_out: Mapping[str, int]
 
     @property
     def equal(self) -> bool:
@@ -191,6 +194,7 @@ def compare(
         alone=other.alone,
         tolerance=tolerance,
         float64=float64,
+        left_out=counts_by_module(model.meta.get("left_out", ())),
     )
 
 

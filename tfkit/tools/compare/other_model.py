@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +167,7 @@ def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.devic
     theirs = theirs.to(device).eval()
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
-    links = published_map(model, family).links
-    if family.prefix and family.prefix.removesuffix(".") not in modules:  # the names in files have a different prefix
-        start, cut = f"{theirs.base_model_prefix}.", len(family.prefix)
-        links = tuple(
-            replace(link, file=tuple(start + n[cut:] if n.startswith(family.prefix) else n for n in link.file))
-            for link in links
-        )
+    links = published_map(model, family).for_names(theirs.state_dict()).links
     if getattr(theirs.config, "pad_token_id", None) is None:
         theirs.config.pad_token_id = -1  # without it, a classifier of transformers rejects several sequences
     parameters = inspect.signature(theirs.forward).parameters

@@ -81,7 +81,9 @@ def import_(
 
         write_file(output, schema_line(output.parent) + imported.text)
     if json:
-        print_json({"name": imported.graph.name, "family": imported.family, "spec": imported.text})
+        left_out = {"fields": imported.fields_left_out, "tensors": imported.tensors_left_out}
+        values = {"name": imported.graph.name, "family": imported.family, "spec": imported.text}
+        print_json({**values, "left_out": left_out})
     elif output is None:
         click.echo(imported.text, nl=False)
     else:

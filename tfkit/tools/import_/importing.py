@@ -6,13 +6,15 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterator
+from collections.abc import Mapping as MappingABC
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tfkit.arguments import AnyPath, checked
-from tfkit.checkpoint.config_json import read_fields, value_at, write_fields
+from tfkit.checkpoint.config_json import TEXT, contains_text_model, read_fields, value_at, write_fields
+from tfkit.checkpoint.tensor_names import counts_by_module
 from tfkit.component import BlockConfig, Component, Config, case_of
 from tfkit.errors import Diagnostic, Span, SpecError, closest_name, listing, quoted
 from tfkit.graph.expand import Graph, expand
@@ -23,6 +25,7 @@ from tfkit.plugin.missing import where_it_is
 from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded_names, with_inline_family
 from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
+from tfkit.spec.header import quoted_path
 from tfkit.spec.like import with_likes
 from tfkit.spec.load import Spec, read_tree, resolve_spec, take_spec, without_idle
 from tfkit.spec.merge import merge, nested_patch
@@ -30,11 +33,14 @@ from tfkit.spec.render import render_tree, spec_data
 from tfkit.spec.source import parse, plain_data, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.import_.draft import draft_text, nearest_family, other_layers
+from tfkit.tools.import_.text_model import fields_left_out, text_config, text_model_notes
 from tfkit.tools.show.resolved_values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
+DIFFERS = "of transformers does not compute the same as this model"
 ROUNDING = 1e-14
 """Largest relative difference of numbers that counts as the rounding of arithmetic."""
+_TEXT_ENDING = re.compile(r"_text(_model)?$")
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -46,14 +52,18 @@ class Imported:
         text: the YAML.
         graph: the model. If the config.json was named by its folder and that folder has weights, `build` reads them.
         family: the spec that defines the fields; empty if the file contains the spec itself.
-        notes: warnings: differences from the class in transformers, and the weights next to the file that the model
-            omits.
+        notes: warnings: differences from the class in transformers, and the fields and the weights next to the file
+            that the model omits.
+        fields_left_out: the fields of a model that contains this model, without the fields that apply to this model.
+        tensors_left_out: the numbers of tensors that the model omits, by module.
     """
 
     text: str
     graph: Graph
     family: str
     notes: tuple[Diagnostic, ...] = ()
+    fields_left_out: tuple[str, ...] = ()
+    tensors_left_out: MappingABC[str, int] = field(default_factory=dict)
 
 
 @checked
@@ -67,7 +77,8 @@ def import_config(
     """Derive a spec from a config.json.
 
     Args:
-        path: the file, or the folder that holds it.
+        path: the file, or the folder that holds it. If the model contains a text model, as models of images and text
+            do, and tfkit does not have its type, the text model is imported.
         family: a spec whose family defines the fields; by default tfkit's spec for the file's `model_type`.
         name: the name of the model; by default the name of its folder.
         plugins: the components to choose from.
@@ -84,7 +95,11 @@ def import_config(
             raise ValueError(f"`family` has no effect: {CONFIG} contains the spec that tfkit wrote")
         return _embedded_spec(text, name, plugins, weights)
     family = family or family_of(config, plugins.specs)
-    tree, rules = _family_of_class(config, family, plugins, path.parent)
+    standard, fields, notes = _tree_and_family(family, plugins), tuple[str, ...](), list[Diagnostic]()
+    if contains_text_model(config.items, standard[1]):
+        fields, notes = fields_left_out(config), [*text_model_notes(config, standard[1])]
+        config = text_config(config, standard[1], path.parent)
+    tree, rules = _family_of_class(config, family, standard, plugins, path.parent)
     tree = read_fields(config, tree, rules)
     for path_in_spec in _paths_set_by_weights(rules, path.parent):
         tree = _with_value(tree, path_in_spec, True)
@@ -99,7 +114,13 @@ def import_config(
     tree = without_idle(tree, plugins)
     with _convert_errors(config.span, rules):
         graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
-    return Imported(render_tree(tree), graph, str(family), tuple(_import_warnings(rules, path.parent)))
+    notes += (Diagnostic(f"{rules.architecture} {DIFFERS}", notes=(text,)) for text in rules.differences)
+    tensors = _tensors_left_out(rules, path.parent)
+    if tensors:
+        from tfkit.checkpoint.fitting import left_out_note
+
+        notes.append(left_out_note(tensors, quoted_path(path.parent)))
+    return Imported(render_tree(tree), graph, str(family), tuple(notes), fields, counts_by_module(tensors))
 
 
 def _embedded_spec(text: Scalar, name: str | None, plugins: Plugins, weights: Path | None) -> Imported:
@@ -131,13 +152,16 @@ def _converted_error(error: Diagnostic, config: Span | None, family: FamilyConfi
 
 def _paths_set_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
     """Yield the paths of spec values that the weights in a folder require, and that no field of config.json sets."""
-    locations = {name: location for name, location in family.zeros.items() if location is not None}
-    if locations and has_weights(folder):
+    if any(family.zeros.values()) and has_weights(folder):
         from tfkit.checkpoint.files import TensorFiles
+        from tfkit.checkpoint.fitting import map_without_model
 
         with suppress(SpecError), TensorFiles.open(folder) as opened:
+            zeros = map_without_model(family, opened.names).zeros
             yield from (
-                location for name, location in locations.items() if name in opened.names and opened.read(name).any()
+                location
+                for name, location in zeros.items()
+                if location is not None and name in opened.names and opened.read(name).any()
             )
 
 
@@ -146,56 +170,58 @@ def _with_value(tree: Mapping, place: str, value: bool) -> Mapping:
     return merge(tree, nested_patch(["graph", *place.split(".")], Scalar(value, tree.span)))
 
 
-def _import_warnings(family: FamilyConfig, folder: Path) -> Iterator[Diagnostic]:
-    for text in family.differences:
-        yield Diagnostic(
-            f"{family.architecture} of transformers does not compute the same as this model", notes=(text,)
-        )
-    if has_weights(folder):
-        from tfkit.checkpoint.fitting import left_out_of
+def _tensors_left_out(family: FamilyConfig, folder: Path) -> dict[str, str]:
+    """Return the tensors of the weights in a folder that the model omits, with the reasons."""
+    if not has_weights(folder):
+        return {}
+    from tfkit.checkpoint.fitting import left_out_of
 
-        yield from left_out_of(folder, family)
+    return left_out_of(folder, family)
 
 
 def draft_family(path: AnyPath, specs: NamedSpecs) -> tuple[str, str, Diagnostic | None]:
-    """Draft a family for a config.json of an unknown type.
+    """Draft a family for a config.json of an unknown type, or for its text model.
 
     Also return a description of the family that the draft extends, and a warning if tfkit lacks the model's layers.
     """
     path = Path(path)
     path = path / CONFIG if os.path.isdir(path) else path
     root = read(path)
+    inner = root.items.get(TEXT)
+    root = inner if isinstance(inner, Mapping) else root
     config = plain_data(root)
     near = nearest_family(config, path.parent, specs, root.span)
     return draft_text(config, near), str(near), other_layers(root)
 
 
 def family_of(config: Mapping, specs: NamedSpecs) -> str:
-    """Return the spec that defines the fields of a config.json. Raise SpecError if no such spec exists."""
-    node = config.items.get("model_type")
+    """Return the spec that defines the fields of a config.json, or of its text model. Raise SpecError without one."""
+    node, inner, path = config.items.get("model_type"), config.items.get(TEXT), "model_type"
+    name = str(node.value) if isinstance(node, Scalar) else ""
+    if isinstance(inner, Mapping) and name not in specs.by_model_type and missing.plugin_of_family(name) is None:
+        node, config, path = inner.items.get("model_type"), inner, f"{TEXT}.model_type"
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
-        message = "the file has no `model_type`, so the meaning of its fields is unknown"
-        raise SpecError(Diagnostic(message, config.span, help="name a spec that defines it: --family gpt2"))
+        where = TEXT if config is inner else "file"
+        message = f"the {where} has no `model_type`, so the meaning of its fields is unknown"
+        raise SpecError(Diagnostic(message, config.span, path, help="name a spec that defines it: --family gpt2"))
     families = specs.by_model_type
     if node.value not in families:
-        raise SpecError(_unknown_family(config, node.value, families, node.span, specs))
+        raise SpecError(_unknown_family(config, node.value, families, node.span, path))
     return families[node.value]
 
 
-def _unknown_family(
-    config: Mapping, model_type: str, families: Collection[str], span: Span, specs: NamedSpecs
-) -> Diagnostic:
+def _unknown_family(config: Mapping, model_type: str, families: Collection[str], span: Span, path: str) -> Diagnostic:
     plugin = missing.plugin_of_family(model_type)
     if plugin is not None:
         message = f"model type {quoted(model_type)} comes with the plugin {plugin}, which is not loaded"
         help = where_it_is(plugin, plugin_folders())
-        return Diagnostic(message, span, "model_type", help=help)
+        return Diagnostic(message, span, path, help=help)
     if layers := other_layers(config):
         return layers
-    near = closest_name(model_type, families)
+    near = closest_name(_TEXT_ENDING.sub("", model_type), families)
     notes = (f"known: {listing(sorted(families), 200)}",)
     help = f"{f'use {quoted(near)}, a similar type; or ' if near else ''}{HOW_TO}; --draft FILE writes a draft"
-    return Diagnostic(f"unknown model type {quoted(model_type)}", span, "model_type", notes, help)
+    return Diagnostic(f"unknown model type {quoted(model_type)}", span, path, notes, help)
 
 
 def _tree_and_family(
@@ -213,10 +239,13 @@ def _tree_and_family(
 
 
 def _family_of_class(
-    config: Mapping, name: str | os.PathLike[str], plugins: Plugins, folder: Path
+    config: Mapping,
+    name: str | os.PathLike[str],
+    standard: tuple[Mapping, FamilyConfig],
+    plugins: Plugins,
+    folder: Path,
 ) -> tuple[Mapping, FamilyConfig]:
     """Return the tree of a spec and its family, with the head of the class that a config.json names."""
-    standard = _tree_and_family(name, plugins)
     head = _head_of_class(config, standard[1])
     if head is None:
         return standard
