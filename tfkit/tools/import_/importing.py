@@ -22,7 +22,7 @@ from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.missing import where_it_is
 from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded_names, with_inline_family
-from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
+from tfkit.spec.folder import CONFIG, SPEC_KEY, check_no_adapter, has_weights
 from tfkit.spec.like import with_likes
 from tfkit.spec.load import Spec, read_tree, resolve_spec, take_spec, without_idle
 from tfkit.spec.merge import merge, nested_patch
@@ -77,7 +77,7 @@ def import_config(
     """
     path, plugins = Path(path), plugins or load_plugins()
     weights = path.absolute() if has_weights(path) else None
-    path = path / CONFIG if os.path.isdir(path) else path
+    path = _config_path(path)
     config = read(path)
     if isinstance(text := config.items.get(SPEC_KEY), Scalar):
         if family is not None:
@@ -100,6 +100,13 @@ def import_config(
     with _convert_errors(config.span, rules):
         graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
     return Imported(render_tree(tree), graph, str(family), tuple(_import_warnings(rules, path.parent)))
+
+
+def _config_path(path: Path) -> Path:
+    """Return the config.json of a folder, or the file itself. Raise SpecError for the folder of an adapter."""
+    if os.path.isdir(path) and not os.path.exists(path / CONFIG):
+        check_no_adapter(path)
+    return path / CONFIG if os.path.isdir(path) else path
 
 
 def _embedded_spec(text: Scalar, name: str | None, plugins: Plugins, weights: Path | None) -> Imported:
@@ -163,7 +170,7 @@ def draft_family(path: AnyPath, specs: NamedSpecs) -> tuple[str, str, Diagnostic
     Also return a description of the family that the draft extends, and a warning if tfkit lacks the model's layers.
     """
     path = Path(path)
-    path = path / CONFIG if os.path.isdir(path) else path
+    path = _config_path(path)
     root = read(path)
     config = plain_data(root)
     near = nearest_family(config, path.parent, specs, root.span)
