@@ -81,6 +81,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "compare": (tfkit.compare, {"a": GRAPH, "b": GRAPH, "weights": "nowhere.safetensors"}),
     "cost": (tfkit.cost, {"graph": GRAPH, "length": 4}),
     "count_params": (tfkit.count_params, {"graph": GRAPH}),
+    "data": (tfkit.data, {"run": "nowhere.yaml"}),
     "eject": (tfkit.eject, {"graph": GRAPH}),
     "evaluate": (tfkit.evaluate, {"run": "nowhere.yaml"}),
     "export": (tfkit.export, {"model": MODEL, "path": "nowhere/model.safetensors"}),

@@ -168,5 +168,8 @@ from tfkit.tools.trace.interventions import steer as steer
 from tfkit.tools.trace.lens import contributions as contributions
 from tfkit.tools.trace.lens import lens as lens
 from tfkit.tools.trace.trace import trace as trace
+from tfkit.tools.train.run_data import RunData as RunData
+from tfkit.tools.train.run_data import TensorBatch as TensorBatch
+from tfkit.tools.train.run_data import data as data
 from tfkit.tools.train.train import Trained as Trained
 from tfkit.tools.train.train import train as train

@@ -66,6 +66,28 @@ Sets: TypeAlias = Annotated[
 """The type of arguments with changes of a spec."""
 
 
+_PLUGINS = (
+    "load the spec with its plugins, `tfkit.load(spec, plugins=tfkit.load_plugins(plugin_dirs=...))`, or set "
+    "TFKIT_PLUGIN_DIR"
+)
+HINTS = {
+    "tfkit explain": "`tfkit show SPEC --prose` explains a spec; `tfkit components SLOT` lists the kinds of a slot",
+    "tfkit resume": "`tfkit train` resumes an interrupted run: repeat the command that began it",
+    "train resume": "repeat the same command, or call: it resumes an interrupted run",
+    "train batch_size": "set the number of sequences in a batch: `--set batch.sequences=N`",
+    "plugins": _PLUGINS,
+    "plugin_dirs": _PLUGINS,
+}
+"""Help for commands, options and arguments that users of other tools expect, by the function or command and the name;
+or by the name alone, for every function."""
+
+
+def hint_of(owner: str, name: str) -> str | None:
+    """Return the help for a command, an option or an argument that `owner` does not have; None without any."""
+    name = name.removeprefix("--").replace("-", "_")
+    return HINTS.get(f"{owner} {name}", HINTS.get(name))
+
+
 def name_of(dtype: object) -> str:
     """Return the name of a torch.dtype as users write it: `bfloat16`."""
     return str(dtype).removeprefix("torch.")
@@ -156,7 +178,10 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def unknown_argument(function: str, name: str, names: Collection[str]) -> str:
     """Describe an argument that a function does not have, and list its arguments."""
     near = closest_name(name, names)
-    help = f"an argument with a similar name is `{near}`" if near else f"it has {listing(names, 20) or 'none by name'}"
+    help = hint_of(function, name)
+    if help is None:
+        similar = f"an argument with a similar name is `{near}`"
+        help = similar if near else f"it has {listing(names, 20) or 'none by name'}"
     subject = f"`{function}`" if function.isidentifier() else function
     return f"{subject} has no argument {quoted(name)}: {help}"
 

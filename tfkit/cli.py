@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import click
 
-from tfkit.console.commands import Command, CommandGroup
+from tfkit.console.commands import Command, CommandGroup, HintedError
 from tfkit.console.completion import VARIABLE, run_completion
 from tfkit.console.output import warnings_as_text
 from tfkit.console.signals import Ended, end_on_signal
@@ -175,7 +175,8 @@ def _usage_error_text(error: click.UsageError) -> str:
     if context is not None:
         usage = context.command.get_usage(context).removeprefix("Usage: ")
         lines += [f"   = usage: {' '.join(usage.split())}"] if isinstance(context.command, Command) else []
-        lines += [f"   = help: {context.command_path} --help"]
+        help = error.help if isinstance(error, HintedError) else f"{context.command_path} --help"
+        lines += [f"   = help: {help}"]
     return "\n".join(lines)
 
 

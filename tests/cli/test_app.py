@@ -91,7 +91,7 @@ def test_help_and_usage_errors_import_little() -> None:
     code = f"""
 import sys
 from tfkit.cli import main
-for line in {[[], ["--help"], ["parms"], ["build"], ["params", "--bye"], *([name, "--help"] for name in COMMANDS)]}:
+for line in {[[], ["--help"], ["parms"], ["build"], ["components", "--bye"], *([name, "--help"] for name in COMMANDS)]}:
     main(line)
 heavy = "torch", "pydantic", "rich", "yaml", "tfkit.spec", "tfkit.plugin.manager"
 print([name for name in heavy if name in sys.modules])

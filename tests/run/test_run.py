@@ -173,7 +173,7 @@ def test_the_text_of_a_run_gives_the_same_run(tmp_path: Path) -> None:
         tmp_path, "callbacks={kind: stop_at, below: 1}", "schedule=wsd", "eval={every: 2, splits: {val: all}}"
     )
     path = tmp_path / "again.yaml"
-    path.write_text(render_run(run.config, run.graph.spec.model), encoding="utf-8")
+    path.write_text(render_run(run.config, run.graph.spec), encoding="utf-8")
     again = load_run(path, PLUGINS)
     assert again.digest == run.digest
     assert again.config == run.config
@@ -205,7 +205,7 @@ def test_an_editor_accepts_what_comes_with_tfkit(path: Path) -> None:
     schema = Draft202012Validator(document_schema(RunSpec, WITH_MIXERS))
     schema.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     run = load_run(path, WITH_MIXERS)
-    schema.validate(yaml.safe_load(render_run(run.config, run.graph.spec.model)))
+    schema.validate(yaml.safe_load(render_run(run.config, run.graph.spec)))
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("minigpt")])

@@ -97,24 +97,25 @@ def check_tensors(weights: WeightMap, state: Mapping[str, Tensor], file: Mapping
     missing = collapsed_layers({key: shape for key, shape in expected.items() if key not in file})
     surplus = collapsed_layers({k: i.shape for k, i in file.items() if k not in expected and not unread.fullmatch(k)})
     types = collapsed_layers({k: file[k].dtype for k in expected if k in file and file[k].dtype not in FLOATS})
-    problems: list[tuple[str, Iterable[str]]] = []
+    problems: list[Diagnostic] = []
     if missing:
         notes = [
             f"{key}{f' {list(shape)}' if shape else ''}{_similar_name_note(key, surplus)}" for key, shape in missing
         ]
-        problems.append((f"{name} lacks tensors of the model", notes))
+        problems.append(Diagnostic(f"{name} lacks tensors of the model", notes=tuple(notes)))
     if surplus:
-        problems.append(
-            (f"{name} has tensors that the model lacks", [f"{key} {list(shape)}" for key, shape in surplus])
-        )
+        notes = [f"{key} {list(shape)}" for key, shape in surplus]
+        problems.append(Diagnostic(f"{name} has tensors that the model lacks", notes=tuple(notes)))
     if shapes:
         notes = [f"{key}: {text}" for key, text in collapsed_layers(shapes)]
-        problems.append((f"{name} has tensors of other shapes than the model", notes))
+        convert = "convert them in a run with `map`, for instance to fewer key-value heads: docs/finetuning.md"
+        help = None if missing or surplus else convert
+        problems.append(Diagnostic(f"{name} has tensors of other shapes than the model", notes=tuple(notes), help=help))
     if types:
         notes = [f"{key}: {str(type).removeprefix('torch.')}" for key, type in types]
-        problems.append((f"{name} has tensors that are not floating-point numbers", notes))
+        problems.append(Diagnostic(f"{name} has tensors that are not floating-point numbers", notes=tuple(notes)))
     if problems:
-        raise SpecError(*[Diagnostic(message, notes=tuple(notes)) for message, notes in problems])
+        raise SpecError(*problems)
 
 
 def _required_shape(link: Link, index: int, views: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from torch import nn
 from tfkit.checkpoint.fitting import safetensors_metadata
 from tfkit.checkpoint.weight_map import sort_metadata
 from tfkit.graph.expand import Graph
-from tfkit.plugin.required import with_versions
 from tfkit.spec.folder import SPEC, WEIGHTS
 from tfkit.spec.load import Spec
 from tfkit.spec.render import render_spec
@@ -27,5 +26,4 @@ def write_model(model: nn.Module, graph: Graph, target: Path) -> None:
 
 def spec_text(spec: Spec) -> str:
     """Render the spec, which requires the plugins with which it was built, or later versions."""
-    required = with_versions(spec.model.requires or (), spec.built_with)
-    return render_spec(spec.model.model_copy(update={"requires": required or None}))
+    return render_spec(spec.portable)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tfkit.arguments import checked
+from tfkit.arguments import checked, hint_of
 from tfkit.console.options import PLUGINS, SETS
 from tfkit.errors import Diagnostic, SpecError, closest_name
 from tfkit.plugin.commands import ORDER, SECTION, CommandEntry, built_in_commands, in_sections, plugin_commands
@@ -59,7 +59,10 @@ class Command(_Help, click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            _, _, parsed = self.make_parser(ctx).parse_args(list(args))
+            try:
+                _, _, parsed = self.make_parser(ctx).parse_args(list(args))
+            except click.NoSuchOption as error:
+                raise _with_hint(error, self, args) from None
             self._check_repeated(ctx, [param for param in parsed if isinstance(param, click.Option)])
         return super().parse_args(ctx, args)
 
@@ -74,6 +77,54 @@ class Command(_Help, click.Command):
                 context.fail(f"`{first.opts[-1]}` cannot be combined with `{alternative.opts[-1]}`")
             if more and not first.is_flag:
                 context.fail(f"`{first.opts[-1]}` takes one value; got {len(more) + 1}")
+
+
+class HintedError(click.UsageError):
+    """An error of wrong usage whose help is not the help of the command."""
+
+    def __init__(self, message: str, context: click.Context | None, help: str) -> None:
+        super().__init__(message, context)
+        self.help = help
+
+
+def _with_hint(error: click.NoSuchOption, command: click.Command, args: Sequence[str]) -> click.UsageError:
+    """Return the error for an unknown option with help, if it is a key of the document that the command takes."""
+    option, name = error.option_name, str(command.name)
+    help = hint_of(name, option)
+    if help is None and any(param.name == "sets" for param in command.params):
+        following = next((args[i + 1] for i, word in enumerate(args[:-1]) if word == option), "VALUE")
+        value = next((word.partition("=")[2] for word in args if word.startswith(f"{option}=")), following)
+        paths = _paths_of_key(name, option.removeprefix("--").replace("-", "_"))
+        changes = [shlex.join(["--set", f"{path}={value}"]) for path in paths]
+        help = f"set the value by its path: {' or '.join(f'`{change}`' for change in changes)}" if changes else None
+    return error if help is None else HintedError(error.message, error.ctx, help)
+
+
+def _paths_of_key(command: str, key: str) -> list[str]:
+    """Return the paths, for `--set`, of a key in the type of document that a command takes, by default a spec."""
+    from tfkit.component import Component
+    from tfkit.graph.documents import document_types
+    from tfkit.plugin.manager import load_plugins
+    from tfkit.spec.annotations import shape_of
+    from tfkit.spec.document import MODEL
+    from tfkit.spec.model_spec import ModelSpec
+
+    plugins = load_plugins(entry_points=False)
+    types = [item.config for item in document_types(plugins)[0].values()]
+    document: type[Document] = next((item for item in types if item.command == command), ModelSpec)
+    if key in document.model_fields:
+        return [key]
+    paths = []
+    for name, field in document.model_fields.items():
+        shape = shape_of(field.annotation)
+        if shape is not None and shape.container == "one":
+            configs = [shape.config]
+            if issubclass(shape.config, Component):
+                configs = [kind.config for kind in plugins.registry.kinds(shape.config.slot).values()]
+            paths += [f"{name}.{key}"] if any(key in config.model_fields for config in configs) else []
+    if key in plugins.registry.shared_names() and (document is ModelSpec or MODEL in document.further_keys):
+        paths.append(key if document is ModelSpec else f"{MODEL}.{key}")
+    return paths
 
 
 class CommandGroup(_Help, click.Group):
@@ -135,6 +186,8 @@ class CommandGroup(_Help, click.Group):
             return None, None, args[1:]
         names = self._sorted_names(of_plugins)
         near = closest_name(name, names)
+        if help := hint_of("tfkit", name):
+            raise HintedError(f"there is no command '{name}'", context, help)
         hint = f"; a command with a similar name exists: '{near}'" if near else f"; there are {', '.join(names)}"
         return context.fail(f"there is no command '{name}'{hint}")
 

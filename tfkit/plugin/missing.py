@@ -7,14 +7,17 @@ its plugin.
 
 from __future__ import annotations
 
+import os
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfkit.plugin.discover import DISABLE, PLUGIN_DIR, lying_in, normalized_name, switched_off
+from tfkit.plugin.discover import DISABLE, LEFT_ALONE, PLUGIN_DIR, lying_in, normalized_name, switched_off
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Plugins
@@ -58,8 +61,31 @@ def where_it_is(name: str, folders: Iterable[Path]) -> str:
     if path is None:
         step = "get its folder (tfkit's own plugins are in `plugins/` of its repository)"
         return f"{step}, then `pip install FOLDER`, or allow it there: `--plugin-dir FOLDER`, or {PLUGIN_DIR}"
-    allow = f"allow it in place: `--plugin-dir {_path_argument(path)}`, or {PLUGIN_DIR}"
+    allow = how_to_allow(path)
     return f"`pip install {_path_argument(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
+
+
+def plugin_with_kind(kind: str, folders: Iterable[Path]) -> Path | None:
+    """Return the path of a plugin in these folders whose code has a config of a kind, without running the code."""
+    declaration = re.compile(rf"""Literal\[["']{re.escape(kind)}["']\]""")
+    for path in lying_in(folders).values():
+        for file in [path] if path.is_file() else _python_files(path):
+            with suppress(OSError, UnicodeDecodeError):
+                if declaration.search(file.read_text(encoding="utf-8")):
+                    return path
+    return None
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder, except in folders that are not part of a plugin, such as `.venv`."""
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not LEFT_ALONE.fullmatch(name))
+        yield from (Path(parent, name) for name in sorted(files) if name.endswith(".py"))
+
+
+def how_to_allow(path: Path) -> str:
+    """Explain how to load the plugin at a path."""
+    return f"allow it in place: `--plugin-dir {_path_argument(path)}`, or {PLUGIN_DIR}"
 
 
 def _is_installed(name: str) -> bool:

@@ -26,8 +26,8 @@ from tfkit.run.contract import (
 from tfkit.run.step_values import Changes, StepValues, check_changes, has_fraction, largest_of, step_values
 from tfkit.spec.document import MODEL, NAME, Document
 from tfkit.spec.folder import RUN, latest_checkpoint, step_of
+from tfkit.spec.load import Spec
 from tfkit.spec.merge import WILDCARD, MergeKeys
-from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import Data, data_of, lines_of, spec_data
 
 ENDS = frozenset({"steps", "tokens", "epochs", "flops"})
@@ -335,10 +335,10 @@ class RunSpec(Document):
         return max(1, self.batch.sizes().steps_for(Fraction(self.epochs * examples)))
 
 
-def render_run(config: RunSpec, model: ModelSpec) -> str:
-    """Return the YAML text of a resolved run, including its model."""
+def render_run(config: RunSpec, spec: Spec) -> str:
+    """Return the YAML text of a resolved run, including its model with the plugins that it requires."""
     values = data_of(config)
-    inside = {name: value for name, value in spec_data(model).items() if name != "tfkit"}
+    inside = {name: value for name, value in spec_data(spec.portable).items() if name != "tfkit"}
     first = [name for name in ("tfkit", "name", "description", "source") if name in values]
     data: dict[str, Data] = {**{name: values[name] for name in first}, "model": inside}
     data |= {name: values[name] for name in RunSpec.model_fields if name in values}

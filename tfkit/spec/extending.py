@@ -12,6 +12,7 @@ from tfkit.errors import Diagnostic, Span, SpecError, closest_name, quoted, simi
 from tfkit.plugin import missing
 from tfkit.plugin.known_specs import NamedSpecs, built_in_specs_folder
 from tfkit.plugin.missing import where_it_is
+from tfkit.plugin.registry import Registry
 from tfkit.spec import source
 from tfkit.spec.document import Document, check_sort
 from tfkit.spec.folder import has_weights, model_folder, spec_of
@@ -105,16 +106,22 @@ def _real_path(path: Path) -> Path:
 
 def plugin_folders(folder: Path = Path()) -> list[Path]:
     """Return the folders to search for a spec's plugin: the spec's folder, the current folder, and a tfkit checkout."""
-    return [folder, folder / "plugins", Path("plugins"), short_path(built_in_specs_folder().parent / "plugins")]
+    tfkit_plugins = short_path(built_in_specs_folder().parent / "plugins")
+    return [folder, folder / "plugins", Path(), Path("plugins"), tfkit_plugins]
 
 
 def find_spec(
-    name: str | os.PathLike[str], specs: NamedSpecs, *, folder: Path | None = None, span: Span | None = None
+    name: str | os.PathLike[str],
+    specs: NamedSpecs,
+    *,
+    folder: Path | None = None,
+    span: Span | None = None,
+    registry: Registry | None = None,
 ) -> Path:
     """Find the file of a spec by its path, by the folder of a model, or by a name.
 
     Relative paths start from `folder`. The name of a known spec takes precedence over a path. Raises SpecError if there
-    is no such file.
+    is no such file. Its help says if the name is a slot or a kind of `registry`.
     """
     text = os.fspath(name)
     path = (folder or Path()) / text
@@ -134,7 +141,7 @@ def find_spec(
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
     if text in specs.files:
         return specs.files[text].path
-    raise SpecError(_unknown_spec(text, specs, span))
+    raise SpecError(_unknown_spec(text, specs, span, registry))
 
 
 def yaml_files(folder: Path) -> list[Path]:
@@ -145,14 +152,29 @@ def yaml_files(folder: Path) -> list[Path]:
         return []
 
 
-def _unknown_spec(name: str, specs: NamedSpecs, span: Span | None) -> Diagnostic:
+def _unknown_spec(name: str, specs: NamedSpecs, span: Span | None, registry: Registry | None) -> Diagnostic:
     path, plugin = "extends" if span else "", missing.plugin_of(name)
     if plugin is not None:
         help = where_it_is(plugin, plugin_folders())
         return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
+    if help := _component_help(name, registry):
+        return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=help)
     names = [*specs.files, *(elsewhere for models in missing.specs_elsewhere().values() for elsewhere in models)]
     near = similar_name_help("a spec", name, names, "give the path of a file: ./my_model.yaml")
     return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=near)
+
+
+def _component_help(name: str, registry: Registry | None) -> str | None:
+    """Return the help for the name of a slot or a kind in the place of a spec; None for any other name."""
+    if registry is None:
+        return None
+    if name in registry.slots():
+        return f"`{name}` is a slot: list its kinds with `tfkit components {name}`"
+    slots = registry.slots_of(name)
+    if not slots:
+        return None
+    kind = name if len(slots) == 1 else f"{slots[0]}.{name}"
+    return f"`{name}` is a kind: try `tfkit components {slots[0]} {name}`, or `tfkit check --kind {kind}`"
 
 
 def is_folder(name: str | os.PathLike[str], specs: NamedSpecs, *, folder: Path | None = None) -> bool:

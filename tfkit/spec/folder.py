@@ -18,6 +18,8 @@ SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+"""The file that marks a folder with an adapter of PEFT."""
 EXPORT_CONFIG = "export_config.json"
 """Fields for the config.json of an exported folder that no spec contains, in the layout of tfkit."""
 GENERATION = "generation_config.json"
@@ -104,6 +106,7 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
     if RUN in names:
         message = f"the run in {quoted(str(folder))} has no checkpoint yet"
         raise SpecError(Diagnostic(message, span, "extends" if span else ""))
+    check_no_adapter(folder, span)
     help = f"name the file: {listing(str(folder / name) for name in specs)}" if specs else None
     if CONFIG in names:
         command = shlex.join(["tfkit", "import", str(folder), "-o", str(folder / SPEC)])
@@ -111,6 +114,14 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
     note = f"it has {listing(map(quoted, names))}" if names else "it is empty"
     message = f"the folder {quoted(str(folder))} has no {SPEC}"
     raise SpecError(Diagnostic(message, span, "extends" if span else "", (note,), help))
+
+
+def check_no_adapter(folder: Path, span: Span | None = None) -> None:
+    """Raise SpecError for a folder of PEFT with an adapter, which has neither a spec nor the weights of a model."""
+    if os.path.isfile(folder / ADAPTER):
+        message = f"the folder {quoted(str(folder))} has an adapter of PEFT, without the model that it changes"
+        help = "merge the adapter into its model with `merge_and_unload()` of PEFT, save the model, and use its folder"
+        raise SpecError(Diagnostic(message, span, "extends" if span else "", help=help))
 
 
 def has_weights(folder: Path) -> bool:

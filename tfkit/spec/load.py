@@ -46,6 +46,14 @@ class Spec:
     family: FamilyConfig | None = None
     """The names of tensors and fields in published checkpoints of the model."""
 
+    @property
+    def portable(self) -> ModelSpec:
+        """The model for a file: it requires the plugins with which it was built, or later versions."""
+        from tfkit.plugin.required import with_versions  # importing packaging is slow
+
+        required = with_versions(self.model.requires or (), self.built_with)
+        return self.model.model_copy(update={"requires": required or None})
+
     def named(self, name: str) -> Spec:
         """Return the spec under another name."""
         return replace(self, model=self.model.model_copy(update={"name": name}))
@@ -56,7 +64,7 @@ def read_spec(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[
 
     Raises SpecError with every error in the spec.
     """
-    file = str(short_path(find_spec(name, plugins.specs)))
+    file = str(short_path(find_spec(name, plugins.specs, registry=plugins.registry)))
     return resolve_spec(read_tree(name, plugins.specs), plugins, sets=sets, file=file)
 
 

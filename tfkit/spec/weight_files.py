@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted
-from tfkit.spec.folder import INDEX, RUN, STATE, STEP, WEIGHTS, model_folder
+from tfkit.spec.folder import INDEX, RUN, STATE, STEP, WEIGHTS, check_no_adapter, model_folder
 from tfkit.spec.header import (
     AGAIN,
     PICKLE_PREFIX,
@@ -46,8 +46,12 @@ def read_headers(path: Path) -> dict[Path, FileHeader]:
         return {path: read_header(path)}
     headers: dict[Path, FileHeader] = {}
     locations: dict[str, Path] = {}
-    for shard, names in _names_by_shard(path).items():
-        file = _shard_path(path, shard)
+    shards = {_shard_path(path, shard): names for shard, names in _names_by_shard(path).items()}
+    if missing := [file.name for file in shards if not os.path.lexists(file)]:
+        message = f"{quoted_path(path)} names {quoted(missing[0])}, which is not in its folder"
+        more = (f"missing files: {len(missing):,} of {len(shards):,}",)
+        raise SpecError(Diagnostic(message, notes=more, help="fetch the missing files of the checkpoint"))
+    for file, names in shards.items():
         headers[file] = headers.get(file) or read_header(file)
         _check_listed(path, file, names, headers[file])
     for file, header in headers.items():
@@ -141,6 +145,7 @@ def _in_folder(folder: Path) -> Path:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise read_error(folder, error) from error
+    check_no_adapter(folder)
     weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
     pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
     if pickles and not weights:

@@ -85,7 +85,7 @@ def test_a_single_position_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monk
     batch = run.data.examples("val", "sequential").batch(np.arange(1))
     targets = np.full_like(batch.targets, IGNORE_INDEX)
     targets[0, 0] = batch.targets[0, 0]
-    monkeypatch.setattr("tfkit.run.training.evaluate._evaluation_batches", lambda *_: [replace(batch, targets=targets)])
+    monkeypatch.setattr("tfkit.run.training.evaluate.evaluation_batches", lambda *_: [replace(batch, targets=targets)])
     assert numbers_of(run)["val.loss"] > 0
 
 

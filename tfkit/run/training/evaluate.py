@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from tfkit.building.builder import evaluation_mode
 from tfkit.building.model import call_in_forward
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.graph.expand import Graph
 from tfkit.learning.loss import Loss
 from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
 from tfkit.run.contract import (
@@ -169,7 +170,7 @@ class _Evaluation:
     def totals(self, split: str, part: SplitConfig, micro_batch: MicroBatch, between: Callable[[], None]) -> list[Any]:
         """Return the sums of each metric over a part of a split. Raise SpecError if no position counts."""
         count, totals = 0, None
-        for number, batch in enumerate(_evaluation_batches(self._run, split, part)):
+        for number, batch in enumerate(evaluation_batches(self._run, split, part)):
             between()
             count += batch.count
             sums = micro_batch.fit(partial(self.sums, split, batch, number), "an evaluation")
@@ -309,7 +310,13 @@ def batch_tensors(
     batch: Batch, model: fx.GraphModule, device: torch.device, loss: LossConfig
 ) -> tuple[dict[str, Tensor], Any]:
     """Return the batch as arguments of the model, and its targets: a tensor, or one by the name of each term."""
-    graph = model.meta["graph"]
+    return tensors_for(model.meta["graph"], batch, device, loss)
+
+
+def tensors_for(
+    graph: Graph, batch: Batch, device: torch.device, loss: LossConfig
+) -> tuple[dict[str, Tensor], Tensor | dict[str, Tensor] | None]:
+    """Return the batch as arguments of the models of a graph; see `batch_tensors`."""
     names = inputs_for(graph, batch.inputs, loss.inputs_ahead)
     inputs = {names[name]: _copy_to_device(ids, device) for name, ids in batch.inputs.items()}
     of_pairs = None if batch.documents is None else mask_of(graph, inputs)
@@ -356,7 +363,8 @@ def _copy_to_device(values: Array, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _evaluation_batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
+def evaluation_batches(run: Run, split: str, config: SplitConfig) -> Iterator[Batch]:
+    """Yield the batches that an evaluation of a split uses, in order."""
     sequences = run.config.batch.largest
     if config.batches == "all":
         examples = run.data.examples(split, "sequential")

@@ -24,7 +24,7 @@ from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.missing import where_it_is
 from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded_names, with_inline_family
-from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
+from tfkit.spec.folder import CONFIG, SPEC_KEY, check_no_adapter, has_weights
 from tfkit.spec.header import quoted_path
 from tfkit.spec.like import with_likes
 from tfkit.spec.load import Spec, read_tree, resolve_spec, take_spec, without_idle
@@ -88,7 +88,7 @@ def import_config(
     """
     path, plugins = Path(path), plugins or load_plugins()
     weights = path.absolute() if has_weights(path) else None
-    path = path / CONFIG if os.path.isdir(path) else path
+    path = _config_path(path)
     config = read(path)
     if isinstance(text := config.items.get(SPEC_KEY), Scalar):
         if family is not None:
@@ -121,6 +121,13 @@ def import_config(
 
         notes.append(left_out_note(tensors, quoted_path(path.parent)))
     return Imported(render_tree(tree), graph, str(family), tuple(notes), fields, counts_by_module(tensors))
+
+
+def _config_path(path: Path) -> Path:
+    """Return the config.json of a folder, or the file itself. Raise SpecError for the folder of an adapter."""
+    if os.path.isdir(path) and not os.path.exists(path / CONFIG):
+        check_no_adapter(path)
+    return path / CONFIG if os.path.isdir(path) else path
 
 
 def _embedded_spec(text: Scalar, name: str | None, plugins: Plugins, weights: Path | None) -> Imported:
@@ -185,7 +192,7 @@ def draft_family(path: AnyPath, specs: NamedSpecs) -> tuple[str, str, Diagnostic
     Also return a description of the family that the draft extends, and a warning if tfkit lacks the model's layers.
     """
     path = Path(path)
-    path = path / CONFIG if os.path.isdir(path) else path
+    path = _config_path(path)
     root = read(path)
     inner = root.items.get(TEXT)
     root = inner if isinstance(inner, Mapping) else root
