@@ -84,7 +84,8 @@ TITLE = 40
 @click.option(
     "--remasking",
     type=click.Choice(["low_confidence", "random"]),
-    help="Predictions that stay masked in a step.  [default: low_confidence]",
+    metavar="KIND",
+    help="Predictions that a step masks again: low_confidence or random.  [default: low_confidence]",
 )
 @options.count_option("--max-new-tokens", "Most tokens of a text.  [default: 100, or as many as fit]")
 @click.option(
