@@ -72,6 +72,7 @@ from tfkit.console.commands import command as command
 from tfkit.decoding.cached import CachedModel as CachedModel
 from tfkit.decoding.generate import Generated as Generated
 from tfkit.decoding.generate import generate as generate
+from tfkit.decoding.masked_diffusion import MaskedDiffusion as MaskedDiffusion
 from tfkit.decoding.prepare import Prepared as Prepared
 from tfkit.decoding.prepare import prepare_decoding as prepare_decoding
 from tfkit.decoding.text import ByteTokenizer as ByteTokenizer

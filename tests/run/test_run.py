@@ -111,6 +111,19 @@ def test_a_run_that_extends_another_changes_its_model(tmp_path: Path) -> None:
     assert changed.graph.spec.model.name == "nanogpt"
 
 
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [("data.vocab_size + 1", 28), ("2 * (data.vocab_size - 3) + d_model", 64), ("data.vocab_size", 27)],
+)
+def test_a_size_of_the_data_may_be_in_arithmetic(value: str, size: int, tmp_path: Path) -> None:
+    write_run(tmp_path)
+    text = "twice data.vocab_size - 1"
+    run = load_run(tmp_path / "small.yaml", PLUGINS, sets=[f"model.vocab_size={value}", f"model.description={text}"])
+    assert run.data.vocab_size == 27
+    assert run.graph.node("head").output.width == size
+    assert run.graph.spec.model.description == text
+
+
 @pytest.mark.parametrize("word", ["all", "5"])
 def test_the_batches_of_a_split_are_a_word_or_a_number(word: str, tmp_path: Path) -> None:
     """And a change reaches what the word stands for."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.nn import functional as F
 
 from tfkit.arguments import INT64, Natural, Positive, Seed, check_argument, checked, is_allowed_value, value_text
 from tfkit.building.builder import evaluation_mode, graph_of
@@ -17,8 +19,9 @@ from tfkit.building.model import BuiltModel, check_values, input_errors, unwrapp
 from tfkit.decoding.cached import CachedModel
 from tfkit.decoding.drafts import Drafts
 from tfkit.decoding.foreign import no_argument
-from tfkit.decoding.sampling import Penalty, Sampler, Sampling, Share, Temperature
-from tfkit.errors import listing
+from tfkit.decoding.masked_diffusion import MaskedDiffusion
+from tfkit.decoding.sampling import Draws, Penalty, Sampler, Sampling, Share, Temperature
+from tfkit.errors import SpecError, listing
 from tfkit.graph.decode_split import reduce_to_output, split_for_decoding
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
@@ -33,6 +36,8 @@ Stop: TypeAlias = Annotated[
     Iterable[Id | Sequence[Id]], "a list of token ids, or of lists of them (one token is [50256])"
 ]
 OnToken: TypeAlias = Callable[[Sequence[int | None]], Iterable[int] | None]
+GENERATION = "generation"
+"""The entry of a model's `meta` with the way in which it generates tokens by default, which a run sets."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ def generate(
     output: str | None = None,
     compile: bool | str = False,
     drafts: Sequence[str] = (),
+    generation: MaskedDiffusion | None = None,
     **inputs: Any,
 ) -> Generated:
     """Continue prompts with a model; without dropout, even if the model is in train mode.
@@ -109,6 +115,8 @@ def generate(
         compile: if true, compile the step of one token, see `CachedModel`.
         drafts: outputs that predict the token after the next, the token after that, and so on. They draft tokens,
             which the model verifies in one forward: the tokens are the same with fewer forwards, see `Drafts`.
+        generation: the way in which a model generates that attends to later tokens. By default, in a run, the way that
+            its loss defines; otherwise, tokens are generated one after the other.
         inputs: further inputs of the model by name, such as `source` and `source_mask` of an encoder-decoder; tokens as
             lists of lists get their mask from this function.
 
@@ -119,32 +127,43 @@ def generate(
             no head.
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-    if n_samples > 1 and temperature == 0:
-        raise ValueError("`n_samples` above 1 needs a temperature above 0: otherwise all samples are equal")
     built = model.model if isinstance(model, CachedModel) else unwrapped_model(model)
+    generation = generation or built.meta.get(GENERATION)
+    if n_samples > 1 and temperature == 0 and (generation is None or generation.remasking != "random"):
+        raise ValueError("`n_samples` above 1 needs a temperature above 0: otherwise all samples are equal")
     check_values(built)
     graph = graph_of(built)
     full, graph = graph, reduce_to_output(graph, _output_of(model, graph, output))
-    main, *further = split_for_decoding(graph).step_inputs
-    if missing := [name for name in further if not graph.inputs[name].optional]:
-        reason = "which `generate` does not have: choose a different output"
-        raise ValueError(f"the output `{graph.outputs[0]}` takes {listing(missing)} at every step, {reason}")
+    main = _step_input(graph) if generation is None else generation.input_of(graph)
+    if generation is not None:
+        penalty, caches = repetition_penalty != 1, isinstance(model, CachedModel)
+        _check_unused(drafts=drafts, compile=compile, length=length, repetition_penalty=penalty, CachedModel=caches)
     _check_names(graph, main, inputs)
     if (signal := graph.node(graph.outputs[0]).output).type != "logits":
         raise ValueError(f"`{graph.name}` returns {signal.in_words()}, but tokens are chosen from logits")
     ends = _Ends(_stop_sequences(stop), on_token)
     prompt, mask = left_padded(tokens, mask, pad=pad)
+    sizes, prompts = (prompt.size(1), max_new_tokens, length), range(first_prompt, first_prompt + prompt.size(0))
+    device = next(built.parameters()).device
     with evaluation_mode(built):
-        sizes = (prompt.size(1), max_new_tokens, length)
+        if generation is not None:
+            _checked_room(graph, *sizes)
+            _check_unmasked(prompt if mask is None else prompt[mask], generation.mask_token)
+            repeated = partial(torch.repeat_interleave, repeats=n_samples, dim=0)
+            arguments = {name: repeated(value) for name, value in _padded_inputs(inputs, pad).items()}
+            arguments |= _answer_mask(graph, main, mask if mask is None else repeated(mask), max_new_tokens)
+            full_model = _FullModel(built, graph, main, arguments)
+            draws = Draws(prompts, n_samples, seed=seed, device=device)
+            blocks = generation.blocks(full_model, repeated(prompt).to(device), max_new_tokens, sampling, draws)
+            steps = list(_block_tokens(blocks, ends))
+            return ends.generated(torch.stack(steps, dim=1), pad, full_model.forwards)
         drafting = _drafts(model, full, graph, drafts, _checked_room(graph, *sizes), compile) if drafts else None
         cached = drafting.cached if drafting else _cached_model(model, graph, *sizes, compile)
-        device = next(cached.model.parameters()).device
         arguments = _padded_inputs(inputs, pad)
         for error in input_errors(graph, {main: prompt, **arguments}):
             raise error
         cached.start(prompt.size(0), **{name: value.to(device) for name, value in arguments.items()})
         prompt, mask = prompt.to(device), None if mask is None else mask.to(device)
-        prompts = range(first_prompt, first_prompt + prompt.size(0))
         sampler = Sampler(sampling, prompts, n_samples, max_new_tokens, seed=seed, device=device)
         result = cached(prompt, mask, keep=1)
         logits = (drafting.read(result) if drafting else result)[:, -1]
@@ -159,6 +178,70 @@ def generate(
         else:
             steps = list(_step_tokens(cached, logits, sampler, ends, max_new_tokens))
     return ends.generated(torch.stack(steps, dim=1), pad, drafting.forwards if drafting else len(steps))
+
+
+def _step_input(graph: Graph) -> str:
+    """Return the input of the tokens that are generated one after the other."""
+    try:
+        main, *further = split_for_decoding(graph).step_inputs
+    except SpecError as error:
+        help = "pass `generation=tfkit.MaskedDiffusion(mask_token)` if the model was trained to predict masked tokens"
+        raise SpecError(*(replace(diagnostic, help=help) for diagnostic in error.diagnostics)) from error
+    if missing := [name for name in further if not graph.inputs[name].optional]:
+        reason = "which `generate` does not have: choose a different output"
+        raise ValueError(f"the output `{graph.outputs[0]}` takes {listing(missing)} at every step, {reason}")
+    return main
+
+
+def _check_unused(**values: Any) -> None:
+    """Raise ValueError for an argument that has no effect on masked diffusion."""
+    if names := [name for name, value in values.items() if value]:
+        raise ValueError(f"`{names[0]}` cannot be combined with masked diffusion, which computes full sequences")
+
+
+def _check_unmasked(tokens: Tensor, mask_token: int) -> None:
+    if bool((tokens == mask_token).any()):
+        raise ValueError(f"a prompt must not contain the mask token; got {mask_token}")
+
+
+def _answer_mask(graph: Graph, main: str, mask: Tensor | None, new: int) -> dict[str, Tensor]:
+    """Return the padding mask of prompts with their answers, by the name of the input."""
+    name = graph.inputs[main].mask
+    if mask is None:
+        return {}
+    if name is None:
+        raise ValueError(f"prompts must have equal lengths: `{main}` of `{graph.name}` has no padding mask")
+    return {name: F.pad(mask, (0, new), value=True)}
+
+
+class _FullModel:
+    """A model that computes the logits [b, t, V] of full sequences [b, t]. It counts its forwards."""
+
+    def __init__(self, model: fx.GraphModule, graph: Graph, main: str, arguments: Mapping[str, Tensor]) -> None:
+        self.forwards = 0
+        self._model, self._graph, self._main = model, graph, main
+        self._device = next(model.parameters()).device
+        self._arguments = {name: value.to(self._device) for name, value in arguments.items()}
+        self._output = graph_of(model).outputs.index(graph.outputs[0])
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        inputs = {self._main: tokens, **self._arguments}
+        for error in input_errors(self._graph, inputs) if self.forwards == 0 else ():
+            raise error
+        self.forwards += 1
+        result = self._model(**inputs)
+        logits: Tensor = result if isinstance(result, Tensor) else result[self._output]
+        _check_numbers(logits)
+        return logits
+
+
+def _block_tokens(blocks: Iterable[Tensor], ends: _Ends) -> Iterator[Tensor]:
+    """Yield the tokens [b] of each position of the blocks [b, n], as `_step_tokens`."""
+    for block in blocks:
+        for tokens in block.unbind(dim=1):
+            yield tokens
+            if ends.after(tokens):
+                return
 
 
 def _output_of(model: BuiltModel | CachedModel, graph: Graph, output: str | None) -> str:

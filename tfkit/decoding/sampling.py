@@ -94,12 +94,30 @@ def top_p(scores: Tensor, p: float) -> Tensor:
     return scores.masked_fill(torch.zeros_like(out).scatter(1, order, out), -math.inf)
 
 
+class Draws:
+    """Random numbers from 0 to 1 of each row; samples of a prompt are adjacent rows.
+
+    The numbers of a row depend only on the seed and the indices of its prompt and its sample: additional prompts or
+    samples do not change them. They are drawn on the CPU, so they are equal on all devices.
+    """
+
+    def __init__(self, prompts: range, n_samples: int, *, seed: int, device: torch.device) -> None:
+        self._device = device
+        self._generators = [
+            generator_of(seed, f"{prompt}/{sample}", "cpu") for prompt in prompts for sample in range(n_samples)
+        ]
+
+    def __call__(self, n: int) -> Tensor:
+        """Return the next `n` numbers of each row, [b, n]."""
+        draws = [torch.randint(GRID, (n,), generator=generator, device="cpu") for generator in self._generators]
+        return (torch.stack(draws).double() / GRID).to(self._device)
+
+
 class Sampler:
     """Chooses the next token of each row, for at most `steps` steps; samples of a prompt are adjacent rows.
 
-    The random numbers of a row depend only on the seed and the indices of its prompt and its sample: additional
-    prompts, samples or steps do not change them. They are drawn on the CPU, so they are equal on all devices, and
-    before the first step, so no step waits for them.
+    The random numbers of a row do not depend on the number of steps. They are drawn before the first step, so no step
+    waits for them.
     """
 
     def __init__(
@@ -108,11 +126,8 @@ class Sampler:
         self.sampling = sampling
         self._seen: Tensor | None = None
         self._step = 0
-        rows = [(prompt, sample) for prompt in prompts for sample in range(n_samples)]
-        greedy = sampling.temperature == 0
-        self._draws = (
-            None if greedy else torch.stack([_random_draws(seed, *row, steps) for row in rows], dim=1).to(device)
-        )
+        draws = Draws(prompts, n_samples, seed=seed, device=device)
+        self._draws = None if sampling.temperature == 0 else draws(steps)
 
     def read(self, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
         """Record tokens [b, t] for the repetition penalty where `mask`, bool [b, t], is True; by default all."""
@@ -125,7 +140,7 @@ class Sampler:
     def __call__(self, logits: Tensor) -> Tensor:
         """Return the next tokens, [b], from logits [b, V]."""
         scores = self.sampling.scores(logits, None if self._seen is None else self._seen[:, :-1])
-        tokens = scores.argmax(dim=-1) if self._draws is None else drawn_tokens(scores, self._draws[self._step])
+        tokens = scores.argmax(dim=-1) if self._draws is None else drawn_tokens(scores, self._draws[:, self._step])
         self._step += 1
         self.read(tokens[:, None], None, logits.size(-1))
         return tokens
@@ -139,8 +154,3 @@ def drawn_tokens(scores: Tensor, draws: Tensor) -> Tensor:
     sums = scores.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     tokens = torch.searchsorted(sums, draws[:, None] * sums[:, -1:], right=True)
     return tokens.squeeze(1).clamp(max=scores.size(-1) - 1)  # NaN logits give an index beyond the last token
-
-
-def _random_draws(seed: int, prompt: int, sample: int, steps: int) -> Tensor:
-    generator = generator_of(seed, f"{prompt}/{sample}", "cpu")
-    return torch.randint(GRID, (steps,), generator=generator, device="cpu").double() / GRID

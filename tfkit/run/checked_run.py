@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from tfkit.spec.messages import diagnostic_of, fault_in
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_document import of_model
 from tfkit.spec.weight_files import content_of
+
+if TYPE_CHECKING:
+    from tfkit.decoding.masked_diffusion import MaskedDiffusion
 
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
 """Returns the FLOPs of a forward and backward pass for a model, a number of sequences, and their length."""
@@ -126,6 +129,19 @@ class Run:
         """Return the factor of the learning rate at a step. Raise SpecError if the schedule fails."""
         with self.guarded(self.config.schedule, "`factor`", "schedule"):
             return float(self.config.schedule.factor(step, self.steps))
+
+    @cached_property
+    def generation(self) -> MaskedDiffusion | None:
+        """The way in which the trained model generates tokens; None if it generates one token after the other."""
+        loss = self.config.loss
+        with self.guarded(loss, "`generation`", "loss"):
+            try:
+                generation = loss.generation(self.graph)
+                if generation is not None:
+                    generation.input_of(self.graph)
+            except ValueError as error:
+                raise self.error(str(error), "loss") from error
+        return generation
 
     @cached_property
     def meaning(self) -> RunSemantics:
@@ -361,6 +377,10 @@ def _check_inputs(run: Run, batch: Batch, inputs: Mapping[str, str]) -> None:
         if rows is not None and rows < run.data.vocab_size:  # published tables often have more rows than tokens
             message = f"the data has {run.data.vocab_size:,} tokens, but the model has `vocab_size` {rows:,}"
             raise run.error(message, "data", help="write `vocab_size: data.vocab_size` in the run's `model`")
+    if run.generation is not None and run.generation.mask_token < run.data.vocab_size:
+        message = f"the mask token of the model must not be one of the {run.data.vocab_size:,} tokens of the data"
+        help = "write `vocab_size: data.vocab_size + 1` in the run's `model`"
+        raise run.error(f"{message}; got {run.generation.mask_token:,}", "loss", help=help)
 
 
 def _check_machine(run: Run) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, fx, nn
 
+    from tfkit.decoding.masked_diffusion import MaskedDiffusion
     from tfkit.graph.expand import Graph
 
 Ids: TypeAlias = "NDArray[np.int64]"
@@ -351,6 +352,14 @@ class LossConfig(Component):
         Otherwise, the targets of the data do not belong to the logits: metrics of cross-entropy are an error.
         """
         return False
+
+    def generation(self, graph: Graph) -> MaskedDiffusion | None:
+        """Return the way in which a trained model generates tokens; None to generate one token after the other.
+
+        Its mask token must not be an id of the data, so the model must have room for it in its vocabulary. Raises
+        ValueError for a model that cannot generate in this way.
+        """
+        return None
 
     @abstractmethod
     def build(self, model: fx.GraphModule) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Data
 from tfkit.run.guarded_data import GuardedData, guarded_call
 from tfkit.run.run_spec import ENDS, RunSpec
+from tfkit.spec.arithmetic import is_arithmetic
 from tfkit.spec.extending import short_path
 from tfkit.spec.load import Spec, resolve_spec
 from tfkit.spec.merge import Change, without_keys
@@ -34,7 +36,9 @@ from tfkit.spec.tree import Mapping, Node, Scalar
 from tfkit.spec.tree import Sequence as ListNode
 
 SIZES = {"data.vocab_size": "vocab_size", "data.n_classes": "n_classes"}
-"""Values in a run's model that stand for a size of the data, each with the attribute of the data."""
+"""Names in a run's model that stand for a size of the data, each with the attribute of the data."""
+SIZE_NAME = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, SIZES))})(?:\.\w+)*(?!\w)")
+"""The name of a size, also of an output, as in `data.n_classes.door`."""
 
 
 @dataclass(frozen=True)
@@ -184,18 +188,24 @@ def _with_sizes(node: Node, data: Data) -> Mapping:
 
 
 def _with_size(node: Scalar, data: Data) -> Scalar:
-    """Replace the name of a size of the data by its number; return all other values unchanged."""
+    """Replace names of sizes of the data by numbers, also in arithmetic; return all other values unchanged."""
     value = str(node.value)
-    key = next((key for key in SIZES if f"{value}.".startswith(f"{key}.")), None)
-    if key is None:
+    if not SIZE_NAME.search(value) or not is_arithmetic(value):
         return node
+    text = SIZE_NAME.sub(lambda match: str(_size_of(match[0], node.span, data)), value)
+    return replace(node, value=int(text) if text.isdecimal() else text)
+
+
+def _size_of(name: str, span: Span, data: Data) -> int:
+    """Return a size of the data; raise SpecError if the data does not have it."""
+    key = ".".join(name.split(".")[:2])
     size = getattr(data, SIZES[key], None)
     if size is None:
         help = "use data with classes, such as the kind `labelled`"
-        raise SpecError(Diagnostic(f"`{value}` must be a number, but the data has none", node.span, help=help))
+        raise SpecError(Diagnostic(f"`{name}` must be a number, but the data has none", span, help=help))
     by_output = size if isinstance(size, MappingABC) else {"": size}
     sizes = {f"{key}.{output}".rstrip("."): number for output, number in by_output.items()}
-    if value not in sizes:
+    if name not in sizes:
         note = f"sizes: {', '.join(sizes)}"
-        raise SpecError(Diagnostic(f"`{value}` is not a size of the data", node.span, notes=(note,)))
-    return Scalar(sizes[value], node.span)
+        raise SpecError(Diagnostic(f"`{name}` is not a size of the data", span, notes=(note,)))
+    return int(sizes[name])

@@ -67,6 +67,14 @@ def parse_expression(text: str) -> ast.expr:
     return tree.body
 
 
+def is_arithmetic(text: str) -> bool:
+    """Return True if a text is a name, also with dots, or has an operator."""
+    try:
+        return isinstance(parse_expression(text), ast.Name | ast.Attribute | ast.BinOp | ast.UnaryOp)
+    except ExpressionError:
+        return False
+
+
 def _located_value(node: ast.expr, lookup: Lookup) -> Number:
     """Evaluate a subexpression. Its errors contain its columns."""
     try:

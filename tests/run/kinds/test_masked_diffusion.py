@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
+from tests.run.training.runs import Memory
+from tfkit.run.checked_run import Run
 from tfkit.run.kinds.masked_diffusion import MaskedDiffusionConfig, MaskedDiffusionLoss
+from tfkit.run.training.evaluate import evaluate_splits
+from tfkit.run.training.loop import Trainer
+from tfkit.tools.train.checkpoints import run_companions
 
-PLUGINS = tfkit.load_plugins(entry_points=False)
+from .small import small_run
+
 MASK, ROWS = 5, 60_000
+DATA = "{kind: copy, task: sort, symbols: 10, items: 3, sequences: 60}"
+ONE_MORE = "model.vocab_size=data.vocab_size + 1"
 
 
 class Table(nn.Module):
@@ -75,7 +85,71 @@ def test_a_causal_model_is_an_error() -> None:
         MaskedDiffusionConfig().build(model)
 
 
-def test_the_mask_token_in_the_data_is_an_error() -> None:
-    noise: Any = Drawn()
-    with pytest.raises(tfkit.SpecError, match="must not contain the mask token"):
-        MaskedDiffusionLoss(Table(), "tokens", MASK)({"tokens": torch.tensor([[1, 5, 2, 3]])}, torch.ones(1, 4), noise)
+def diffusion_run(folder: Path, *sets: str, data: str = DATA) -> Run:
+    return small_run(folder, data, "model.decoder.block=encoder", "loss=masked_diffusion", *sets)
+
+
+def test_a_run_without_a_token_for_the_mask_is_an_error(tmp_path: Path) -> None:
+    assert (run := diffusion_run(tmp_path, ONE_MORE)).generation == tfkit.MaskedDiffusion(run.data.vocab_size)
+    with pytest.raises(
+        tfkit.SpecError, match=r"must not be one of the 11 tokens of the data; got 10(.|\n)*vocab_size \+ 1"
+    ):
+        diffusion_run(tmp_path)
+    with pytest.raises(tfkit.SpecError, match=r"the mask token must be an id of the vocabulary of .*, 0 to 10; got 11"):
+        diffusion_run(tmp_path, "model.head.vocab_size=12")
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["model.decoder.block=decoder"], "attends to later tokens"),
+        (["model.outputs=[head, decoder]"], "whose only output is logits"),
+    ],
+)
+def test_a_model_that_cannot_fill_in_masks_is_an_error_when_the_run_is_read(
+    sets: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(tfkit.SpecError, match=message):
+        diffusion_run(tmp_path, ONE_MORE, *sets)
+
+
+def test_samples_metrics_and_saved_weights_fill_in_masks(tmp_path: Path) -> None:
+    text = "{kind: text, files: lines.txt}"
+    (tmp_path / "lines.txt").write_text("a sheep and a goat\n" * 50, encoding="utf-8")
+    samples = "callbacks={kind: samples, every: 2, prompt: 'a g', tokens: 9, temperature: 0.9}"
+    run = diffusion_run(tmp_path, ONE_MORE, samples, "batch.length=12", "optimizer.lr=0.1", data=text)
+    trainer = Trainer(run, memory := Memory())
+    trainer.train()
+    tokenizer = run.data.tokenizer
+    assert tokenizer is not None
+    options: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0.9, "seed": 2}
+    way = tfkit.MaskedDiffusion(run.data.vocab_size)
+    ids = tfkit.generate(trainer.model, [list(tokenizer.encode("a g"))], generation=way, **options).rows()[0]
+    assert [line["sample"] for line in memory.lines if "sample" in line] == ["a g" + tokenizer.decode(ids)]
+    assert run_companions(run, None).fields["mask_token_id"] == run.data.vocab_size
+
+
+def test_decoded_answers_are_filled_in(tmp_path: Path) -> None:
+    evaluated = "eval={every: 1, splits: {val: all}, metrics: [decoded_accuracy, decoded_exact_match]}"
+    run = diffusion_run(tmp_path, ONE_MORE, evaluated, "batch.sequences=7", "machine.micro_batch=3", "optimizer.lr=0.1")
+    trainer = Trainer(run, memory := Memory())
+    trainer.train()
+    examples = run.data.examples("val", "sequential")
+    batch = examples.batch(np.arange(len(examples)))
+    assert batch.targets is not None
+    way = tfkit.MaskedDiffusion(run.data.vocab_size)
+    correct = []
+    for tokens, targets in zip(batch.inputs["tokens"], batch.targets, strict=True):
+        counted = targets != -100
+        prompt = tokens[: int(counted.argmax()) + 1].tolist()
+        row = tfkit.generate(trainer.model, [prompt], max_new_tokens=int(counted.sum()), generation=way).rows()[0]
+        correct.append([token == target for token, target in zip(row, targets[counted].tolist(), strict=True)])
+    numbers = memory.lines[-1]
+    assert numbers["val.decoded_accuracy"] == pytest.approx(np.mean(correct))
+    assert numbers["val.decoded_exact_match"] == pytest.approx(np.mean([all(row) for row in correct]))
+    assert 0 < np.mean(correct) < 1
+    model = tfkit.build(run.graph)
+    model.load_state_dict(trainer.model.state_dict())
+    assert run.config.eval is not None
+    evaluated_later = evaluate_splits(model, run, run.config.eval.splits, run.config.eval.metrics)
+    assert evaluated_later.items() <= numbers.items()

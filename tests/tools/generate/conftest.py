@@ -70,10 +70,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("models")
     for name, spec in (("small", SPEC), ("pair", PAIR), ("reader", ENCODER)):
         (built / f"{name}.yaml").write_text(spec)
-    for name, out in (("small", "out"), ("pair", "pair")):
+    for name, out in (("small", "out"), ("pair", "pair"), ("reader", "reader")):
         graph = tfkit.load(built / f"{name}.yaml")
         save(tfkit.build(graph, seed=4), built / out)
         byte_level(LINES, 60).save(str(built / out / "tokenizer.json"))
+    (built / "reader" / "config.json").write_text('{"mask_token_id": 58}')
     (built / "empty").mkdir()
     return built
 

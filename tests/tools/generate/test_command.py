@@ -134,6 +134,29 @@ def test_the_encoder_reads_the_prompt(run: Run, folder: Path) -> None:
     assert texts[0] != texts[1]
 
 
+def test_masks_are_filled_in(run: Run, folder: Path) -> None:
+    built, tokenizer = tfkit.build("reader", weights="reader"), load_tokenizer(folder / "reader" / "tokenizer.json")
+    arguments = ["reader", "--prompt", "the quick", "--prompt", "over", "--max-new-tokens", "11", "--json"]
+    prompts = [tokenizer.encode(prompt) for prompt in ("the quick", "over")]
+
+    def check(*options: str, temperature: float = 0.0, n_samples: int = 1, **settings: Any) -> None:
+        report = json.loads(run(*arguments, *options)[0])
+        way = tfkit.MaskedDiffusion(**{"mask_token": 58, **settings})
+        result = generate(
+            built, prompts, max_new_tokens=11, temperature=temperature, n_samples=n_samples, seed=3, generation=way
+        )
+        assert [text["tokens"] for text in report["texts"]] == result.rows()
+        assert report["forwards"] == result.forwards
+
+    check()
+    check("--mask-token", "40", mask_token=40)
+    check("--steps", "5", "--block-length", "4", steps=5, block_length=4)
+    check("--remasking", "random", "--samples", "2", "--seed", "3", n_samples=2, remasking="random")
+    check("--temperature", "2", "--seed", "3", temperature=2.0)
+    err = run(*arguments[:-1], "--steps", "5")[1]
+    assert re.fullmatch(r"22 tokens in \d+\.\d\d s, \d+\.\d tokens/s, 5 forwards\n", err)
+
+
 def test_what_the_output_cannot_show(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.TextIOWrapper):
         def isatty(self) -> bool:

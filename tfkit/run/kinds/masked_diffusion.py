@@ -24,8 +24,8 @@ class MaskedDiffusionConfig(tfkit.LossConfig):
 
     The cross-entropy of each hidden token is divided by that probability, and the sum by the number of tokens. The
     targets of the data determine the tokens: all tokens except the first of a window, or the tokens of the answers. The
-    mask token is the highest id of the model, which the data must not contain. The model is an encoder, whose head
-    predicts the token at the same position.
+    mask token is the highest id of the model, so the model has at least one more token than the data: `vocab_size:
+    data.vocab_size + 1`. The model is an encoder, whose head predicts the token at the same position.
     """
 
     kind: Literal["masked_diffusion"] = "masked_diffusion"
@@ -34,15 +34,16 @@ class MaskedDiffusionConfig(tfkit.LossConfig):
     def draws_noise(self) -> bool:
         return True
 
+    def generation(self, graph: tfkit.Graph) -> tfkit.MaskedDiffusion:
+        n_logits = graph.node(graph.outputs[0]).output.width
+        if len(graph.outputs) != 1 or graph.node(graph.outputs[0]).output.type != "logits" or n_logits is None:
+            raise ValueError("masked diffusion must have a model whose only output is logits of tokens")
+        return tfkit.MaskedDiffusion(n_logits - 1)
+
     def build(self, model: fx.GraphModule) -> nn.Module:
         graph: tfkit.Graph = model.meta["graph"]
-        names = [name for name, signal in graph.inputs.items() if signal.type == "tokens"]
-        if len(names) != 1:
-            raise ValueError(f"masked diffusion must have a model with a single input of tokens; got {len(names)}")
-        (end,) = tfkit.Loss(model).ends.values()
-        if end.tokens is not None:
-            raise ValueError("masked diffusion must have a model that attends to later tokens, such as an encoder")
-        return MaskedDiffusionLoss(model, names[0], end.vocab_size - 1)
+        generation = self.generation(graph)
+        return MaskedDiffusionLoss(model, generation.input_of(graph), generation.mask_token)
 
 
 class MaskedDiffusionLoss(nn.Module):
@@ -60,10 +61,6 @@ class MaskedDiffusionLoss(nn.Module):
 
     def forward(self, inputs: Mapping[str, Any], targets: Tensor, noise: tfkit.Noise) -> tfkit.LossSum:
         tokens = inputs[self.name]
-        if not torch.compiler.is_compiling() and bool((tokens >= self.mask).any()):
-            message = f"the data must not contain the mask token, the highest id of the model; got {self.mask}"
-            help = "increase `vocab_size` of the model to one more than the number of ids of the data"
-            raise tfkit.SpecError(tfkit.Diagnostic(message, path="loss", help=help))
         asked = torch.zeros_like(tokens, dtype=torch.bool)
         asked[:, 1:] = targets[:, :-1] != IGNORE_INDEX
         levels = MIN_LEVEL + (1 - MIN_LEVEL) * noise.rand(1)  # [b, 1]

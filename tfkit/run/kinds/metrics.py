@@ -262,10 +262,11 @@ class DecodedAccuracy(DecodedMetric):
         start, stop = _answer_start(targets, least=0 if sources else 1), self._stop
         further: dict[str, Any] = dict(sources)
         try:
-            output = model.meta["graph"].outputs[0]
-            self._cached = self._cached or tfkit.CachedModel(model, length=targets.size(1) + 1, output=output)
+            if model.meta.get("generation") is None:
+                output = model.meta["graph"].outputs[0]
+                self._cached = self._cached or tfkit.CachedModel(model, length=targets.size(1) + 1, output=output)
             generated = tfkit.generate(
-                self._cached,
+                self._cached or model,
                 tokens[:, : start + 1],
                 max_new_tokens=targets.size(1) - start,
                 temperature=self._temperature,

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from tfkit.building.builder import evaluation_mode
 from tfkit.building.model import call_in_forward
+from tfkit.decoding.generate import GENERATION
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.learning.loss import Loss
@@ -72,6 +73,7 @@ def evaluate_splits(
         SpecError: a metric cannot be computed from this data, no position of a split counts, or memory runs out.
     """
     processes, micro_batch = processes or Processes(), micro_batch or MicroBatch(run)
+    model.meta[GENERATION] = run.generation  # of metrics that decode
     numbers: dict[str, float] = {}
     if loss is None and any(metric.objective for metric in metrics):
         with guarded_component_call(run, model, run.config.loss, "`build`", "loss"):

@@ -22,6 +22,7 @@ from tfkit.building.edits import MAX_DIFFERENCES, model_edits
 from tfkit.building.initialize import seed_device
 from tfkit.building.instrument import instrument_model
 from tfkit.building.placement import GLOBAL_GENERATORS, thread_count
+from tfkit.decoding.generate import GENERATION
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
@@ -129,6 +130,7 @@ class Trainer:
         self.notes = set_initial_weights(self.model, self.run)
         """Descriptions of the initial weights and of float8, by name."""
         instrument_model(self.model, in_run=True)
+        self.model.meta[GENERATION] = self.run.generation
         self._edits = self._changes()
         with self.run.guarded(config.loss, "`build`", "loss"), self._observed(config.loss, "the loss"):
             try:

@@ -72,8 +72,8 @@ NOT_COPIED = (
 """Patterns of files that a published folder usually has and that are not copied: weights, and files for readers."""
 MAX_FILE = 2**28
 """Maximum size of a file that is copied, in bytes."""
-START, END = "decoder_start_token_id", "eos_token_id"
-"""The fields with the token before a generated text, and with the tokens that end it."""
+START, END, MASK = "decoder_start_token_id", "eos_token_id", "mask_token_id"
+"""The fields with the token before a generated text, with the tokens that end it, and with the mask token."""
 CODE = "auto_map"
 """The key of settings that names code of a folder, which tfkit neither runs nor copies."""
 TOKEN_FIELDS = frozenset(
@@ -172,9 +172,10 @@ class Companions:
         """The generation config; empty without that file."""
         return _parsed_object(Path(GENERATION), self.files[GENERATION]) if GENERATION in self.files else {}
 
-    def with_ids(self, start: int | None, end: int | None) -> Companions:
-        """Return the companions with the tokens that begin and end a text in the data of a run."""
-        ids = {name: token for name, token in ((START, start), (END, end)) if token is not None}
+    def with_ids(self, start: int | None, end: int | None, mask: int | None = None) -> Companions:
+        """Return the companions with the tokens that begin and end a text in a run, and with its mask token."""
+        tokens = ((START, start), (END, end), (MASK, mask))
+        ids = {name: token for name, token in tokens if token is not None}
         generation = self.generation
         changed = {name: token for name, token in ids.items() if token not in _token_ids(generation.get(name))}
         files = (

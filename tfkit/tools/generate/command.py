@@ -39,7 +39,8 @@ TITLE = 40
     file stands for its characters. Only the continuation is printed. An encoder
     reads the prompt if there is one. The last line break of a file, or of standard
     input, is ignored. A text ends at eos_token_id of the generation_config.json or
-    config.json next to the weights; in a run, at `end` of its data.
+    config.json next to the weights; in a run, at `end` of its data. A run with the
+    loss `masked_diffusion` fills in masks.
     """,
     examples="""
     tfkit generate gpt2 --weights model.safetensors --prompt "Once upon a time"
@@ -71,6 +72,20 @@ TITLE = 40
     multiple=True,
     metavar="NAME",
     help="An output that drafts a later token, to save forwards of the model; repeatable, the nearest token first.",
+)
+@click.option(
+    "--mask-token",
+    type=click.IntRange(0),
+    metavar="ID",
+    help="Fill in masks, with a model that attends to all tokens.  [default: mask_token_id next to the weights]",
+)
+@options.count_option("--steps", "Most forwards for filling in masks.  [default: one for each token]")
+@options.count_option("--block-length", "Fill in masks in blocks of N tokens.  [default: all tokens]")
+@click.option(
+    "--remasking",
+    type=click.Choice(["low_confidence", "random"]),
+    metavar="KIND",
+    help="Predictions that a step masks again: low_confidence or random.  [default: low_confidence]",
 )
 @options.count_option("--max-new-tokens", "Most tokens of a text.  [default: 100, or as many as fit]")
 @click.option(
@@ -128,7 +143,8 @@ def generate(reader: Reader, spec: str, json: bool, **options: Any) -> None:
     if json:
         print_json(_result_data(job, texts, generated, request, seconds))
     else:
-        click.echo(_speed_text(generated, seconds, drafts=bool(request.drafts)), err=True)
+        counts = bool(request.drafts or job.generation)
+        click.echo(_speed_text(generated, seconds, forwards=counts), err=True)
 
 
 def _check_usage(request: Request) -> None:
@@ -145,7 +161,7 @@ def _check_usage(request: Request) -> None:
     for option, value in (("--top-k", request.top_k), ("--top-p", request.top_p)):
         if value is not None and request.temperature == 0:
             raise click.UsageError(f"{option} has no effect at temperature 0: add a --temperature")
-    if request.samples > 1 and request.temperature == 0:
+    if request.samples > 1 and request.temperature == 0 and request.remasking != "random":
         raise click.UsageError("several samples must have a --temperature above 0: at 0 all samples are equal")
 
 
@@ -198,6 +214,7 @@ def _generate_texts(
             on_token=texts,
             output=request.output,
             drafts=request.drafts,
+            generation=job.generation,
             **job.inputs,
         )
     except KeyboardInterrupt:
@@ -246,10 +263,10 @@ def _text_titles(job: Job, samples: int) -> list[str]:
     return [f"── {quoted(prompt, TITLE)}{sample} ──" for prompt in job.prompts for sample in many]
 
 
-def _speed_text(generated: Generated, seconds: float, *, drafts: bool) -> str:
+def _speed_text(generated: Generated, seconds: float, *, forwards: bool) -> str:
     count = sum(generated.lengths)
     text = f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s"
-    return f"{text}, {generated.forwards} forwards" if drafts else text
+    return f"{text}, {generated.forwards} forwards" if forwards else text
 
 
 def _result_data(

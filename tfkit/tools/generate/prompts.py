@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import click
 from tfkit.errors import Diagnostic, SpecError, quoted
 
 if TYPE_CHECKING:
+    from tfkit.decoding.masked_diffusion import MaskedDiffusion, Remasking
     from tfkit.decoding.text import Tokenizer
     from tfkit.graph.expand import Graph
 
@@ -35,6 +36,10 @@ class Request:
     start: str | None
     output: str | None
     drafts: tuple[str, ...]
+    mask_token: int | None
+    steps: int | None
+    block_length: int | None
+    remasking: Remasking | None
     max_new_tokens: int | None
     temperature: float
     top_k: int | None
@@ -55,6 +60,7 @@ class Job:
     tokenizer: Tokenizer
     tokens: list[list[int]]
     inputs: dict[str, Any]
+    generation: MaskedDiffusion | None
     max_new_tokens: int
     stop_ids: list[int]
     end_ids: list[int]
@@ -64,18 +70,20 @@ class Job:
 
 def job_of(request: Request, graph: Graph) -> Job:
     """Convert a request to a job. All errors are raised here, before the model is loaded."""
-    from tfkit.graph.decode_split import reduce_to_output, split_for_decoding
+    from tfkit.graph.decode_split import reduce_to_output
     from tfkit.graph.input_shapes import max_len
-    from tfkit.tools.common.companions import END, START, Companions
+    from tfkit.tools.common.companions import END, MASK, START, Companions
 
     try:
         full, graph = graph, reduce_to_output(graph, request.output or graph.outputs[0])
     except ValueError as error:
         raise SpecError(Diagnostic(str(error))) from error
-    parts = split_for_decoding(graph)
-    main, once = parts.step_inputs[0], parts.initial_inputs
-    for name in (*parts.step_inputs[1:], *once[1:], *(n for n in once if graph.inputs[n].type != "tokens")):
-        if not graph.inputs[name].optional:
+    companions = Companions.read(request.weights, full.spec.family)
+    generation = _generation_of(request, graph, companions.ids(MASK))
+    main, once = _inputs_of(graph, generation)
+    read = [main, *(name for name in once[:1] if graph.inputs[name].type == "tokens")]
+    for name in graph.inputs:
+        if name not in read and not graph.inputs[name].optional:
             message = f"`{graph.name}` also reads `{name}`, which a prompt does not have"
             outputs = [output for output in full.outputs if output != graph.outputs[0]]
             help = f"choose an output that does not need it: --output {outputs[0]}" if outputs else None
@@ -84,7 +92,6 @@ def job_of(request: Request, graph: Graph) -> Job:
     check_vocabulary(tokenizer, graph, main)
     prompts = _prompt_texts(request)
     rows = [tokenizer.encode(prompt) for prompt in prompts]
-    companions = Companions.read(request.weights, full.spec.family)
     tokens, inputs = rows, {}
     if once:
         first = _start_token(request, graph, tokenizer, companions.ids(START))
@@ -100,11 +107,43 @@ def job_of(request: Request, graph: Graph) -> Job:
         tokenizer=tokenizer,
         tokens=tokens,
         inputs=inputs,
+        generation=generation,
         max_new_tokens=request.max_new_tokens or fit,
         stop_ids=[*ends, *(token for token in stops.values() if token is not None)],
         end_ids=[] if request.tokens else ends,
         stop_texts=[text for text, token in stops.items() if token is None],
     )
+
+
+def _generation_of(request: Request, graph: Graph, mask_tokens: Sequence[int]) -> MaskedDiffusion | None:
+    """Return the way to fill in masks, with the mask token of the weights by default; None to append tokens."""
+    from tfkit.decoding.masked_diffusion import MaskedDiffusion
+    from tfkit.graph.decode_split import split_if_decodable
+
+    tokens = mask_tokens if request.mask_token is None else [request.mask_token]
+    if request.mask_token is None and (not tokens or split_if_decodable(graph) is not None):
+        for option in ("steps", "block_length", "remasking"):
+            if getattr(request, option) is not None:
+                name = f"--{option.replace('_', '-')}"
+                raise click.UsageError(
+                    f"{name} has no effect: add --mask-token, or generate with a masked diffusion run"
+                )
+        return None
+    return MaskedDiffusion(tokens[0], request.steps, request.block_length, request.remasking or "low_confidence")
+
+
+def _inputs_of(graph: Graph, generation: MaskedDiffusion | None) -> tuple[str, tuple[str, ...]]:
+    """Return the input of the tokens that are generated, and the inputs that are complete before."""
+    from tfkit.graph.decode_split import split_for_decoding
+
+    if generation is not None:
+        return generation.input_of(graph), ()
+    try:
+        parts = split_for_decoding(graph)
+    except SpecError as error:
+        help = "add --mask-token ID if the model was trained to predict masked tokens"
+        raise SpecError(*(replace(diagnostic, help=help) for diagnostic in error.diagnostics)) from error
+    return parts.step_inputs[0], parts.initial_inputs
 
 
 def tokenizer_of(path: Path | None, weights: Path | None, *, numbers: bool) -> Tokenizer:

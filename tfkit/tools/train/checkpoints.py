@@ -88,7 +88,8 @@ STATES = TypeAdapter(CheckpointState)
 def run_companions(run: Run, checkpoint: Path | None) -> Companions:
     """Return the companions of a run's next checkpoint, from its latest checkpoint, or from its weights and its data.
 
-    The data determines the tokenizer, the token that ends a text, and the names of the classes.
+    The data determines the tokenizer, the token that ends a text, and the names of the classes; the loss determines the
+    mask token.
     """
     family = run.graph.spec.family
     if checkpoint is not None:
@@ -97,7 +98,8 @@ def run_companions(run: Run, checkpoint: Path | None) -> Companions:
     companions = Companions.read(run.branch if weights is None else Path(weights.path), family)
     if data.tokenizer is not None:
         companions = companions.with_tokenizer(data.tokenizer)
-    companions = companions.with_ids(getattr(data, "start", None), getattr(data, "end", None))
+    mask = None if run.generation is None else run.generation.mask_token
+    companions = companions.with_ids(getattr(data, "start", None), getattr(data, "end", None), mask)
     if getattr(data, "n_classes", None) is None:
         return companions
     return companions.with_classes(getattr(data, "classes", None))
