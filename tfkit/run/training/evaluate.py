@@ -309,7 +309,7 @@ def batch_tensors(
 ) -> tuple[dict[str, Tensor], Any]:
     """Return the batch as arguments of the model, and its targets: a tensor, or one by the name of each term."""
     graph = model.meta["graph"]
-    names = inputs_for(graph, batch.inputs, loss.inputs_ahead)
+    names = inputs_for(graph, batch.inputs, loss)
     inputs = {names[name]: _copy_to_device(ids, device) for name, ids in batch.inputs.items()}
     of_pairs = None if batch.documents is None else mask_of(graph, inputs)
     for name, mask in batch.masks.items():
