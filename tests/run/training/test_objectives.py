@@ -136,8 +136,8 @@ FILLED = """\
   inputs: {tokens: tokens, level: {type: features, width: 16}}
   graph:
     embedding: {block: embedding, input: tokens, position: {kind: learned, max_len: 12}}
-    shifted: {block: add, inputs: [embedding, level]}
-    decoder: {block: decoder, input: shifted, n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 32}}
+    sum: {block: add, inputs: [embedding, level]}
+    decoder: {block: decoder, input: sum, n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 9}}
 """
 """A model with an input `level` that the data lacks."""
 
@@ -323,17 +323,18 @@ def test_a_loss_fills_an_input_that_the_data_lacks(tmp_path: Path) -> None:
         ),
         (
             "shifted",
-            ("model.inputs.rest={type: features, width: 16}", "model.shifted.inputs=[embedding, level, rest]"),
+            ("model.inputs.rest={type: features, width: 16}", "model.sum.inputs=[embedding, level, rest]"),
             "data",
-            "the data has the inputs tokens, and the loss `shifted` fills level, but the model takes tokens, level, rest",
+            "the data has the inputs tokens, and the loss `shifted` fills level, but the model takes tokens, level,"
+            " rest",
             (),
         ),
         (
             "shifted",
             ("eval.metrics=[objective, accuracy]",),
             "eval.metrics.1",
-            "the metric `accuracy` cannot be combined with the loss `shifted`, which alone computes the input `level` of"
-            " the model",
+            "the metric `accuracy` cannot be combined with the loss `shifted`, which alone computes the input `level`"
+            " of the model",
             (),
         ),
     ],
