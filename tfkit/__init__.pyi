@@ -70,6 +70,8 @@ from tfkit.components.attention import MultiHeadConfig as MultiHeadConfig
 from tfkit.console.commands import Reader as Reader
 from tfkit.console.commands import command as command
 from tfkit.decoding.cached import CachedModel as CachedModel
+from tfkit.decoding.flow import FlowModel as FlowModel
+from tfkit.decoding.flow import sample_flow as sample_flow
 from tfkit.decoding.generate import Generated as Generated
 from tfkit.decoding.generate import generate as generate
 from tfkit.decoding.masked_diffusion import MaskedDiffusion as MaskedDiffusion

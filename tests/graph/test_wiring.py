@@ -54,6 +54,36 @@ def test_add() -> None:
     assert torch.equal(model(a, b, a_mask=RIGHT), model.encoder(model.one(a) + model.two(b), mask=RIGHT))
 
 
+VECTORS = """\
+inputs: {a: {type: vector, width: 3}, b: {type: vector, width: 5}}
+graph:
+  one: {block: linear, input: a}
+  two: {block: linear, input: b}
+"""
+
+
+def test_vectors_are_added() -> None:
+    model = build(VECTORS + "  sum: {block: add, inputs: [one, two]}\n")
+    a, b = features(3)[:, 0], features(5)[:, 0]
+    assert torch.equal(model(a, b), model.one(a) + model.two(b))
+    with pytest.raises(tfkit.SpecError, match="`a` is a vector, and cannot be read step by step"):
+        tfkit.CachedModel(model, length=4)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("add, inputs: [one, two, three]", "must be a vector, as the first; got a sequence of width 16"),
+        ("add, inputs: [c, three]", "must be a sequence or a vector; got tokens"),
+        ("concat, inputs: [three, two]", "must be a sequence; got a vector of width 16"),
+    ],
+)
+def test_only_signals_of_one_type_are_joined(block: str, message: str) -> None:
+    text = VECTORS.replace("inputs: {", "inputs: {c: tokens, ")
+    with pytest.raises(tfkit.SpecError, match=message):
+        build(f"{text}  three: {{block: embedding, vocab_size: 11, input: c}}\n  sum: {{block: {block}}}\n")
+
+
 @pytest.mark.parametrize("width", [15, 17])
 def test_only_sequences_of_one_width_are_added(width: int) -> None:
     text = f"{TWO}  wide: {{block: linear, input: two, d_model: {width}}}\n  sum: {{block: add, inputs: [one, wide]}}\n"

@@ -29,13 +29,16 @@ from tfkit.errors import Invalid
 from tfkit.nn import Linear, Program
 
 
-def _sequences(inputs: Signals) -> list[Signal]:
+def _signals(inputs: Signals, *types: str) -> list[Signal]:
+    """Return the signals of `inputs`, which must all have the same of these types."""
     signals: list[Signal] = inputs["inputs"]
     if len(signals) < 2:
         raise Invalid("inputs", f"`inputs` must name at least two nodes; got {len(signals)}")
     for index, signal in enumerate(signals):
-        if signal.type != "sequence":
-            raise Invalid(f"inputs.{index}", f"an item of `inputs` must be a sequence; got {signal.in_words()}")
+        allowed = (signals[0].type,) if index else types
+        if signal.type not in allowed:
+            words = f"a {signals[0].type}, as the first" if index and len(types) > 1 else f"a {' or a '.join(types)}"
+            raise Invalid(f"inputs.{index}", f"an item of `inputs` must be {words}; got {signal.in_words()}")
     return signals
 
 
@@ -53,15 +56,15 @@ def _same_width(signals: list[Signal]) -> None:
             )
 
 
-def same_shape(inputs: Signals) -> Signal:
+def same_shape(inputs: Signals, *types: str) -> Signal:
     """Return the signal of a value with the length and width of all `inputs`, and the padding of the first."""
-    signals = _sequences(inputs)
+    signals = _signals(inputs, *types)
     _same_width(signals)
     return replace(signals[0], length=same_length(_by_path(signals)))
 
 
 class AddConfig(BlockConfig):
-    """The sum of sequences of the same length and width, with the padding of the first."""
+    """The sum of sequences of the same length and width, with the padding of the first; or of vectors."""
 
     alike = True
     block: Literal["add"] = "add"
@@ -69,7 +72,7 @@ class AddConfig(BlockConfig):
     """Nodes or inputs to add."""
 
     def output(self, inputs: Signals) -> Signal:
-        return same_shape(inputs)
+        return same_shape(inputs, "sequence", "vector")
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces()
@@ -79,7 +82,7 @@ class AddConfig(BlockConfig):
 
 
 class Add(nn.Module):
-    """Tensors [b, t, d] -> their sum."""
+    """Tensors [b, t, d], or [b, d], -> their sum."""
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         total = inputs[0]
@@ -98,7 +101,7 @@ class ConcatConfig(BlockConfig):
     """`length`: one sequence after the other; `width`: the vectors of each position are joined."""
 
     def output(self, inputs: Signals) -> Signal:
-        signals = _sequences(inputs)
+        signals = _signals(inputs, "sequence")
         if self.along == "width":
             width = sum(signal.width or 0 for signal in signals)
             return replace(signals[0], width=width, length=same_length(_by_path(signals)))

@@ -221,7 +221,7 @@ class ResidualBlockConfig(BlockConfig):
             raise Invalid("residual.onto", message, help="remove it")
 
     def output(self, inputs: Signals) -> Signal:
-        return same_shape(inputs)
+        return same_shape(inputs, "sequence")
 
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces()

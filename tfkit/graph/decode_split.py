@@ -57,9 +57,10 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
                 )
             )
     for name in graph.inputs:
-        length = graph.inputs[name].length
-        if name in flowing and length is not None:
-            message = f"`{name}` always has {length} positions, and cannot be read step by step"
+        length, type_name = graph.inputs[name].length, graph.inputs[name].type
+        if name in flowing and (length is not None or type_name == "vector"):
+            reason = "is a vector" if length is None else f"always has {length} positions"
+            message = f"`{name}` {reason}, and cannot be read step by step"
             raise SpecError(Diagnostic(message, path=f"inputs.{name}", notes=(_decoding_note(graph),)))
     step_nodes = {node.name: (node, _decoding_arguments(node, graph)) for node in graph.nodes if node.name in flowing}
     read = {source for node, _ in step_nodes.values() for source in as_list(node.wires.get("input", []))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,7 +20,7 @@ from tfkit.graph.expand import Graph, announce_graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
-from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Data, MetricConfig
+from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Data, LossConfig, MetricConfig
 from tfkit.run.guarded_data import guarded_call
 from tfkit.run.read_run import AnyRun, RunFile, read_run
 from tfkit.run.run_meaning import RunSemantics, Value, content_paths, files_content
@@ -284,18 +284,20 @@ def mean_length(data: Data, split: str = "train") -> Fraction:
     return Fraction(data.length) if positions is None else Fraction(positions, len(examples))
 
 
-def inputs_for(graph: Graph, names: Iterable[str], ahead: Collection[str] = ()) -> dict[str, str]:
+def inputs_for(graph: Graph, names: Iterable[str], loss: LossConfig) -> dict[str, str]:
     """Return the input of the model for each input of the data. Raise `Invalid` if they do not fit.
 
-    The data does not have the inputs `ahead`, because the loss computes them.
+    The data does not have the inputs that the loss fills.
     """
-    required = [name for name, signal in graph.inputs.items() if not signal.optional and name not in ahead]
+    filled = (*loss.inputs_ahead, *loss.fills)
+    required = [name for name, signal in graph.inputs.items() if not signal.optional and name not in filled]
     data_inputs = list(names)
     if len(data_inputs) == len(required) == 1:
         return {data_inputs[0]: required[0]}
     if not set(required) <= set(data_inputs) <= set(graph.inputs):
-        message = f"the data has the inputs {', '.join(data_inputs)}, but the model takes {', '.join(graph.inputs)}"
-        raise Invalid("", message)
+        fills = f", and the loss `{loss.kind_name()}` fills {', '.join(filled)}" if filled else ""
+        message = f"the data has the inputs {', '.join(data_inputs)}{fills}"
+        raise Invalid("", f"{message}, but the model takes {', '.join(graph.inputs)}")
     return {name: name for name in data_inputs}
 
 
@@ -338,7 +340,7 @@ def _check_model(run: Run) -> None:
     except Invalid as error:
         raise run.refused(error, "loss") from error
     try:
-        inputs = inputs_for(graph, first.inputs, run.config.loss.inputs_ahead)
+        inputs = inputs_for(graph, first.inputs, run.config.loss)
         if first.documents is not None:
             mask_of(graph, inputs.values())
         for name in first.masks:
@@ -403,8 +405,13 @@ def _check_machine(run: Run) -> None:
 
 def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None:
     """Raise SpecError for a metric of targets that the data lacks, or that the loss does not predict."""
-    first = run.data.examples("train", "sequential").batch(np.zeros(1, np.int64))
+    first, loss = run.data.examples("train", "sequential").batch(np.zeros(1, np.int64)), run.config.loss
     for number, metric in enumerate(metrics):
+        if loss.fills and not metric.objective:
+            message = f"the metric `{metric.kind_name()}` cannot be combined with the loss `{loss.kind_name()}`"
+            message = f"{message}, which alone computes the input `{next(iter(loss.fills))}` of the model"
+            help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
+            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
         if first.targets is None and not metric.objective:
             message = f"the metric `{metric.kind_name()}` needs targets, which the data does not have"
             help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
@@ -478,6 +485,15 @@ def _check_loss(run: Run, batch: Batch) -> None:
             role = "an output of the model" if field == "outputs" else "an input of tokens that the data lacks"
             message, near = f"`{unknown[0]}` is not {role}", similar_name_help("a name", unknown[0], allowed)
             raise Invalid(f"{field}.{unknown[0]}", message, notes=[f"names: {listing(allowed) or 'none'}"], help=near)
+    lacking = {name: config.type for name, config in run.graph.spec.model.inputs.items() if name not in batch.inputs}
+    for name, type_name in loss.fills.items():
+        if lacking.get(name) != type_name:
+            field = next((field for field in type(loss).model_fields if getattr(loss, field) == name), "")
+            message = f"`{name}` must be an input of the model of type `{type_name}` that the data lacks"
+            notes = [
+                f"inputs that the data lacks: {listing([f'{key}: {of}' for key, of in lacking.items()]) or 'none'}"
+            ]
+            raise Invalid(field, message, notes=notes, help=similar_name_help("a name", name, lacking))
     for name, term in loss.terms.items():
         longest = 1 if batch.further_targets.get(name, batch.ids).ndim == 1 else length
         if term.shift > longest:

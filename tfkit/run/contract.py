@@ -328,7 +328,16 @@ class LossConfig(Component):
 
     @property
     def inputs_ahead(self) -> Mapping[str, int]:
-        """Inputs of the model that the loss fills with the data's tokens, each with its number of positions ahead."""
+        """Inputs of the model that the run fills with the data's tokens, each with its number of positions ahead."""
+        return {}
+
+    @property
+    def fills(self) -> Mapping[str, str]:
+        """Inputs of the model that the data does not have, each with its type in a spec: `{"time": "vector"}`.
+
+        The module computes them from the data and its noise, and passes them to the model. Metrics do not have them, so
+        such a run is evaluated only by `objective`. The inputs of `inputs_ahead` are not among them.
+        """
         return {}
 
     @property
@@ -605,7 +614,11 @@ class Training(Protocol):
         """Write a text to the run's record and trackers."""
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the arguments of the model for a batch, including masks, by name and on the model's device."""
+        """Return the arguments of the model for a batch, including masks, by name and on the model's device.
+
+        Raises:
+            Invalid: the loss `fills` further arguments.
+        """
 
     def stop(self, reason: str) -> None:
         """End the run after this step. The run then counts as finished."""

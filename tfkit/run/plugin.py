@@ -12,6 +12,7 @@ MODULES = (
     "callbacks",
     "columns",
     "distillation",
+    "flow_matching",
     "labelled",
     "masked_diffusion",
     "measured",

@@ -29,7 +29,7 @@ from tfkit.tools.train.check.step import finite_steps, loss_sums, step_targets
 from tfkit.tools.train.train import train_run
 
 from ...plugin.test_faults import plugins
-from .runs import Memory, same, trained, write_run
+from .runs import RUN, Memory, same, trained, write_run
 
 
 class MaskedConfig(LossConfig):
@@ -105,7 +105,46 @@ class Contrast(nn.Module):
         return LossSum(total, len(vectors))
 
 
-PLUGINS = plugins(MaskedConfig, ContrastConfig)
+class ShiftedConfig(LossConfig):
+    """Cross-entropy of a model whose input `level` the loss computes, a number for each row."""
+
+    kind: Literal["shifted"] = "shifted"
+    level: str = "level"
+    type: str = "features"
+
+    @property
+    def draws_noise(self) -> bool:
+        return True
+
+    @property
+    def fills(self) -> Mapping[str, str]:
+        return {self.level: self.type}
+
+    def build(self, model: fx.GraphModule) -> nn.Module:
+        return Shifted(model, self.level)
+
+
+class Shifted(nn.Module):
+    def __init__(self, model: fx.GraphModule, level: str) -> None:
+        super().__init__()
+        self.model, self.level = model, level
+        self.width = model.meta["graph"].inputs[level].width
+
+    def forward(self, inputs: Mapping[str, Tensor], targets: Tensor, noise: Noise) -> Tensor:
+        levels = noise.randn(1, 1).expand(-1, targets.size(1), self.width)
+        logits = self.model(**inputs, **{self.level: levels})
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+PLUGINS = plugins(MaskedConfig, ContrastConfig, ShiftedConfig)
+FILLED = """\
+  inputs: {tokens: tokens, level: {type: features, width: 16}}
+  graph:
+    embedding: {block: embedding, input: tokens, position: {kind: learned, max_len: 12}}
+    sum: {block: add, inputs: [embedding, level]}
+    decoder: {block: decoder, input: sum, n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 9}}
+"""
+"""A model with an input `level` that the data lacks."""
 
 
 def run_of(folder: Path, loss: str = "masked", *sets: str) -> Run:
@@ -254,3 +293,84 @@ def test_the_properties_of_a_run_hold_for_a_loss_with_noise_and_a_count(tmp_path
     properties = [finite_steps, step_targets, loss_sums, option_effects, resumed_run, metric_values]
     outcomes = [*outcomes_of(reduced_run(run_of(tmp_path), PLUGINS), properties)]
     assert [(outcome.status, outcome.fault) for outcome in outcomes] == [("ok", "")] * len(properties)
+
+
+# ---- inputs of the model that the loss computes ----
+
+
+def filled_run(folder: Path, *sets: str, loss: str = "shifted") -> Run:
+    start, end = RUN.index("  graph:"), RUN.index("    head:")
+    path = write_run(folder, RUN[:start] + FILLED + RUN[end:])
+    evaluation = "eval={every: 2, splits: {val: 3}, metrics: [objective]}"
+    return load_run(path, PLUGINS, sets=[f"loss={loss}", "steps=4", evaluation, *sets])
+
+
+def test_a_loss_fills_an_input_that_the_data_lacks(tmp_path: Path) -> None:
+    run = filled_run(tmp_path)
+    gradients, memory = step_of(run)
+    assert "val.objective" in memory.lines[0]
+    parts, divided = step_of(filled_run(tmp_path, "machine.micro_batch=1"))
+    assert divided.losses == pytest.approx(memory.losses, rel=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6)
+    properties = [finite_steps, step_targets, loss_sums, resumed_run, metric_values]
+    for sets in ((), ("eval=null",)):
+        outcomes = [*outcomes_of(reduced_run(filled_run(tmp_path, *sets), PLUGINS), properties)]
+        assert {(outcome.status, outcome.fault) for outcome in outcomes} == {("ok", "")}
+
+
+@pytest.mark.parametrize(
+    ("loss", "sets", "path", "message", "notes"),
+    [
+        (
+            "{kind: shifted, level: levle}",
+            (),
+            "loss.level",
+            "`levle` must be an input of the model of type `features` that the data lacks",
+            ("inputs that the data lacks: level: features",),
+        ),
+        (
+            "{kind: shifted, type: vector}",
+            (),
+            "loss.level",
+            "`level` must be an input of the model of type `vector` that the data lacks",
+            ("inputs that the data lacks: level: features",),
+        ),
+        (
+            "masked",
+            (),
+            "data",
+            "the data has the inputs tokens, but the model takes tokens, level",
+            (),
+        ),
+        (
+            "shifted",
+            ("model.inputs.rest={type: features, width: 16}", "model.sum.inputs=[embedding, level, rest]"),
+            "data",
+            "the data has the inputs tokens, and the loss `shifted` fills level, but the model takes tokens, level,"
+            " rest",
+            (),
+        ),
+        (
+            "shifted",
+            ("eval.metrics=[objective, accuracy]",),
+            "eval.metrics.1",
+            "the metric `accuracy` cannot be combined with the loss `shifted`, which alone computes the input `level`"
+            " of the model",
+            (),
+        ),
+    ],
+)
+def test_an_input_that_neither_has_is_one_error(
+    loss: str, sets: tuple[str, ...], path: str, message: str, notes: tuple[str, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        filled_run(tmp_path, *sets, loss=loss)
+    (error,) = caught.value.diagnostics
+    assert (error.path, error.message, tuple(error.notes)) == (path, message, notes)
+
+
+def test_a_callback_does_not_get_the_inputs_that_a_loss_fills(tmp_path: Path) -> None:
+    run = filled_run(tmp_path, "callbacks=[{kind: components, every: 2}]")
+    with pytest.raises(SpecError, match="only the loss `shifted` computes the input `level` of the model"):
+        trained(run)

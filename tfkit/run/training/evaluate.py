@@ -319,7 +319,7 @@ def tensors_for(
     graph: Graph, batch: Batch, device: torch.device, loss: LossConfig
 ) -> tuple[dict[str, Tensor], Tensor | dict[str, Tensor] | None]:
     """Return the batch as arguments of the models of a graph; see `batch_tensors`."""
-    names = inputs_for(graph, batch.inputs, loss.inputs_ahead)
+    names = inputs_for(graph, batch.inputs, loss)
     inputs = {names[name]: _copy_to_device(ids, device) for name, ids in batch.inputs.items()}
     of_pairs = None if batch.documents is None else mask_of(graph, inputs)
     for name, mask in batch.masks.items():

@@ -472,6 +472,10 @@ class Trainer:
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return the arguments of the model; see `tfkit.run.contract.Training`."""
+        if fills := self.config.loss.fills:
+            loss = self.config.loss.kind_name()
+            message = f"only the loss `{loss}` computes the input `{next(iter(fills))}` of the model"
+            raise Invalid("", message, help="remove the callback")
         return batch_tensors(batch, self.model, self.device, self.config.loss)[0]
 
     def stop(self, reason: str) -> None:

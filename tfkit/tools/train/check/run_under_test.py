@@ -250,7 +250,7 @@ def _small_evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
     split = {next((name for name in names if name != "train"), "train"): SplitConfig(batches=1)}
     if config.eval is not None:
         return config.eval.model_copy(update={"every": 2, "splits": split})
-    kind = "loss" if config.loss.predicts_targets else "constant_accuracy"
+    kind = "loss" if config.loss.predicts_targets else "objective"
     metric = plugins.registry.kinds("metric")[kind].config
     return EvalConfig.model_validate({"every": 2, "splits": split, "metrics": (metric(),)})
 

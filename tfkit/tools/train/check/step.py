@@ -148,7 +148,7 @@ def step_targets(subject: RunUnderTest) -> Iterator[Deviation]:
     config, run = subject.run.config, subject.changed(IN_ORDER)
     batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
     inputs, targets = _first_arguments(train_reduced_run(run, until=1))
-    names = inputs_for(run.graph, batch.inputs, config.loss.inputs_ahead)
+    names = inputs_for(run.graph, batch.inputs, config.loss)
     for name, values in batch.inputs.items():
         yield from _equal_positions(inputs[names[name]], values, f"the input `{names[name]}`")
     last = [*batch.inputs][-1]  # of a pair, the target

@@ -1,0 +1,108 @@
+"""Flow matching: the loss from its definition, and runs of models that predict velocities."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tfkit
+from tfkit.errors import SpecError
+from tfkit.run.kinds.flow_matching import FlowMatchingConfig
+from tfkit.run.training.noise import Noise
+
+from ...decoding.test_flow import SEQUENCES, STREAMS, model_of, velocity_of
+
+X = torch.tensor([[0.3, -1.2, 0.8], [1.5, 0.1, -0.4], [-0.7, 0.9, 2.0], [0.2, 0.6, -1.1]])
+TARGETS = torch.tensor([3, 0, 4, 2])
+
+
+def noise_of(rows: range = range(4)) -> Noise:
+    return Noise.of(torch.device("cpu"), 5, "loss", 2, rows)
+
+
+def expected_rows(model: Any, config: FlowMatchingConfig, labels: list[int | None]) -> Tensor:
+    """The squared error of each row, written anew from the same random numbers."""
+    noise, rows = noise_of(), []
+    if config.levels == "uniform":
+        levels = noise.rand().tolist()
+    else:
+        levels = [1 / (1 + math.exp(-(config.mean + config.std * z))) for z in noise.randn().tolist()]
+    for x, level, e, label in zip(X, levels, noise.randn(3), labels, strict=True):
+        velocity = velocity_of(model, x + level * (e - x), level, label, config.scale)
+        rows.append(((velocity + x - e) ** 2).sum() / 3)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"scale": 5.0, "label": "label"}, {"levels": "logit_normal", "mean": 0.4, "std": 0.5, "scale": 3.0}]
+)
+def test_loss_and_gradients_equal_the_definition(fields: dict[str, Any]) -> None:
+    config = FlowMatchingConfig(**{"label": "label", **fields})
+    model = model_of()
+    loss = config.build(model)
+    result = loss({"point": X}, TARGETS, noise_of())
+    expected = expected_rows(model, config, TARGETS.tolist()).sum()
+    assert result.count == 4
+    assert result.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(result.total, parameters)
+    for actual, gradient in zip(gradients, torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(actual, gradient, rtol=1e-4, atol=1e-5)
+    parts = [loss({"point": X[i : i + 1]}, TARGETS[i : i + 1], noise_of(range(i, i + 1))).total for i in range(4)]
+    assert torch.stack(parts).sum().item() == pytest.approx(result.total.item(), rel=1e-6)
+
+
+def test_a_dropped_class_is_no_class_and_only_in_training() -> None:
+    model = model_of()
+    loss = FlowMatchingConfig(label="label", drop=0.15).build(model)
+    with_class, without = (
+        expected_rows(model, loss.config, labels) for labels in (TARGETS.tolist(), [None, None, None, None])
+    )
+    noise = noise_of()
+    noise.rand(), noise.randn(3)
+    dropped = noise.rand() < 0.15
+    assert 0 < dropped.sum() < 4
+    expected = torch.where(dropped, without, with_class).sum().item()
+    assert loss({"point": X}, TARGETS, noise_of()).total.item() == pytest.approx(expected, rel=1e-5)
+    evaluated = loss.eval()({"point": X}, TARGETS, noise_of()).total.item()
+    assert evaluated == pytest.approx(with_class.sum().item(), rel=1e-5)
+
+
+def test_padding_does_not_count() -> None:
+    model = tfkit.build(tfkit.load(SEQUENCES, plugins=STREAMS), seed=3)
+    loss = FlowMatchingConfig(scale=1.0).build(model)
+    x = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(4))
+    mask = torch.arange(6) < torch.tensor([6, 2, 4, 5])[:, None]
+    (name,) = (signal.mask for signal in model.meta["graph"].inputs.values() if signal.mask)
+    noise = noise_of()
+    levels, ends = noise.rand(), noise.randn(6, 3)
+    with torch.no_grad():
+        velocities = model(point=torch.lerp(x, ends, levels[:, None, None]), time=levels[:, None], **{name: mask})
+    rows = [(v - e + p)[m].square().mean() for v, e, p, m in zip(velocities, ends, x, mask, strict=True)]
+    result = loss({"point": x, name: mask}, None, noise_of())
+    assert result.total.item() == pytest.approx(float(sum(rows)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (None, "the data must have a class for each example"),
+        (TARGETS.float(), "the data must have a class for each example"),
+        (TARGETS + 1, "the data has the class 5, but `label` has the width 5"),
+    ],
+)
+def test_classes_that_do_not_fit_are_an_error(targets: Tensor | None, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        FlowMatchingConfig(label="label").build(model_of())({"point": X}, targets, noise_of())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), [({"drop": 0.2}, "`drop` has no effect"), ({"std": 0.5}, "`std` has no effect")]
+)
+def test_a_field_without_effect_is_an_error(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FlowMatchingConfig(**fields)
