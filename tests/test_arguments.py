@@ -65,6 +65,21 @@ TOKENS = torch.zeros(2, 3, dtype=torch.long)
 WEIGHTS = {name: tensor.numpy() for name, tensor in MODEL.state_dict().items()}
 STREAM = "decoder.layers.*.stream.out"
 BUDGET = tfkit.Budget("params", 10_000)
+FLOW = tfkit.FlowModel(
+    tfkit.build(
+        {
+            "tfkit": 1,
+            "name": "flow",
+            "d_model": 3,
+            "inputs": {"point": {"type": "vector", "width": 3}, "time": {"type": "vector", "width": 1}},
+            "graph": {
+                "of_point": {"block": "linear", "input": "point"},
+                "of_time": {"block": "linear", "input": "time"},
+                "velocity": {"block": "add", "inputs": ["of_point", "of_time"]},
+            },
+        }
+    )
+)
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Budget": (tfkit.Budget, {"of": "active", "amount": 10**9}),
@@ -99,6 +114,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "profile": (tfkit.profile, {"graph": GRAPH}),
     "profile_models": (profile_models, {"graphs": [GRAPH], "weights": "nowhere.safetensors", "length": 99}),
     "reference.run": (reference.run, {"graph": GRAPH, "weights": WEIGHTS, "inputs": {"tokens": TOKENS.numpy()}}),
+    "sample_flow": (tfkit.sample_flow, {"flow": FLOW, "n_samples": 2, "steps": 3}),
     "save": (tfkit.save, {"model": MODEL, "folder": "/dev/null/x"}),
     "solve": (tfkit.solve, {"spec": "nowhere.yaml", "budget": BUDGET}),
     "steer": (
@@ -178,6 +194,7 @@ def test_every_public_function_is_there() -> None:
         "command",
         "divisors",
         "expect",
+        "frozen_copy",
         "load_tokenizer",
         "next_tokens",
         "optional_slot",
