@@ -17,6 +17,9 @@ from tfkit.run.checked_run import Run, load_run
 from tfkit.run.kinds.flow_matching import FlowMatchingConfig
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.noise import Noise
+from tfkit.tools.check.check import outcomes_of
+from tfkit.tools.train.check import options
+from tfkit.tools.train.check.run_under_test import reduced_run
 
 from ...decoding.test_flow import SEQUENCES, model_of, velocity_of
 from ..training.runs import PLUGIN_OPTIONS, WITH_PLUGINS, Memory, same, trained
@@ -143,6 +146,13 @@ def test_a_run_is_divided_and_resumed(tmp_path: Path) -> None:
     resumed, restored = trained(shapes_run("checkpoint={every: 1}"), Memory(parts.saved))
     assert [*parts.losses, *resumed.losses] == full.losses
     assert same(restored, weights)
+
+
+def test_check_sees_the_effect_of_the_options_of_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modulations of a new model are 0, so that times and classes have no effect in the first step."""
+    monkeypatch.setattr(options, "OBSERVED", {"loss": options.OBSERVED["loss"]})
+    (outcome,) = outcomes_of(reduced_run(shapes_run(), WITH_PLUGINS), [options.option_effects])
+    assert (outcome.status, outcome.fault) == ("ok", "")
 
 
 @pytest.mark.slow

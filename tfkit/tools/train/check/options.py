@@ -75,8 +75,9 @@ def _schedule_factors(subject: RunUnderTest, run: Run) -> list[Any]:
     return [config.factor(step, steps) for step in steps_to_compare(steps, 1)]
 
 
-def _first_step_loss(subject: RunUnderTest, run: Run) -> list[Any]:
-    return train_reduced_run(run, until=1).numbers("loss")
+def _first_losses(subject: RunUnderTest, run: Run) -> list[Any]:
+    """Return the losses of two steps: weights that are initially 0 can hide the effect of an input in the first."""
+    return train_reduced_run(run, until=2).numbers("loss")
 
 
 def _data_contents(subject: RunUnderTest, run: Run) -> list[Any]:
@@ -99,7 +100,7 @@ def _data_contents(subject: RunUnderTest, run: Run) -> list[Any]:
 OBSERVED: Mapping[str, Callable[[RunUnderTest, Run], list[Any]]] = {
     "optimizer": _optimizer_steps,
     "schedule": _schedule_factors,
-    "loss": _first_step_loss,
+    "loss": _first_losses,
     "data": _data_contents,
 }
 """By slot, the function that computes the numbers on which its options must have an effect."""
@@ -147,8 +148,8 @@ def _other_field_values(name: str, info: FieldInfo, value: Any) -> list[Any]:
     """Return different values of a field; none for texts and configs."""
     if value is None:
         return [other for other in legal_values(name, info) if other is not None]
-    if isinstance(value, int | float):
-        return [*other_numbers(value)]
+    if isinstance(value, int | float):  # a small probability, and a smaller one, may affect no example of few
+        return [*other_numbers(value), *([1 - value] if 0 < value < 1 else [])]
     if isinstance(value, str) and get_origin(info.annotation) is Literal:
         return [word for word in get_args(info.annotation) if word != value]
     if isinstance(value, Mapping) and value and all(type(item) is float for item in value.values()):
