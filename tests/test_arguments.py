@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import tfkit
+from tests.decoding.test_flow import SPEC as FLOW_SPEC
 from tests.learning.models import SPECS
 from tfkit import reference
 from tfkit.decoding.foreign import FOREIGN
@@ -64,26 +65,13 @@ SEQ2SEQ = _graph_and_model("t5_small")[1]
 TOKENS = torch.zeros(2, 3, dtype=torch.long)
 WEIGHTS = {name: tensor.numpy() for name, tensor in MODEL.state_dict().items()}
 STREAM = "decoder.layers.*.stream.out"
+FLOW = tfkit.FlowModel(tfkit.build(FLOW_SPEC), label="label")
 BUDGET = tfkit.Budget("params", 10_000)
-FLOW = tfkit.FlowModel(
-    tfkit.build(
-        {
-            "tfkit": 1,
-            "name": "flow",
-            "d_model": 3,
-            "inputs": {"point": {"type": "vector", "width": 3}, "time": {"type": "vector", "width": 1}},
-            "graph": {
-                "of_point": {"block": "linear", "input": "point"},
-                "of_time": {"block": "linear", "input": "time"},
-                "velocity": {"block": "add", "inputs": ["of_point", "of_time"]},
-            },
-        }
-    )
-)
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Budget": (tfkit.Budget, {"of": "active", "amount": 10**9}),
     "CachedModel": (tfkit.CachedModel, {"model": MODEL}),
+    "FlowModel": (tfkit.FlowModel, {"model": FLOW.model, "label": "label"}),
     "Loss": (tfkit.Loss, {"model": MODEL}),
     "ablate": (tfkit.ablate, {"model": MODEL, "names": STREAM}),
     "adamw": (tfkit.adamw, {"model": MODEL, "lr": -1.0, "weight_decay": -1.0}),
@@ -114,7 +102,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "profile": (tfkit.profile, {"graph": GRAPH}),
     "profile_models": (profile_models, {"graphs": [GRAPH], "weights": "nowhere.safetensors", "length": 99}),
     "reference.run": (reference.run, {"graph": GRAPH, "weights": WEIGHTS, "inputs": {"tokens": TOKENS.numpy()}}),
-    "sample_flow": (tfkit.sample_flow, {"flow": FLOW, "n_samples": 2, "steps": 3}),
+    "sample_flow": (tfkit.sample_flow, {"flow": FLOW, "n_samples": 2, "steps": 2, "labels": [3, 1]}),
     "save": (tfkit.save, {"model": MODEL, "folder": "/dev/null/x"}),
     "solve": (tfkit.solve, {"spec": "nowhere.yaml", "budget": BUDGET}),
     "steer": (

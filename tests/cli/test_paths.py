@@ -58,7 +58,7 @@ FOLDERS = {
     "train": ["train", "run.yaml", "-o"],
     "sweep": ["sweep", "sweep.yaml", "-o"],
 }
-RUNS = {"train": ["-o", "out"], "eval": []}
+RUNS = {"train": ["-o", "out"], "eval": [], "sample": ["-o", "out.npy"]}
 ON_A_SPEC = ("build", "params", "generate", "draw", "cost", "export", "eject", "show", "profile", "validate")
 INPUTS = {
     **{f"{name} SPEC": [name, "{}.yaml", *(["-o", "out.svg"] if name == "draw" else [])] for name in ON_A_SPEC},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from torch import Tensor, fx
 
 import tfkit
 
-STREAMS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[2] / "plugins" / "tfkit-streams"], entry_points=False)
+from ..run.training.runs import WITH_PLUGINS
+
 SPEC: dict[str, Any] = {
     "tfkit": 1,
     "name": "velocities",
@@ -165,12 +165,12 @@ SEQUENCES: dict[str, Any] = {
 
 
 def test_samples_of_sequences_have_a_length() -> None:
-    flow = tfkit.FlowModel(tfkit.build(tfkit.load(SEQUENCES, plugins=STREAMS)), scale=1.0)
+    flow = tfkit.FlowModel(tfkit.build(tfkit.load(SEQUENCES, plugins=WITH_PLUGINS)), scale=1.0)
     assert tfkit.sample_flow(flow, 2, steps=2, length=4).shape == (2, 4, 3)
     with pytest.raises(ValueError, match="`length` is missing: the samples can have any length"):
         tfkit.sample_flow(flow, 2)
     fixed = {**SEQUENCES, "inputs": {**SEQUENCES["inputs"], "point": {"type": "features", "width": 3, "length": 5}}}
-    flow = tfkit.FlowModel(tfkit.build(tfkit.load(fixed, plugins=STREAMS)), scale=1.0)
+    flow = tfkit.FlowModel(tfkit.build(tfkit.load(fixed, plugins=WITH_PLUGINS)), scale=1.0)
     assert tfkit.sample_flow(flow, 2, steps=2).shape == (2, 5, 3)
     with pytest.raises(ValueError, match="`length` has no effect"):
         tfkit.sample_flow(flow, 2, length=5)
@@ -207,7 +207,7 @@ def test_a_velocity_has_the_shape_of_its_point() -> None:
         ({"guidance": 2.0}, "`guidance` must be combined with `labels`"),
         ({"length": 4}, "`length` has no effect: the model takes a vector of width 3"),
         ({"method": "heum"}, "heum"),
-        ({"labels": [2], "guidance": 1e39}, "the samples are not finite"),
+        ({"labels": [2], "guidance": 1001.0}, "`guidance` of `sample_flow` must be"),
     ],
 )
 def test_an_argument_that_cannot_be_is_an_error(arguments: Any, message: str) -> None:

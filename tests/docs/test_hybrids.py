@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tests.run.training.runs import WITH_MIXERS
+from tests.run.training.runs import WITH_PLUGINS
 from tfkit.run.checked_run import load_run
 from tfkit.tools.sweep.sweep import Sweep
 
@@ -15,7 +15,7 @@ from .page import ROOT, follow, run
 
 
 def digests(name: str | Path) -> dict[str, list[str]]:
-    arms = Sweep(name, WITH_MIXERS, Path("out")).arms
+    arms = Sweep(name, WITH_PLUGINS, Path("out")).arms
     return {arm.name: [sweep_run.run.digest for sweep_run in arms.runs(arm)] for arm in arms.arms}
 
 
@@ -27,6 +27,6 @@ def test_the_page_does_what_it_says(
     for name, value in {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": "tfkit-mla,tfkit-moe"}.items():
         monkeypatch.setenv(name, value)
     follow(ROOT / "docs" / "hybrids.md", tmp_path, lambda command: run(command, capsys.readouterr))
-    spec = tfkit.load("hybrid.yaml", plugins=WITH_MIXERS)
-    assert spec.spec.model.graph == load_run("hybrid_text", WITH_MIXERS).graph.spec.model.graph
+    spec = tfkit.load("hybrid.yaml", plugins=WITH_PLUGINS)
+    assert spec.spec.model.graph == load_run("hybrid_text", WITH_PLUGINS).graph.spec.model.graph
     assert digests("text.yaml") == digests("hybrid_text")

@@ -30,7 +30,9 @@ from .page import ROOT, blocks, follow, matches, run
 
 DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PLUGINS = ",".join(sorted(folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()))
+PLUGINS = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
+NEEDED_PLUGINS = {"objectives": {"tfkit-media", "tfkit-streams"}}
+"""The plugins that a page asks its reader to install."""
 README = ROOT / "README.md"
 ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have tests of their own
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
@@ -43,6 +45,7 @@ LONG_PAGES = {
     "families",
     "finetuning",
     "inspect",
+    "objectives",
     "outputs",
     "recipes",
     "resuming",
@@ -66,12 +69,13 @@ WRITTEN = [
 
 
 @pytest.fixture
-def _as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In an empty folder, at 80 columns, with none of our plugins; those of the page are forgotten."""
+def _as_a_reader(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty folder, at 80 columns, with only the plugins that the page needs; those of the page are forgotten."""
     before = set(sys.modules)
+    disabled = PLUGINS - NEEDED_PLUGINS.get(Path(request.node.callspec.params["page"]).stem, set())
     transformers.utils.logging.disable_progress_bar()
     monkeypatch.chdir(tmp_path)
-    for name, value in {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": PLUGINS}.items():
+    for name, value in {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": ",".join(sorted(disabled))}.items():
         monkeypatch.setenv(name, value)
     yield
     for name in set(sys.modules) - before:

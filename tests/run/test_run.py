@@ -10,7 +10,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 import tfkit
-from tests.run.training.runs import PLUGINS, RUN, TEXT, WITH_MIXERS, small_run, write_run
+from tests.run.training.runs import PLUGINS, RUN, TEXT, WITH_PLUGINS, small_run, write_run
 from tfkit.errors import SpecError
 from tfkit.plugin.known_specs import built_in_specs_folder
 from tfkit.run.checked_run import load_run
@@ -215,9 +215,9 @@ def test_an_editor_accepts_what_tfkit_accepts(more: str, schema: Draft202012Vali
     "path", some(sorted((built_in_specs_folder() / "runs").glob("*.yaml")), 2), ids=lambda path: path.stem
 )
 def test_an_editor_accepts_what_comes_with_tfkit(path: Path) -> None:
-    schema = Draft202012Validator(document_schema(RunSpec, WITH_MIXERS))
+    schema = Draft202012Validator(document_schema(RunSpec, WITH_PLUGINS))
     schema.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    run = load_run(path, WITH_MIXERS)
+    run = load_run(path, WITH_PLUGINS)
     schema.validate(yaml.safe_load(render_run(run.config, run.graph.spec)))
 
 

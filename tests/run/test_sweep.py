@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.run.training.runs import PLUGINS, RUN, WITH_MIXERS, write_run
+from tests.run.training.runs import PLUGINS, RUN, WITH_PLUGINS, write_run
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import load_run
 from tfkit.tools.params.count import count_params
@@ -234,7 +234,7 @@ def test_the_base_may_be_the_only_variant() -> None:
 
 @pytest.mark.parametrize("name", chosen(SWEEPS, {"minigpt"}))
 def test_sweeps_that_come_with_tfkit(name: str) -> None:
-    rows = Sweep(name, WITH_MIXERS, Path("out")).outline().rows
+    rows = Sweep(name, WITH_PLUGINS, Path("out")).outline().rows
     assert {row.parameters for row in rows} == SIZES[name]
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 import tfkit
 from tests.run.test_run_mutations import check_refusal
-from tests.run.training.runs import PLUGINS, WITH_MIXERS
+from tests.run.training.runs import PLUGINS, WITH_PLUGINS
 from tfkit.plugin.known_specs import built_in_specs_folder
 from tfkit.run.checked_run import load_run
 from tfkit.run.run_spec import RunSpec
@@ -235,11 +235,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(path: Path, *, planned: bool = True) -> None:
     """Read a run or a sweep, and plan it; raises SpecError."""
     if path.parent.name == "sweeps":
-        sweep = Sweep(path, WITH_MIXERS, path.parent / "out")
+        sweep = Sweep(path, WITH_PLUGINS, path.parent / "out")
         if planned:
             sweep.outline()
         return
-    run = load_run(path, WITH_MIXERS, count=flops_of_step)
+    run = load_run(path, WITH_PLUGINS, count=flops_of_step)
     if planned:
         run_plan(run)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tfkit_media import ImagePairsConfig, ImagesConfig
+from tfkit_media import ImagePairsConfig, ImagesConfig, ShapesConfig
+from tfkit_media.shapes import draw
 
 from tfkit import Invalid
 
@@ -34,6 +35,32 @@ def test_every_image_has_its_label(tmp_path: Path) -> None:
         assert batch.targets.tolist() == [LABELS[number] for number in numbers[-count:]]
     assert sorted(numbers) == list(range(N))
     assert data.vocab_size == 4
+
+
+def test_patches_are_cut_row_by_row(tmp_path: Path) -> None:
+    pixels = PIXELS[..., :4]
+    files = saved(tmp_path, images=pixels, labels=LABELS)
+    data = ImagesConfig(**files, mean=0.25, std=2.0, patch=2).build(None)
+    (patches,) = data.examples("train", "sequential").batch(np.arange(5)).inputs.values()
+    whole = ImagesConfig(**files, mean=0.25, std=2.0).build(None).examples("train", "sequential")
+    images = whole.batch(np.arange(5)).inputs["image"]
+    assert patches.shape == (5, data.length, 12)
+    for number, (row, column) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
+        expected = images[:, :, row : row + 2, column : column + 2]
+        np.testing.assert_array_equal(patches[:, number], expected.reshape(5, 12))
+    with pytest.raises(Invalid, match="`patch` must divide the rows and columns of the images, 4 x 5; got 2"):
+        ImagesConfig(**saved(tmp_path, images=PIXELS), labels=files["labels"], patch=2).build(None)
+
+
+def test_shapes_are_drawn(tmp_path: Path) -> None:
+    arrays = draw(30, 4)
+    files = saved(tmp_path, images=arrays["images"], labels=arrays["labels"])
+    drawn, read = ShapesConfig(count=30, seed=4).build(None), ImagesConfig(**files).build(None)
+    batches = [data.examples("train", "shuffled").batch(np.arange(27)) for data in (drawn, read)]
+    np.testing.assert_array_equal(batches[0].inputs["image"], batches[1].inputs["image"])
+    np.testing.assert_array_equal(batches[0].ids, batches[1].ids)
+    assert drawn.vocab_size == 8
+    assert ShapesConfig(count=30).build(None).fingerprint != drawn.fingerprint
 
 
 def test_other_files_have_another_fingerprint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,18 @@ import torch
 from torch import Tensor
 
 import tfkit
+from tfkit.cli import main
 from tfkit.errors import SpecError
+from tfkit.run.checked_run import Run, load_run
 from tfkit.run.kinds.flow_matching import FlowMatchingConfig
+from tfkit.run.training.loop import Trainer
 from tfkit.run.training.noise import Noise
+from tfkit.tools.check.check import outcomes_of
+from tfkit.tools.train.check import options
+from tfkit.tools.train.check.run_under_test import reduced_run
 
-from ...decoding.test_flow import SEQUENCES, STREAMS, model_of, velocity_of
+from ...decoding.test_flow import SEQUENCES, model_of, velocity_of
+from ..training.runs import PLUGIN_OPTIONS, WITH_PLUGINS, Memory, same, trained
 
 X = torch.tensor([[0.3, -1.2, 0.8], [1.5, 0.1, -0.4], [-0.7, 0.9, 2.0], [0.2, 0.6, -1.1]])
 TARGETS = torch.tensor([3, 0, 4, 2])
@@ -73,7 +81,7 @@ def test_a_dropped_class_is_no_class_and_only_in_training() -> None:
 
 
 def test_padding_does_not_count() -> None:
-    model = tfkit.build(tfkit.load(SEQUENCES, plugins=STREAMS), seed=3)
+    model = tfkit.build(tfkit.load(SEQUENCES, plugins=WITH_PLUGINS), seed=3)
     loss = FlowMatchingConfig(scale=1.0).build(model)
     x = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(4))
     mask = torch.arange(6) < torch.tensor([6, 2, 4, 5])[:, None]
@@ -106,3 +114,54 @@ def test_classes_that_do_not_fit_are_an_error(targets: Tensor | None, message: s
 def test_a_field_without_effect_is_an_error(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FlowMatchingConfig(**fields)
+
+
+# ---- runs ----
+
+SMALL = (
+    "data.count=60",
+    "model.d_model=16",
+    "model.d_condition=16",
+    "model.encoder.n_layers=1",
+    "model.encoder.ffn.d_ff=24",
+    "batch.sequences=6",
+    "steps=4",
+    "schedule.warmup=1",
+    "eval={every: 2, splits: {val: all}, metrics: [objective]}",
+)
+
+
+def shapes_run(*sets: str) -> Run:
+    return load_run("dit_shapes", WITH_PLUGINS, sets=[*SMALL, *sets])
+
+
+def test_a_run_is_divided_and_resumed(tmp_path: Path) -> None:
+    (full, weights), parts = trained(shapes_run("checkpoint={every: 1}")), Memory()
+    divided, _ = trained(shapes_run("machine.micro_batch=1"))
+    for name in ("loss", "val.objective"):
+        values, others = ([line[name] for line in memory.lines if name in line] for memory in (full, divided))
+        assert len(values) >= 3
+        assert others == pytest.approx(values, rel=1e-6)
+    trained(shapes_run("checkpoint={every: 1}"), parts, until=3)
+    resumed, restored = trained(shapes_run("checkpoint={every: 1}"), Memory(parts.saved))
+    assert [*parts.losses, *resumed.losses] == full.losses
+    assert same(restored, weights)
+
+
+def test_check_sees_the_effect_of_the_options_of_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modulations of a new model are 0, so that times and classes have no effect in the first step."""
+    monkeypatch.setattr(options, "OBSERVED", {"loss": options.OBSERVED["loss"]})
+    (outcome,) = outcomes_of(reduced_run(shapes_run(), WITH_PLUGINS), [options.option_effects])
+    assert (outcome.status, outcome.fault) == ("ok", "")
+
+
+@pytest.mark.slow
+def test_check_passes_on_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "dit_shapes", *PLUGIN_OPTIONS]) == 0, capsys.readouterr().out
+
+
+def test_a_width_that_differs_is_an_error_before_the_first_step() -> None:
+    with pytest.raises(SpecError, match="must return one velocity for `patches`, a sequence of 16 positions of width"):
+        Trainer(shapes_run("model.noise.d_model=32"), Memory())
+    with pytest.raises(SpecError, match="the data has features of width 16, but `patches` of the model takes"):
+        shapes_run("model.inputs.patches.width=32")

@@ -13,7 +13,7 @@ from tfkit.run.checked_run import load_run
 
 from ...known import RUNS
 from ...sampling import chosen, some
-from ..training.runs import RECURRENT, WITH_MIXERS
+from ..training.runs import PLUGIN_OPTIONS, WITH_PLUGINS
 
 FAST = ("batch.sequences=2", "checkpoint.every=null", "eval.every=2", "eval.splits={val: {batches: 1}}", "steps=3")
 SMALL_RUNS = {
@@ -22,14 +22,22 @@ SMALL_RUNS = {
     "calculator_exact": ("data.problems=100", "data.test=4", "model.decoder.n_layers=1", "schedule.warmup=2"),
     "hybrid_recall": ("schedule.warmup=2", "data.pairs=4"),
     "hybrid_text": ("schedule.warmup=2", "batch.length=16"),
+    "dit_shapes": ("schedule.warmup=2", "data.count=60", "model.encoder.n_layers=1"),
     "masked": ("schedule.warmup=2", "model.encoder.n_layers=1"),
     "minigpt_relu": ("model.decoder.n_layers=1",),
     "minigpt_swiglu": ("model.decoder.n_layers=1",),
     "nanogpt_char": ("schedule.warmup=2", "model.d_model=48", "model.decoder.n_layers=1", "batch.length=16"),
     "reverse": ("schedule.warmup=2", "data.sequences=500"),
 }
-STEPS = {"addition": 1000, "calculator_exact": 100_000, "hybrid_recall": 400, "hybrid_text": 300, "reverse": 3000}
-VARIED = ("addition", "hybrid_recall", "hybrid_text", "masked", "reverse")
+STEPS = {
+    "addition": 1000,
+    "calculator_exact": 100_000,
+    "dit_shapes": 1000,
+    "hybrid_recall": 400,
+    "hybrid_text": 300,
+    "reverse": 3000,
+}
+VARIED = ("addition", "dit_shapes", "hybrid_recall", "hybrid_text", "masked", "reverse")
 """Runs whose models state no number of parameters."""
 
 
@@ -49,21 +57,20 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
                 str(tmp_path / "out"),
                 *sets,
                 "--json",
-                "--plugin-dir",
-                str(RECURRENT),
-                "--no-plugins",
+                *PLUGIN_OPTIONS,
             ]
         )
         == 0
     ), capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
-    assert [line["step"] for line in lines if "val.loss" in line] == [0, 2, 3]
+    metric = "val.objective" if name == "dit_shapes" else "val.loss"
+    assert [line["step"] for line in lines if metric in line] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("name", some(SMALL_RUNS, 4))
 def test_its_size_is_the_published_one(name: str) -> None:
-    run = load_run(name, WITH_MIXERS)
+    run = load_run(name, WITH_PLUGINS)
     assert run.steps == STEPS.get(name, 5000)
     count = sum(parameter.numel() for parameter in tfkit.build(run.graph, device="meta").parameters())
     assert run.file.model.model.parameters == (None if name in VARIED else count)

@@ -19,9 +19,16 @@ from tfkit.tools.cost.counter import LiveMemory
 from tfkit.torch_private.tensors import tensors_in
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
-RECURRENT = Path(__file__).parents[3] / "plugins" / "tfkit-recurrent"
-WITH_MIXERS = tfkit.load_plugins(plugin_dirs=[RECURRENT], entry_points=False)
-"""With the plugin that some of the runs and sweeps that come with tfkit require."""
+MEDIA, RECURRENT, STREAMS = (
+    Path(__file__).parents[3] / "plugins" / f"tfkit-{name}" for name in ("media", "recurrent", "streams")
+)
+WITH_PLUGINS = tfkit.load_plugins(plugin_dirs=[MEDIA, RECURRENT, STREAMS], entry_points=False)
+"""With the plugins that some of the runs and sweeps that come with tfkit require."""
+PLUGIN_OPTIONS = [
+    "--no-plugins",
+    *(word for root in (MEDIA, RECURRENT, STREAMS) for word in ("--plugin-dir", str(root))),
+]
+"""The options of a command that load these plugins alone."""
 TEXT = "".join(f"{number} sheep and {number * 7 % 13} goats went up the hill.\n" for number in range(150))
 RUN = """\
 tfkit: 1

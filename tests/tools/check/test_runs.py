@@ -34,7 +34,7 @@ from tfkit.tools.train.check.run_under_test import RunUnderTest, reduced_run
 from tfkit.tools.train.check.small_run import small_run
 
 from ...known import RUNS
-from ...run.training.runs import WITH_MIXERS
+from ...run.training.runs import WITH_PLUGINS
 from ...sampling import chosen, some
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
@@ -116,7 +116,7 @@ def test_records_of_a_correct_run() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_shipped_runs(name: str) -> None:
-    checked = reduced_run(load_run(name, WITH_MIXERS, count=flops_of_step), WITH_MIXERS)
+    checked = reduced_run(load_run(name, WITH_PLUGINS, count=flops_of_step), WITH_PLUGINS)
     assert {name: result.fault for name, result in measured(checked).items() if result.status == "failed"} == {}
 
 

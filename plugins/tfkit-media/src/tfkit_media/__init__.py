@@ -9,7 +9,7 @@ import tfkit
 from tfkit_media.contrast import Contrast, ContrastConfig, ContrastiveConfig, ContrastiveLoss, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
 from tfkit_media.fields import MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
-from tfkit_media.images import ImagePairsConfig, ImagesConfig
+from tfkit_media.images import ImagePairsConfig, ImagesConfig, ShapesConfig
 from tfkit_media.patches import Patches, PatchesConfig
 from tfkit_media.pooling import AttentionPool, AttentionPoolConfig, EndPool, EndPoolConfig, TokenPool, TokenPoolConfig
 from tfkit_media.rope import GridRope, GridRopeConfig
@@ -31,6 +31,7 @@ __all__ = [
     "ImagesConfig",
     "Patches",
     "PatchesConfig",
+    "ShapesConfig",
     "TokenPool",
     "TokenPoolConfig",
 ]
@@ -51,6 +52,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         MatchesConfig,
         ImagesConfig,
         ImagePairsConfig,
+        ShapesConfig,
         SidesConfig,
         MultiplesConfig,
         RatioConfig,

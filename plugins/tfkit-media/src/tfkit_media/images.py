@@ -1,6 +1,6 @@
-"""Images on disk as the data of a run: with a class for each image, or with the tokens of a caption.
+"""Images as the data of a run: with a class for each image, or with the tokens of a caption.
 
-b examples, c channels.
+b examples, t positions, c channels, p and q rows and columns of a patch, i and j rows and columns of the grid.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 import tfkit
 from tfkit import Batch, Examples, Invalid
+from tfkit_media.shapes import SHAPES, draw
 
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
@@ -24,24 +26,13 @@ Ids = NDArray[np.int64]
 class PixelsConfig(tfkit.DataConfig):
     """Fields of data with images. Each split has random images, the same for every run."""
 
-    images: str
-    """A file `.npy` with images [n, height, width] or [n, channels, height, width]."""
     mean: float | tuple[float, ...] = 0.5
     """Number to subtract from pixels, or a number for each channel. Integers from 0 to 255 become 0 to 1 first."""
     std: tfkit.PositiveFloat | tuple[tfkit.PositiveFloat, ...] = 0.5
     """Number to divide the result by, or a number for each channel."""
-
-    def located(self, folder: Path) -> Self:
-        return self.model_copy(update={name: str((folder / getattr(self, name)).absolute()) for name in self.paths})
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Names of the fields that are paths."""
-        return ("images",)
-
-    def read_pixels(self) -> Array:
-        """Read the images as [n, c, height, width]."""
-        return self.checked_pixels(_array("images", Path(self.images)))
+    patch: tfkit.Dim | None = None
+    """Rows and columns of a patch. Images then become sequences of patches, features [b, t, c * patch * patch], row by
+    row; by default, they stay images."""
 
     def checked_pixels(self, pixels: Array) -> Array:
         """Return images with an axis for channels; raise `Invalid` for other arrays, and for other channels."""
@@ -49,6 +40,10 @@ class PixelsConfig(tfkit.DataConfig):
             message = "images must be [n, height, width] or [n, channels, height, width], real or unsigned"
             raise Invalid("images", f"{message}; got {pixels.dtype} {list(pixels.shape)}")
         pixels = pixels[:, None] if pixels.ndim == 3 else pixels
+        if self.patch is not None and any(size % self.patch for size in pixels.shape[2:]):
+            words = " x ".join(map(str, pixels.shape[2:]))
+            message = f"`patch` must divide the rows and columns of the images, {words}; got {self.patch}"
+            raise Invalid("patch", message)
         for name in ("mean", "std"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != pixels.shape[1]:
@@ -66,10 +61,44 @@ class PixelsConfig(tfkit.DataConfig):
         for array in (pixels, *arrays.values()):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
-        return ImageData(parts, vocab_size, digest.hexdigest())
+        t = 1 if self.patch is None else pixels[0, 0].size // self.patch**2
+        return ImageData(parts, vocab_size, digest.hexdigest(), t)
 
 
-class ImagesConfig(PixelsConfig):
+class ShapesConfig(PixelsConfig):
+    """Drawn images [1, 16, 16], each with the number of its shape: disc, ring, square, frame, plus, cross, ..."""
+
+    kind: Literal["shapes"] = "shapes"
+    count: Annotated[int, Field(ge=1, le=10**6)] = 4000
+    """The number of images."""
+    seed: tfkit.Extent = 0
+    """The seed of the drawings."""
+
+    def build(self, length: int | None) -> ImageData:
+        arrays = draw(self.count, self.seed)
+        return self.data(self.checked_pixels(arrays["images"]), {"targets": arrays["labels"]}, len(SHAPES))
+
+
+class ImageFilesConfig(PixelsConfig):
+    """Fields of data with images on disk."""
+
+    images: str
+    """A file `.npy` with images [n, height, width] or [n, channels, height, width]."""
+
+    def located(self, folder: Path) -> Self:
+        return self.model_copy(update={name: str((folder / getattr(self, name)).absolute()) for name in self.paths})
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Names of the fields that are paths."""
+        return ("images",)
+
+    def read_pixels(self) -> Array:
+        """Read the images as [n, c, height, width]."""
+        return self.checked_pixels(_array("images", Path(self.images)))
+
+
+class ImagesConfig(ImageFilesConfig):
     """Images, each with the number of its class."""
 
     kind: Literal["images"] = "images"
@@ -99,7 +128,7 @@ class ImagesConfig(PixelsConfig):
         return self.data(pixels, {"targets": labels.astype(np.int64)}, int(labels.max(initial=0)) + 1)
 
 
-class ImagePairsConfig(PixelsConfig):
+class ImagePairsConfig(ImageFilesConfig):
     """Images and the tokens of a caption for each; the targets of a batch are 0, 1, 1, ... to recognize its parts."""
 
     kind: Literal["image_pairs"] = "image_pairs"
@@ -151,7 +180,7 @@ class ImageExamples:
         return len(self.numbers)
 
     def batch(self, indices: Ids) -> Batch:
-        """Return images in float32, and their labels or tokens."""
+        """Return images or their patches in float32, and their labels or tokens."""
         numbers = self.numbers[indices]
         pixels = self.pixels[numbers]
         image = pixels.astype(np.float32) / (255 if pixels.dtype.kind == "u" else 1)
@@ -160,7 +189,18 @@ class ImageExamples:
         targets = (
             self.arrays["targets"][numbers] if "targets" in self.arrays else np.minimum(np.arange(len(numbers)), 1)
         )
-        return Batch({"image": ((image - mean) / std).astype(np.float32), **inputs}, targets)
+        image = ((image - mean) / std).astype(np.float32)
+        images = {"image": image} if self.config.patch is None else {"patches": _patches(image, self.config.patch)}
+        return Batch({**images, **inputs}, targets)
+
+
+def _patches(images: Array, size: int) -> Array:
+    """Return the patches of images [b, c, height, width] as [b, t, c * size * size]."""
+    import torch
+
+    cut = tfkit.Rearrange("b c (i p) (j q) -> b (i j) (c p q)", p=size, q=size)
+    patches: Array = cut(torch.from_numpy(images)).numpy()
+    return patches
 
 
 def _array(field: str, path: Path) -> Array:

@@ -76,7 +76,7 @@ def _schedule_factors(subject: RunUnderTest, run: Run) -> list[Any]:
 
 
 def _losses(subject: RunUnderTest, run: Run) -> list[Any]:
-    """Return the losses of two steps: the state of a loss changes after the first."""
+    """Return the losses of two steps: weights that are initially 0, and the state of a loss, change after the first."""
     return train_reduced_run(run, until=2).numbers("loss")
 
 
@@ -150,8 +150,8 @@ def _other_field_values(name: str, info: FieldInfo, value: Any) -> list[Any]:
         legal = [other for other in legal_values(name, info) if other is not None]
         numbers = [other for other in legal if isinstance(other, int | float)]  # one may be what None stands for
         return [*legal, *(near for number in numbers for near in other_numbers(number))]
-    if isinstance(value, int | float):
-        return [*other_numbers(value)]
+    if isinstance(value, int | float):  # a small probability, and a smaller one, may affect no example of few
+        return [*other_numbers(value), *([1 - value] if 0 < value < 1 else [])]
     if isinstance(value, str) and get_origin(info.annotation) is Literal:
         return [word for word in get_args(info.annotation) if word != value]
     if isinstance(value, Mapping) and value and all(type(item) is float for item in value.values()):
