@@ -84,6 +84,7 @@ def test_its_files(run: Run) -> None:
         "README.md",
         "pyproject.toml",
         "src/tfkit_token_shift/__init__.py",
+        "src/tfkit_token_shift/py.typed",
         "src/tfkit_token_shift/specs/token_shift_tiny.yaml",
         "tests/test_readme.py",
         "tests/test_token_shift.py",
