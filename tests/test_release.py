@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,17 @@ def test_all_versions_are_the_version_of_tfkit(monkeypatch: pytest.MonkeyPatch) 
     assert list(module.versions()) == []
     monkeypatch.setattr(module, "project", lambda folder: {"version": "0.1.0" if folder != ROOT else "0.2.0"})
     assert len(list(module.versions())) == len(module.PROJECTS) + 1
+
+
+def test_every_distribution_has_types() -> None:
+    """Type checkers read the annotations of an installed package only if it contains `py.typed`."""
+    template = ROOT / "tfkit" / "tools" / "new" / "template"
+    projects = [*(file.parent for file in ROOT.glob("plugins/*/pyproject.toml")), template]
+    assert len(projects) > 5
+    for folder in projects:
+        wheel = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+        (package,) = wheel["targets"]["wheel"]["packages"]
+        assert (folder / package / "py.typed").read_bytes() == b""
 
 
 def test_an_sdist_has_what_its_tests_read(tmp_path: Path) -> None:
@@ -171,3 +183,6 @@ def test_a_release_is_built_and_its_readme_runs(tmp_path: Path, monkeypatch: pyt
     assert len(names) == 2 * len(module.PROJECTS)
     with zipfile.ZipFile(tmp_path / "dist" / "tfkit-0.1.0-py3-none-any.whl") as wheel:
         assert RELATIVE.findall(wheel.read("tfkit-0.1.0.dist-info/METADATA").decode()) == []
+    for path in (tmp_path / "dist").glob("*.whl"):
+        with zipfile.ZipFile(path) as wheel:
+            assert [name for name in wheel.namelist() if name.endswith("/py.typed")], path.name

@@ -92,7 +92,8 @@ def test_help_of_commands(command: str, help: str, capsys: pytest.CaptureFixture
         ("train small.yaml --every 3", ["eval.every=3", "checkpoint.every=3"]),
         ("train small.yaml --weight-decay", ["optimizer.weight_decay=VALUE"]),
         ("train small.yaml --d-model 32", ["model.d_model=32"]),
-        ("sweep sweep.yaml --seeds '[1, 2]'", ["seeds=[1, 2]"]),
+        ("train small.yaml --data '{kind: copy}'", ["data={kind: copy}"]),
+        ("sweep sweep.yaml --seeds '[1, 2]'", []),
         ("params model.yaml --d-model 32", ["d_model=32"]),
     ],
 )
@@ -102,8 +103,8 @@ def test_an_unknown_option_that_is_a_key_names_its_path(
     help = help_of(command, capsys)
     options = [shlex.split(text) for text in re.findall("`(--set [^`]*)`", help)]
     assert options == [["--set", change] for change in changes]
-    of_run = [change for change in changes if command.startswith("train") and "VALUE" not in change]
-    if of_run and "every" not in command:
+    of_run = [change for change in changes if command.startswith("train") and "=VALUE" not in change]
+    if of_run and "every" not in command and "data" not in command:
         assert load_run("small.yaml", PLUGINS, sets=of_run).config.name == "small"
 
 

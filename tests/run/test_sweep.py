@@ -64,6 +64,8 @@ WRONG: dict[str, Any] = {
     "not_equal_time": SWEEP + "equal: {time: 5%, device: a100}\n",
     "time_of_no_device": SWEEP + "equal: {time: 5%}\n",
     "time_of_a_misspelt_device": SWEEP + "equal: {time: 5%, device: a10}\n",
+    "equal_by_nothing": SWEEP + "equal: {flops: 5%, by: decoder.ffn.d_ff}\n",
+    "equal_by_a_misspelt_number": SWEEP + "equal: {params: 1%, by: decoder.ffn.dff}\n",
     "device_without_time": SWEEP + "equal: {params: 5%, device: a100}\n",
     "misspelt_name_of_a_size": SWEEP + "tokens: 20 * prams\n",
     "tokens_of_nothing": SWEEP + "tokens: params - params\n",
@@ -194,6 +196,31 @@ def test_a_length_from_the_size_of_each_run() -> None:
     small, large = (steps_of(arms_of(SWEEP + f"tokens: {compute} / flops\n"))["deeper"] for compute in ("1e8", "3e8"))
     assert large == pytest.approx(3 * small, abs=3)
     assert set(steps_of(arms_of(SWEEP + "tokens: 720\n")).values()) == {10}
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_equal_parameters_by_a_number_of_the_model(prefix: str) -> None:
+    """A variant whose parameters are equal enough keeps its number."""
+    text = SWEEP.replace("d_ff: 21}}", "d_ff: 21}}\n  nearly: {model.decoder.ffn.d_ff: 33}")
+    before = parameters_of(arms_of(text))
+    share = 100 * (before["nearly"] - before["relu"]) / before["relu"]
+    arms = arms_of(text + f"equal: {{params: {share + 0.1:.2f}%, by: {prefix}decoder.ffn.d_ff}}\n")
+    counts = parameters_of(arms)
+    d_ffs = {arm.name: arms.runs(arm)[0].run.meaning.values["model.graph.decoder.ffn.d_ff"] for arm in arms.arms}
+    assert (counts["relu"], d_ffs["relu"], d_ffs["nearly"]) == (before["relu"], 32, 33)
+    assert d_ffs["deeper"] < 32
+    assert all(abs(count - counts["relu"]) <= share / 100 * counts["relu"] + 1 for count in counts.values())
+    assert [arm.base for arm in arms.arms] == ["relu"] * 4
+
+
+def test_equal_parameters_of_the_variant_before() -> None:
+    """Each variant equals the one before it, as that variant is after its own change."""
+    text = SWEEP.replace("to: relu", "to: previous") + "grid: {model.d_model: [16, 24]}\n"
+    counts = parameters_of(arms_of(text + "equal: {params: 3%, by: decoder.ffn.d_ff}\n"))
+    for width in (16, 24):
+        relu, swiglu, deeper = (counts[f"{name}, d_model {width}"] for name in ("relu", "swiglu", "deeper"))
+        assert abs(swiglu - relu) <= 0.03 * relu
+        assert abs(deeper - swiglu) <= 0.03 * swiglu
 
 
 def test_equal_flops_by_the_length() -> None:

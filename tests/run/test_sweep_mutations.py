@@ -35,7 +35,7 @@ variants:
   deeper: {model: {graph: {decoder: {n_layers: 3}}}}
 grid: {batch.sequences: [4, 5]}
 seeds: [0, 1]
-equal: {params: 60%, tokens: 0.5%, time: 90%, device: a100}
+equal: {params: 60%, by: decoder.ffn.d_ff, tokens: 0.5%, time: 90%, device: a100}
 tune: {over: {optimizer.lr: [1e-3, 1e-2]}, seeds: [9], steps: 4}
 compare: {to: relu, on: val.loss, margin: 0.01}
 """

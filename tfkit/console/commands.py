@@ -112,6 +112,8 @@ def _paths_of_key(command: str, key: str) -> list[str]:
     plugins = load_plugins(entry_points=False)
     types = [item.config for item in document_types(plugins)[0].values()]
     document: type[Document] = next((item for item in types if item.command == command), ModelSpec)
+    if document is not ModelSpec and MODEL not in document.further_keys:  # `--set` changes a different document
+        return []
     if key in document.model_fields:
         return [key]
     paths = []
@@ -122,7 +124,7 @@ def _paths_of_key(command: str, key: str) -> list[str]:
             if issubclass(shape.config, Component):
                 configs = [kind.config for kind in plugins.registry.kinds(shape.config.slot).values()]
             paths += [f"{name}.{key}"] if any(key in config.model_fields for config in configs) else []
-    if key in plugins.registry.shared_names() and (document is ModelSpec or MODEL in document.further_keys):
+    if key in plugins.registry.shared_names():
         paths.append(key if document is ModelSpec else f"{MODEL}.{key}")
     return paths
 

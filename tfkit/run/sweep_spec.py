@@ -33,6 +33,9 @@ class EqualConfig(Config):
 
     params: str | None = None
     """Number of parameters: `0.5%`."""
+    by: str | None = None
+    """The path of an integer of the model, such as `decoder.ffn.d_ff`. A variant with a different number of parameters
+    gets the integer with which it has as many parameters as its baseline."""
     flops: str | None = None
     """FLOPs of the full run, forward and backward."""
     tokens: str | None = None
@@ -56,6 +59,8 @@ class EqualConfig(Config):
         super().check()
         if not self.shares():
             raise Invalid("", "`equal` names no size", help="name a size, for instance `equal: {params: 0.5%}`")
+        if self.by is not None and self.params is None:
+            raise Invalid("by", "`by` has no effect without `params`", help="add `params: 1%`, or remove it")
         if self.device is not None and self.time is None:
             raise Invalid("device", "`device` has no effect without `time`", help="add `time: 5%`, or remove it")
 

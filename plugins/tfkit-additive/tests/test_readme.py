@@ -30,7 +30,7 @@ def written(parts: list[str]) -> str:
 def test_no_block_is_left_unread() -> None:
     assert len(BLOCKS) == TEXT.count("```") / 2
     named = {block["file"] for block in BLOCKS} - {None}
-    assert named == {"pyproject.toml", "src/tfkit_additive.py", "tests/test_additive.py", "translator.yaml"}
+    assert named == {"pyproject.toml", "src/tfkit_additive/__init__.py", "tests/test_additive.py", "translator.yaml"}
     assert {block["language"] for block in BLOCKS if block["file"] is None} == {"tree", "console"}
 
 
@@ -43,7 +43,7 @@ def test_the_folder_is_as_shown() -> None:
         assert path.is_dir() if line.endswith("/") else path.is_file()
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "src/tfkit_additive.py", "tests/test_additive.py"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "src/tfkit_additive/__init__.py", "tests/test_additive.py"])
 def test_the_files_are_as_shown_and_nothing_is_left_out(name: str) -> None:
     """So pytest, which runs `tests/test_additive.py`, runs what is printed."""
     assert written(of_file(name)) == (ROOT / name).read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def test_every_step_runs_as_printed_in_order(
     for block in BLOCKS:
         if block["file"] is not None:
             file = tmp_path / block["file"]
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(exist_ok=True, parents=True)
             shown.setdefault(block["file"], []).append(block["text"])
             file.write_text(written(shown[block["file"]]), encoding="utf-8")
             if file.suffix == ".py":

@@ -37,7 +37,7 @@ def lint(folder: Path) -> None:
 @pytest.fixture
 def project(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A new plugin, which all commands load."""
-    assert run("new", "plugin", "token-shift") == "wrote tfkit-token-shift: 9 files; next: make test, in it\n"
+    assert run("new", "plugin", "token-shift") == "wrote tfkit-token-shift: 10 files; next: make test, in it\n"
     path = Path("tfkit-token-shift").resolve()
     monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(path))
     monkeypatch.syspath_prepend(path / "src")
@@ -84,6 +84,7 @@ def test_its_files(run: Run) -> None:
         "README.md",
         "pyproject.toml",
         "src/tfkit_token_shift/__init__.py",
+        "src/tfkit_token_shift/py.typed",
         "src/tfkit_token_shift/specs/token_shift_tiny.yaml",
         "tests/test_readme.py",
         "tests/test_token_shift.py",

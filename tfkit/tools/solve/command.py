@@ -28,7 +28,7 @@ from tfkit.errors import printable_text
 
 if TYPE_CHECKING:
     from tfkit.tools.solve.of_run import SizedRun
-    from tfkit.tools.solve.solve import Kept, Size, Solved
+    from tfkit.tools.solve.solve import Budget, Kept, Size, Solved
 
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
@@ -63,6 +63,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
     within 2% of the budget are listed: the spec's ratio of width to depth first,
     then deeper and wider models. --set of d_model or n_layers fixes that value.
     With -o, FILE gets a spec of the first size, which must be within 2%.
+    --vary PATH varies a single number, and keeps all others.
 
     --memory requires a run, whose batch, optimizer, precision and machine
     determine the memory. It lists the largest sizes that fit, as predicted by
@@ -72,6 +73,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
     tfkit solve gpt2 --params 350M
     tfkit solve llama3_8b --params 70B --set decoder.attention.n_kv_heads=8
     tfkit solve mixtral_8x7b --active 3B
+    tfkit solve gpt2 --params 130M --vary decoder.ffn.d_ff
     tfkit solve run.yaml --memory 80GB --processes 64
     """,
 )
@@ -85,6 +87,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--keep", type=click.Choice(["n_layers", "d_model"]), metavar="SIZE", help="Keep n_layers or d_model of the spec."
 )
+@click.option("--vary", metavar="PATH", help="Vary this value alone: decoder.ffn.d_ff.")
 @output_option("FILE", "Write a spec of the first size.")
 @json_option
 def solve(
@@ -95,6 +98,7 @@ def solve(
     memory: float | None,
     processes: int | None,
     keep: Kept | None,
+    vary: str | None,
     output: Path | None,
     json: bool,
 ) -> None:
@@ -104,6 +108,8 @@ def solve(
         raise click.UsageError("exactly one budget must be set: --params, --active or --memory")
     if processes is not None and memory is None:
         raise click.UsageError("--processes needs --memory")
+    if vary is not None and (keep or memory is not None):
+        raise click.UsageError(f"--vary cannot be combined with {'--keep' if keep else '--memory'}")
     if output is not None:
         check_file(output)
     from tfkit.tools.solve.sizes import Family
@@ -112,12 +118,15 @@ def solve(
     kept = [keep] if keep else []
     with stages() as stage:
         stage("looking for sizes")
-        run = _sized_run(reader, spec, kept, needed=memory is not None)
-        family = run.family if run else Family.of(spec, reader.plugins, sets=reader.sets, keep=kept)
-        if run and memory is not None:
+        run = _sized_run(reader, spec, kept, needed=memory is not None, varies=vary is not None)
+        budget = Budget("active", active) if active is not None else Budget("params", params or 1)
+        if vary is not None:
+            solved = _varied(reader, spec, run, vary, budget)
+        elif run and memory is not None:
             solved = run.largest(Memory(memory, processes or 1))
         else:
-            solved = sizes_of(family, Budget("active", active) if active is not None else Budget("params", params or 0))
+            family = run.family if run else Family.of(spec, reader.plugins, sets=reader.sets, keep=kept)
+            solved = sizes_of(family, budget)
     if output is not None:
         _check_within_tolerance(solved)
         _write_spec(reader, spec, run, solved.sizes[0], output)
@@ -129,12 +138,34 @@ def solve(
         _show_sizes(_counting_command(reader, spec, solved), solved, output)
 
 
-def _sized_run(reader: Reader, name: str, keep: list[Kept], *, needed: bool) -> SizedRun | None:
-    """Return the run of that name, None for a spec; raise SpecError for a spec if a run is needed."""
+def _varied(reader: Reader, spec: str, run: SizedRun | None, path: str, budget: Budget) -> Solved:
+    """Return the value of a path nearest to a budget. In a run, the path begins with `model.`, as for `--set`."""
+    from tfkit.spec.extending import find_spec
+    from tfkit.spec.load import read_tree
+    from tfkit.tools.solve.vary import vary_value
+
+    if run is None:
+        file = str(find_spec(spec, reader.plugins.specs))
+        return vary_value(read_tree(spec, reader.plugins.specs), file, reader.plugins, path, budget, reader.sets)
+    changes = [change.strip().removeprefix("model.") for change in reader.sets if _is_inside(change)]
+    inside = path.removeprefix("model.")
+    return vary_value(run.tree, run.family.file, reader.plugins, inside, budget, changes)
+
+
+def _is_inside(change: str) -> bool:
+    return change.strip().startswith("model.")
+
+
+def _sized_run(reader: Reader, name: str, keep: list[Kept], *, needed: bool, varies: bool) -> SizedRun | None:
+    """Return the run of that name, None for a spec; raise SpecError for a spec if a run is needed.
+
+    If a single value varies, the changes of the model are left to it: they need not give a size of the family.
+    """
     if reader.sort_of(name) == "run":
         from tfkit.tools.solve.of_run import SizedRun
 
-        run = SizedRun.of(name, reader.plugins, sets=reader.sets, keep=keep)
+        sets = [change for change in reader.sets if not (varies and _is_inside(change))]
+        run = SizedRun.of(name, reader.plugins, sets=sets, keep=keep)
         print_warnings(run.run.file.notes)
         return run
     if needed:

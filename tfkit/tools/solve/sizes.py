@@ -82,7 +82,7 @@ class Family:
         self._fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
         changes = list(sets)
         paths = {change: self._path(change) for change in changes}
-        written = dict(_written_numbers(self.tree, ()))
+        written = dict(written_numbers(self.tree, ()))
         self._kept = {path: change for change, path in paths.items() if path[-1] in ("d_model", "n_layers")}
         self._kept = {path: change for path, change in self._kept.items() if path in written}
         self.sets = tuple(change for change in changes if paths[change] not in self._kept)
@@ -92,7 +92,7 @@ class Family:
         changed = functools.reduce(lambda tree, change: apply_set(tree, change, self._fields), self.sets, self.tree)
         numbers = {
             path: n
-            for path, n in _written_numbers(changed, ())
+            for path, n in written_numbers(changed, ())
             if not any(path[: len(change)] == change for change in fixed)
         }
         self.stacks = self._stacks(numbers) if "n_layers" not in keep else ()
@@ -115,7 +115,7 @@ class Family:
     def _given(self, path: Path) -> int:
         """Return the integer that a change sets for a size; raise SpecError if the value is not a positive integer."""
         change = self._kept[path]
-        node = _node_at(apply_set(self.tree, change, self._fields), path)
+        node = node_at(apply_set(self.tree, change, self._fields), path)
         value = node.value if isinstance(node, Scalar) else None
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.load((change,))  # raises the error of an invalid value
@@ -137,7 +137,7 @@ class Family:
         heads = {path for path in numbers if path[-1] in HEADS}
         single = {path for path in heads if path[-1] == "n_kv_heads" and numbers[path] == 1}
         lonely = {path for path in heads if path[-1] == "n_kv_heads" and (*path[:-1], "n_heads") not in numbers}
-        bound = {path for path in lonely if _node_at(self.tree, (*path[:-1], "n_heads")) is not None}
+        bound = {path for path in lonely if node_at(self.tree, (*path[:-1], "n_heads")) is not None}
         d_models = {path for path in numbers if path[-1] == "d_model"}
         values = {numbers[path] for path in d_models}
         features = {path for path, n in numbers.items() if path[0] == "inputs" and path[-1] == "width" and n in values}
@@ -170,7 +170,7 @@ class Family:
         if path in self.widths or "variants" not in path:
             return path in self.widths
         location = path.index("variants")
-        return _node_at(self.tree, path) is None and (*path[: location - 1], *path[location + 2 :]) in self.widths
+        return node_at(self.tree, path) is None and (*path[: location - 1], *path[location + 2 :]) in self.widths
 
     def _given_scale(self) -> Fraction | None:
         """Return the d_model of the changes as a multiple of the spec's, or None if they do not set it."""
@@ -232,7 +232,7 @@ class Family:
         values |= {path: int(number * scale) for path, number in self.widths.items()}
         d_ffs = self.hidden_at(width) if hidden is None else hidden
         values |= {path: d_ff for item, d_ff in zip(self.hidden, d_ffs, strict=True) for path in item.paths}
-        numbers = dict(_written_numbers(self.tree, ()))
+        numbers = dict(written_numbers(self.tree, ()))
         return tuple(f"{self._name(path)}={n}" for path, n in values.items() if numbers.get(path) != n)
 
     def hidden_at(self, width: int) -> list[int]:
@@ -248,17 +248,18 @@ class Family:
         return ".".join(path[1:] if path[0] == "graph" and path[1] not in self._fields else path)
 
 
-def _written_numbers(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
+def written_numbers(tree: Tree, path: Path) -> Iterator[tuple[Path, int]]:
     """Yield the integers that a spec writes by name, in its order."""
     for name, node in tree.items.items():
         here = (*path, name)
         if isinstance(node, Tree) and here != ("checkpoint",):
-            yield from _written_numbers(node, here)
+            yield from written_numbers(node, here)
         elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
             yield here, node.value
 
 
-def _node_at(tree: Node | None, path: Path) -> Node | None:
+def node_at(tree: Node | None, path: Path) -> Node | None:
+    """Return the node at a path of a tree; None if there is none."""
     for name in path:
         tree = tree.items.get(name) if isinstance(tree, Tree) else None
     return tree

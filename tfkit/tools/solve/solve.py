@@ -126,6 +126,7 @@ def solve(
     *,
     sets: Sets = (),
     keep: Kept | Iterable[Kept] = (),
+    vary: str | None = None,
     plugins: AnyPlugins | None = None,
 ) -> Solved:
     """Find the sizes of a spec's family that are nearest to a budget.
@@ -138,15 +139,22 @@ def solve(
         budget: the target.
         sets: changes, as `load` takes them, that apply to every size; a `d_model` or `n_layers` in them is fixed.
         keep: `d_model` or `n_layers`, or both, to keep as in the spec.
+        vary: the path of the only value that varies, such as `decoder.ffn.d_ff`; cannot be combined with `keep`.
         plugins: the plugins; by default the installed plugins.
 
     Raises:
         SpecError: the spec is invalid, no size is left to solve for, or even the smallest size has too many parameters.
+        ValueError: `vary` is combined with `keep`.
     """
-    kept_sizes = (keep,) if isinstance(keep, str) else tuple(keep)
-    return sizes_of(
-        Family.of(os.fspath(spec), plugins or load_plugins(), sets=as_changes(sets), keep=kept_sizes), budget
-    )
+    kept_sizes, loaded = (keep,) if isinstance(keep, str) else tuple(keep), plugins or load_plugins()
+    if vary is None:
+        return sizes_of(Family.of(os.fspath(spec), loaded, sets=as_changes(sets), keep=kept_sizes), budget)
+    if kept_sizes:
+        raise ValueError("`vary` cannot be combined with `keep`: it keeps all other values")
+    from tfkit.tools.solve.vary import vary_value
+
+    file = str(find_spec(spec, loaded.specs))
+    return vary_value(read_tree(spec, loaded.specs), file, loaded, vary, budget, as_changes(sets))
 
 
 def sizes_of(family: Family, budget: Budget) -> Solved:
@@ -172,7 +180,11 @@ def grid_of(family: Family, form: Form) -> Grid:
 def size_of(family: Family, point: GridPoint, budget: Budget | Memory, peak: int = 0) -> Size:
     """Describe a size whose processes need `peak` bytes."""
     changes = family.changes(point.depth, point.width)
-    graph = family.load(changes)
+    return size_of_graph(family.load(changes), budget, (*family.sets, *changes), peak)
+
+
+def size_of_graph(graph: Graph, budget: Budget | Memory, sets: tuple[str, ...], peak: int = 0) -> Size:
+    """Describe the size of a model, which the changes `sets` give, and whose processes need `peak` bytes."""
     parameters, active = parameters_of(graph)
     value = {"params": parameters, "active": active, "memory": peak}[budget.of]
     stacks = [(node, node.stack) for node in graph.nodes if node.stack is not None]
@@ -186,7 +198,7 @@ def size_of(family: Family, point: GridPoint, budget: Budget | Memory, peak: int
         parameters=parameters,
         value=value,
         difference=value - budget.amount,
-        sets=(*family.sets, *changes),
+        sets=sets,
     )
 
 

@@ -30,6 +30,7 @@ from tfkit.spec.tree import Scalar
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.sizes import Family
 from tfkit.tools.solve.solve import Budget, parameters_of, sizes_of
+from tfkit.tools.solve.vary import vary_value
 
 T = TypeVar("T")
 LETTERS = 16
@@ -143,12 +144,20 @@ class Arms:
         def build() -> Arm:
             words = [count_text(params).replace(".0", "")] if params else []
             where = "".join(f", {word}" for word in (*words, point.words()) if word)
-            text = self._chosen(self.file.variants[variant], point)
-            if params:
-                text = resized_run(text, params, self.file, self._plugins, self._data)
+            text = self._text(variant, params, point)
             return Arm(f"{variant}{where}", variant, f"{self.config.base_of(variant)}{where}", text)
 
         return build
+
+    def _text(self, variant: str, params: int | None, point: Choice) -> RunText:
+        """Return the run of a variant, with its size and the values of a point of the grid."""
+        text, base, equal = self.file.variants[variant], self.config.base_of(variant), self.config.equal
+        text = self._chosen(text, point)
+        if params:
+            text = resized_run(text, params, self.file, self._plugins, self._data)
+        if equal is not None and equal.by is not None and variant != base:
+            text = equalled_run(text, self._text(base, params, point), self.file, self._plugins, self._data)
+        return text
 
     def _chosen(self, text: RunText, choice: Choice) -> RunText:
         for change in choice.changes:
@@ -266,6 +275,27 @@ def resized_run(text: RunText, params: int, file: SweepFile, plugins: Plugins, l
     for change in changes:
         text = text.assigned(change_of(f"{MODEL}.{change}"), plugins)
     return text
+
+
+def equalled_run(text: RunText, base: RunText, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
+    """Return the run with as many parameters as `base`, by the number of the model that `equal.by` names.
+
+    A run whose parameters already are equal enough does not change.
+    """
+    equal = file.config.equal
+    assert equal is not None
+    assert equal.by is not None
+    target, own = (parameters_of(expand(resolve_run(of, plugins, loaded=loaded).model))[0] for of in (base, text))
+    if abs(own - target) <= equal.shares()["params"] * target:
+        return text
+    path = equal.by.removeprefix(f"{MODEL}.")
+    data = resolve_run(text, plugins, loaded=loaded).data
+    try:
+        solved = vary_value(model_of_run(text, data), text.file, plugins, path, Budget("params", target))
+    except SpecError as error:
+        span = file.provenance.span(("equal", "by"))
+        raise SpecError(*(replace(item, span=span, path="equal.by") for item in error.diagnostics)) from error
+    return text.assigned(change_of(f"{MODEL}.{solved.sizes[0].sets[-1]}"), plugins)
 
 
 def lengthened_run(text: RunText, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
