@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,8 @@ from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.cost.counter import LiveMemory
 from tfkit.torch_private.tensors import tensors_in
+
+from ...docs.page import blocks
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 MEDIA, RECURRENT, STREAMS = (
@@ -54,6 +58,23 @@ def write_run(folder: Path, text: str = RUN) -> Path:
     path = folder / "small.yaml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def write_objectives(folder: Path) -> Path:
+    """Write the files of docs/objectives.md and the data of its sums, and return the folder."""
+    root = Path(__file__).parents[3]
+    for block in blocks(root / "docs" / "objectives.md"):
+        if block.file is not None:
+            file = folder / block.file
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(block.text, encoding="utf-8")
+    draw = random.Random(0)
+    with (folder / "sums.jsonl").open("w", encoding="utf-8") as lines:
+        for _ in range(400):
+            a, b = draw.randrange(30), draw.randrange(30)
+            row = {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + draw.choice([-2, -1, 1, 2]))}
+            lines.write(json.dumps(row) + "\n")
+    return folder
 
 
 def small_run(folder: Path, *sets: str) -> Run:

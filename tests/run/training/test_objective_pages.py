@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import random
 from pathlib import Path
 
 import pytest
 
 from tfkit.cli import main
 
-from ...docs.page import ROOT, blocks
 from .launches import forked, numbers, options, tensors
-from .runs import same
+from .runs import same, write_objectives
 
 pytestmark = pytest.mark.slow
 STEPS = 8
@@ -32,18 +29,7 @@ LOSSES = {
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files of the page, and a trained model with another seed, `start`."""
-    folder = tmp_path_factory.mktemp("objectives")
-    for block in blocks(ROOT / "docs" / "objectives.md"):
-        if block.file is not None:
-            file = folder / block.file
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(block.text, encoding="utf-8")
-    draw = random.Random(0)
-    with (folder / "sums.jsonl").open("w", encoding="utf-8") as file:
-        for _ in range(400):
-            a, b = draw.randrange(30), draw.randrange(30)
-            row = {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + draw.choice([-2, -1, 1, 2]))}
-            file.write(json.dumps(row) + "\n")
+    folder = write_objectives(tmp_path_factory.mktemp("objectives"))
     _train(folder, "start", SIMPO, 1, "seed=5", "steps=3")
     return folder
 

@@ -2,6 +2,7 @@
 
 python -m tests.tools.train.killed 100
 python -m tests.tools.train.killed 10 distillation
+python -m tests.tools.train.killed 5 jepa
 """
 
 from __future__ import annotations
@@ -68,12 +69,21 @@ CALLBACKS = """callbacks=[{kind: components, every: 2}, {kind: ema, decay: 0.8},
     {kind: spikes, window: 2, deviations: 0.01, skip: true}]"""
 
 
+OBJECTIVES = {
+    "llada": "small.yaml",
+    "jepa": "small.yaml",
+    "grpo": "gpt.yaml",
+    "dpo": "sums.yaml",
+}
+"""Losses of docs/objectives.md, with their runs."""
+
+
 def write_case(folder: Path, case: str) -> list[str]:
     """Write the files of a case, and return the arguments of its run. Only `text` has no callbacks."""
     import tfkit
     from tests.run.kinds.test_columns import CASES, QUESTIONS, columns_run, write_lines
     from tests.run.training.launches import options
-    from tests.run.training.runs import small_run, write_run
+    from tests.run.training.runs import small_run, write_objectives, write_run
     from tests.tools.train.test_folder import SETS
 
     if case in CASES:
@@ -85,6 +95,12 @@ def write_case(folder: Path, case: str) -> list[str]:
         patience = CALLBACKS.replace("evaluations: 9", f"metric: {split}.{metrics.strip('[]').partition(',')[0]}")
         sets = ["batch.length=20", "batch.sequences=4", evaluation, patience]
         return [str(folder / "run.yaml"), *options(*sets, "checkpoint={every: 1, last: 2}")]
+    if case in OBJECTIVES:
+        write_objectives(folder)
+        sets = [f"loss={case}", "batch.sequences=4", "steps=8", "checkpoint={every: 1, last: 2}", "schedule=constant"]
+        evaluation = "eval={every: 3, splits: {val: {batches: 2}}, metrics: [objective]}"
+        run = [str(folder / OBJECTIVES[case]), "--no-plugins", "--plugin-dir", str(folder / "plugins")]
+        return [*run, *options(*sets, evaluation)]
     run = [str(write_run(folder)), *SETS, *options("checkpoint={every: 1, last: 2}")]
     if case == "distillation":
         tfkit.save(tfkit.build(small_run(folder).graph), folder / "teacher")
