@@ -25,6 +25,7 @@ MODULES = (
     "preferences",
     "regression",
     "schedules",
+    "spans",
     "tasks",
     "text",
     "tokens",

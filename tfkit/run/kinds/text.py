@@ -16,21 +16,15 @@ import numpy as np
 import tfkit
 from tfkit.component import Immaterial, slot
 from tfkit.errors import Invalid, SpecError, closest_name, listing, quoted
-from tfkit.run.contract import DataConfig, Tokenizer, TokenizerConfig, bare_ids
+from tfkit.run.contract import DataConfig, Ids, Tokenizer, TokenizerConfig, bare_ids
 from tfkit.run.kinds.examples import StreamData
 from tfkit.run.read_rows import open_data
 
 SHIPPED = "tinyshakespeare"
 
 
-class TextConfig(DataConfig):
-    """Text in windows of `length` tokens; the target of each token is the next token.
-
-    Files are joined in the order of the list, the files of a pattern in the order of their names, without a separator.
-    Splits are consecutive ranges of the text.
-    """
-
-    kind: Literal["text"] = "text"
+class TextFilesConfig(DataConfig):
+    """Fields of data from text files."""
 
     files: Immaterial[str | tuple[str, ...]]
     """`tinyshakespeare`, which comes with tfkit; a path or a pattern such as `src/**/*.py`; or a list of paths and
@@ -46,8 +40,8 @@ class TextConfig(DataConfig):
         files = tuple(_absolute_name(name, folder) for name in self._names())
         return self.model_copy(update={"files": files, "tokenizer": self.tokenizer.located(folder)})
 
-    def build(self, length: int | None) -> StreamData:
-        assert length is not None
+    def read(self) -> tuple[dict[str, Ids], Tokenizer, str]:
+        """Return the tokens of each split, the tokenizer, and a digest of the text and the tokens."""
         text = "".join(map(_read_text, self._names()))
         if not text:
             names = listing(quoted(displayed_path(name)) for name in self._names())
@@ -55,11 +49,25 @@ class TextConfig(DataConfig):
         tokenizer = tokenizer_for(self.tokenizer, text)
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
         parts = {name: tokens[start:end] for name, (start, end) in self.ends(len(tokens)).items()}
-        content = hashlib.sha256(text.encode() + tokens.astype("<i8").tobytes()).hexdigest()
-        return StreamData(parts, length, tokenizer.vocab_size, tokenizer, content)
+        return parts, tokenizer, hashlib.sha256(text.encode() + tokens.astype("<i8").tobytes()).hexdigest()
 
     def _names(self) -> tuple[str, ...]:
         return (self.files,) if isinstance(self.files, str) else self.files
+
+
+class TextConfig(TextFilesConfig):
+    """Text in windows of `length` tokens; the target of each token is the next token.
+
+    Files are joined in the order of the list, the files of a pattern in the order of their names, without a separator.
+    Splits are consecutive ranges of the text.
+    """
+
+    kind: Literal["text"] = "text"
+
+    def build(self, length: int | None) -> StreamData:
+        assert length is not None
+        parts, tokenizer, content = self.read()
+        return StreamData(parts, length, tokenizer.vocab_size, tokenizer, content)
 
 
 def tokenizer_for(config: TokenizerConfig, text: str) -> Tokenizer:
