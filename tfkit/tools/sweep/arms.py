@@ -285,8 +285,9 @@ def equalled_run(text: RunText, base: RunText, file: SweepFile, plugins: Plugins
     equal = file.config.equal
     assert equal is not None
     assert equal.by is not None
-    target, own = (parameters_of(expand(resolve_run(of, plugins, loaded=loaded).model))[0] for of in (base, text))
-    if abs(own - target) <= equal.shares()["params"] * target:
+    models = [resolve_run(run, plugins, loaded=loaded).model for run in (base, text)]
+    target, parameters = (parameters_of(expand(model))[0] for model in models)
+    if abs(parameters - target) <= equal.shares()["params"] * target:
         return text
     path = equal.by.removeprefix(f"{MODEL}.")
     data = resolve_run(text, plugins, loaded=loaded).data
