@@ -374,6 +374,9 @@ def _check_inputs(run: Run, batch: Batch, inputs: Mapping[str, str]) -> None:
             words = "features of width" if values.ndim < 4 else "images of"
             got = "ids" if sizes is None else f"{words} {' x '.join(map(str, sizes))}"
             raise run.error(f"the data has {got}, but `{inputs[name]}` of the model takes {signal.in_words()}", "data")
+        if signal.length is not None and values.shape[1] != signal.length:
+            message = f"the data has {values.shape[1]:,} positions, but `{inputs[name]}` of the model takes"
+            raise run.error(f"{message} {signal.in_words()}", "data")
     for name in inputs.values():
         rows = rows_of(run.graph, name)
         if rows is not None and rows < run.data.vocab_size:  # published tables often have more rows than tokens

@@ -160,8 +160,10 @@ def test_check_passes_on_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "dit_shapes", *PLUGIN_OPTIONS]) == 0, capsys.readouterr().out
 
 
-def test_a_width_that_differs_is_an_error_before_the_first_step() -> None:
+def test_sizes_that_differ_are_an_error_before_the_first_step() -> None:
     with pytest.raises(SpecError, match="must return one velocity for `patches`, a sequence of 16 positions of width"):
         Trainer(shapes_run("model.noise.d_model=32"), Memory())
     with pytest.raises(SpecError, match="the data has features of width 16, but `patches` of the model takes"):
         shapes_run("model.inputs.patches.width=32")
+    with pytest.raises(SpecError, match="the data has 16 positions, but `patches` of the model takes a sequence of 15"):
+        shapes_run("model.inputs.patches.length=15")
