@@ -356,9 +356,10 @@ def _check_model(run: Run) -> None:
             message = f"the data has {classes:,} classes{of}, but the model returns {width:,} logits"
             raise run.error(message, "data", help=f"write `n_classes: data.n_classes{key}` in the run's `model`")
     _check_targets(run)
-    limit = max_len(graph)
-    if limit is not None and data.length > limit:
-        message = f"the examples have {data.length:,} positions, but the model has max_len {limit:,}"
+    limit, further = max_len(graph), run.config.loss.further_positions
+    if limit is not None and data.length + further > limit:
+        added = f", and {further} of the loss" if further else ""
+        message = f"the examples have {data.length:,} positions{added}, but the model has max_len {limit:,}"
         path = ("batch", "length") if run.config.data.takes_length else ("data",)
         raise run.error(message, *path, help="set `max_len` of the model, or make the examples shorter")
     for split in run.config.eval.splits if run.config.eval else ():
@@ -437,7 +438,7 @@ def check_length(run: Run, split: str, *path: str) -> None:
 
     `Data.length` does not limit the rows of a split that is only evaluated.
     """
-    limit, longest = max_len(run.graph), positions_of(run.data, split)
+    limit, longest = max_len(run.graph), positions_of(run.data, split) + run.config.loss.further_positions
     if limit is not None and longest > limit:
         message = f"the examples of `{split}` have {longest:,} positions, but the model has max_len {limit:,}"
         raise run.error(message, *path, help=f"set `max_len` of the model, or evaluate splits without `{split}`")

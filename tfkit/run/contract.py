@@ -341,6 +341,11 @@ class LossConfig(Component):
         return {}
 
     @property
+    def further_positions(self) -> int:
+        """The number of positions that the loss adds to each example, for which the model must have room."""
+        return 0
+
+    @property
     def undivided(self) -> bool:
         """True if the loss of a step is not the sum of the losses of its sequences.
 

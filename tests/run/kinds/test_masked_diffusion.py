@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import tfkit
@@ -63,10 +63,10 @@ def any_order(model: nn.Module, ids: list[int], asked: list[int]) -> Tensor:
 @pytest.mark.parametrize("asked", [[1, 2, 3], [2, 3]])
 def test_its_expectation_is_the_mean_over_all_orders(asked: list[int]) -> None:
     ids, model = [3, 1, 4, 2], Table()
-    targets = torch.tensor([ids[i] if i in asked else -100 for i in range(1, 4)] + [2])
+    targets = torch.tensor([ids[i] if i in asked else -100 for i in range(1, 4)])
     loss = MaskedDiffusionLoss(model, "tokens", MASK)
     noise: Any = Drawn()
-    result = loss({"tokens": torch.tensor(ids).expand(ROWS, -1)}, targets.expand(ROWS, -1), noise)
+    result = loss({"tokens": torch.tensor(ids[:3]).expand(ROWS, -1)}, targets.expand(ROWS, -1), noise)
     assert result.count == ROWS * len(asked)
     expected = any_order(model, ids, asked)
     assert result.total.item() / ROWS == pytest.approx(expected.item(), rel=0.03)
@@ -77,10 +77,64 @@ def test_its_expectation_is_the_mean_over_all_orders(asked: list[int]) -> None:
     assert float(hidden.total / hidden.count) == pytest.approx(0.5, abs=0.01)
 
 
+def stack_model(block: str) -> fx.GraphModule:
+    stack = {"block": block, "n_layers": 1, "attention": {"n_heads": 2}, "ffn": {"kind": "relu", "d_ff": 8}}
+    graph = {"embedding": {"block": "embedding", "position": "sinusoidal"}, "stack": stack, "head": "lm_head"}
+    return tfkit.build({"tfkit": 1, "name": "small", "d_model": 8, "vocab_size": 13, "graph": graph})
+
+
+class Fixed:
+    """The first numbers of some rows of a table."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def rand(self, *size: int) -> Tensor:
+        return self.rows[:, :1] if size == (1,) else self.rows[:, 1 : 1 + size[0]]
+
+
+NUMBERS = torch.tensor([[0.7, 0.4, 0.9, 0.2, 0.8, 0.1, 0.6, 0.3], [0.5, 0.1, 0.7, 0.3, 0.2, 0.9, 0.6, 0.4]])
+HIGHEST = 12
+"""The highest id of `stack_model`."""
+
+
+def loss_of(model: nn.Module, ids: list[int], first: int, level: float, draws: list[float]) -> float:
+    """The loss of a sequence alone, whose tokens from `first` may be hidden."""
+    level = 1e-3 + (1 - 1e-3) * level
+    hidden = [i for i in range(first, len(ids)) if draws[i] < level]
+    tokens = torch.tensor([HIGHEST if i in hidden else token for i, token in enumerate(ids)])
+    return F.cross_entropy(model(tokens[None])[0], torch.tensor(ids), reduction="none")[hidden].sum().item() / level
+
+
+def test_padding_does_not_change_the_loss() -> None:
+    """The last token of each row is only a target, which padding follows in the second row."""
+    model, noise = stack_model("encoder"), cast(Any, Fixed(NUMBERS))
+    loss = MaskedDiffusionConfig().build(model)
+    padding = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    inputs = {"tokens": torch.tensor([[5, 3, 8, 2, 9], [7, 1, 6, 0, 0]]), loss.padding: padding}
+    result = loss(inputs, torch.tensor([[-100, 8, 2, 9, 4], [1, 6, 10, -100, -100]]), noise)
+    (level, *draws), (level_2, *draws_2) = NUMBERS.tolist()
+    expected = loss_of(model, [5, 3, 8, 2, 9, 4], 2, level, draws) + loss_of(model, [7, 1, 6, 10], 1, level_2, draws_2)
+    assert result.total.item() == pytest.approx(expected)
+    assert result.count == 7
+
+
+@pytest.mark.parametrize("ids", [[7, 1, 6], [7, 1]], ids=["cut", "complete"])
+def test_documents_of_a_row_have_the_loss_that_each_has_alone(ids: list[int]) -> None:
+    """The last document is cut where the row ends, so its last token is only a target; or no token follows."""
+    model, noise = stack_model("encoder"), cast(Any, Fixed(NUMBERS[:1]))
+    loss = MaskedDiffusionConfig().build(model)
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1]])
+    inputs = {"tokens": torch.tensor([[5, 3, 8, 11, 7, 1]]), loss.padding: documents[:, :, None] == documents[:, None]}
+    result = loss(inputs, torch.tensor([[3, 8, 11, -100, 1, *ids[2:], *[-100] * (3 - len(ids))]]), noise)
+    level, *draws = NUMBERS[0].tolist()
+    expected = loss_of(model, [5, 3, 8, 11], 1, level, draws) + loss_of(model, ids, 1, level, draws[4:])
+    assert result.total.item() == pytest.approx(expected)
+    assert result.count == 2 + len(ids)
+
+
 def test_a_causal_model_is_an_error() -> None:
-    decoder = {"block": "decoder", "n_layers": 1, "attention": {"n_heads": 2}, "ffn": {"kind": "relu", "d_ff": 8}}
-    graph = {"embedding": {"block": "embedding"}, "decoder": decoder, "head": "lm_head"}
-    model = tfkit.build({"tfkit": 1, "name": "causal", "d_model": 8, "vocab_size": 7, "graph": graph})
+    model = stack_model("decoder")
     with pytest.raises(ValueError, match="a model that attends to later tokens"):
         MaskedDiffusionConfig().build(model)
 
@@ -104,6 +158,7 @@ def test_a_run_without_a_token_for_the_mask_is_an_error(tmp_path: Path) -> None:
     [
         (["model.decoder.block=decoder"], "attends to later tokens"),
         (["model.outputs=[head, decoder]"], "whose only output is logits"),
+        (["model.embedding.position.max_len=6"], "6 positions, and 1 of the loss, but the model has max_len 6"),
     ],
 )
 def test_a_model_that_cannot_fill_in_masks_is_an_error_when_the_run_is_read(
