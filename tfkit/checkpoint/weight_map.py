@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -27,6 +28,7 @@ from tfkit.nn import StackedLinear
 from tfkit.nn.spread import outlines, process_of, rows_of
 from tfkit.spec.folder import INDEX, WEIGHTS
 
+Value = TypeVar("Value")
 MAX_SHARD = 5 * 10**9
 """Maximum size of a file in bytes, unless a single tensor is larger."""
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -167,19 +169,20 @@ class WeightMap:
             return next((path + name for path in paths if path + name in names), name)
 
         links = tuple(replace(link, file=tuple(map(at, link.file))) for link in self.links)
+
+        def moved(entries: Mapping[str, Value]) -> dict[str, Value]:
+            return {at(name): value for name, value in entries.items()}
+
         copies = {at(name): at(other) for name, other in self.copies.items()}
-        zeros, constants, computed, ignored = (
-            {at(name): value for name, value in entries.items()}
-            for entries in (self.zeros, self.constants, self.computed, self.ignored)
-        )
-        moved = replace(self, links=links, prefix=prefix, copies=copies, ignored=ignored, constants=constants)
-        moved = replace(moved, zeros=zeros, computed=computed)
+        located = replace(self, links=links, prefix=prefix, copies=copies, zeros=moved(self.zeros))
+        located = replace(located, constants=moved(self.constants), computed=moved(self.computed))
+        ignored = moved(self.ignored)
         read = {name for link in links for name in link.file}
-        of_body = name_matcher(name for name in moved.unread if not name.startswith("*"))
+        of_body = name_matcher(name for name in (*located.unread, *ignored) if not name.startswith("*"))
         outside = f"outside of `{prefix.rstrip('.')}`"
         unread = [name for name in names if not name.startswith(prefix) and name not in read]
         reasons = {name: outside for name in unread if not of_body.fullmatch(name)}
-        return replace(moved, ignored={**reasons, **ignored})
+        return replace(located, ignored={**reasons, **ignored})
 
     @property
     def unread(self) -> tuple[str, ...]:
