@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,9 +26,11 @@ from tfkit.tools.save.save import save
 
 from ..sampling import chosen
 from .case import AUTO, logits_of
+from .cases import CASES
 from .wrappers import (
     MISNAMED,
     REJECTED,
+    SAME_AS,
     TEXT_ALONE,
     TEXT_TYPES,
     TIMM,
@@ -44,6 +47,12 @@ TYPES = sorted(TEXT_TYPES.keys() - MISNAMED.keys() - REJECTED.keys())
 QUICK_CASES = {"aya_vision", "mistral3"}
 NO_TOWER = {"fuyu", "granite_speech", "granite_speech_plus"}
 """Types whose images have no encoder, or whose encoder has a different field."""
+
+
+LISTED = {"lfm2", "llama4_text", "qwen3_5_text", "qwen3_5_moe_text"}
+"""Types whose text_config must list the types of the layers."""
+WITH_BUFFERS = {"deepseek_v3", "gemma4_text"}
+"""Types with buffers that are parameters in tfkit."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +81,7 @@ def test_the_text_model_alone_computes_the_same(name: str, tmp_path: Path) -> No
     assert sum(imported.tensors_left_out.values()) == len(ours.meta["left_out"]) == len(before) - len(after)
     assert name in NO_TOWER or {"vision_config", "audio_config"} & {*imported.fields_left_out}
     alone = AUTO[text_case(name).kind].from_pretrained(tmp_path / "text", attn_implementation="eager").eval()
-    assert alone.config.model_type == TEXT_TYPES[name]
+    assert alone.config.model_type == text_case(name).model_type
     _check_logits(ours, alone, name)
 
     if name not in TEXT_ALONE | UNREAD.keys():
@@ -104,9 +113,18 @@ def _inputs(name: str) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 def test_every_type_with_a_known_text_model_has_a_case() -> None:
-    families = load_plugins().specs.by_model_type
+    specs = load_plugins().specs
+    families = {**specs.by_model_type, **specs.by_text_type}
     known = {name: part for name, part in text_types().items() if part in families}
     assert known == TEXT_TYPES | {name: known[name] for name in TOO_LARGE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MISNAMED))
+def test_tensors_that_are_not_where_they_are_expected_are_listed(name: str, tmp_path: Path) -> None:
+    wrapper(name).save_pretrained(tmp_path)
+    with pytest.raises(tfkit.SpecError, match="lacks tensors of the model"):
+        tfkit.build(import_config(tmp_path).graph)
 
 
 @pytest.mark.slow
@@ -148,3 +166,32 @@ CHANGES: dict[type, Callable[[Any], Any]] = {
 def _logits(theirs: Any, name: str) -> Tensor:
     torch.manual_seed(2)
     return logits_of((theirs.language_model if _runs_alone(theirs, name) else theirs)(**_inputs(name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*TEXT_TYPES.values()}))
+def test_defaults_of_a_text_config_are_those_of_its_class(name: str) -> None:
+    specs = load_plugins().specs
+    family = tfkit.load({**specs.by_text_type, **specs.by_model_type}[name]).spec.family
+    assert family is not None
+    values = {**family.defaults, **family.text_types[name]} if name in SAME_AS else family.text_types[name]
+    theirs = transformers.CONFIG_MAPPING[name]().to_dict()
+    theirs["rope_parameters"] = {**theirs["rope_parameters"]} if "rope_parameters" in theirs else {}
+    theirs["rope_parameters"].pop("rope_type", None)
+    theirs["layer_types"] = None
+    assert values == {field: theirs.get(field, values[field]) for field in values}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*TEXT_TYPES.values()} - LISTED - WITH_BUFFERS))
+def test_a_text_config_may_omit_all_fields(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "new", "text_config": {"model_type": name}}))
+    graph = import_config(tmp_path).graph
+    case = next(case for case in CASES.values() if case.model_type == SAME_AS.get(name, name))
+    with torch.device("meta"):
+        theirs = AUTO[case.kind].from_config(transformers.CONFIG_MAPPING[SAME_AS.get(name, name)](**_defaults(name)))
+    assert tfkit.count_params(graph).total == sum(tensor.numel() for tensor in theirs.parameters())
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    return transformers.CONFIG_MAPPING[name]().to_dict() if name in SAME_AS else {}

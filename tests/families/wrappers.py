@@ -17,6 +17,7 @@ from .cases import CASES
 TEXT_ALONE = {"blip-2", "florence2", "instructblip", "instructblipvideo"}
 """Types whose class does not run without images, or has two inputs of text: their text model runs alone."""
 MISNAMED = {
+    "cosmos3_omni": "version 5.23 writes the names of all of its parts without their prefixes",
     "kimi_k25": "version 5.23 writes `blocks` instead of `layers`, also in the text model",
     "qianfan_ocr": "version 5.23 writes `encoder` instead of `layers`, also in the text model",
 }
@@ -72,6 +73,9 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
 }
 """Configs that the names of fields do not make small."""
+PLANES = {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 1, 1]}}
+OF_TEXT: dict[str, dict[str, Any]] = {"qwen2_vl": PLANES, "qwen2_5_vl": PLANES, "qwen3_vl": PLANES}
+"""Further fields of text models."""
 TOO_LARGE = {"fun_asr_nano", "nemo_speechlm", "nemotron_h_omni", "vibevoice", "vibevoice_asr"}
 """Types with encoders of sound or images that are large at any size, or whose sizes depend on each other."""
 TIMM = {"gemma3n_vision", "timm_wrapper"}
@@ -92,6 +96,7 @@ TEXT_TYPES = {
     "aya_vision": "cohere2",
     "blip-2": "opt",
     "cohere2_vision": "cohere2",
+    "cosmos3_omni": "qwen3_vl_text",
     "deepseek_vl": "llama",
     "deepseek_vl_hybrid": "llama",
     "exaone4_5": "exaone4",
@@ -130,10 +135,13 @@ TEXT_TYPES = {
     "perception_lm": "llama",
     "pp_chart2table": "qwen2",
     "qianfan_ocr": "qwen3",
+    "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_audio": "qwen2",
+    "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_asr": "qwen3",
+    "qwen3_vl": "qwen3_vl_text",
     "shieldgemma2": "gemma3_text",
     "smolvlm": "llama",
     "video_llama_3": "qwen2",
@@ -142,6 +150,14 @@ TEXT_TYPES = {
     "voxtral": "llama",
 }
 """The types whose text model is of a family that tfkit has, with the default type of the text model."""
+
+
+SAME_AS = {
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
+"""Types of text models that are models of a different family, if there are no images."""
 
 
 def text_types() -> dict[str, str]:
@@ -164,7 +180,8 @@ def _class_names() -> dict[str, str]:
 
 def text_case(model_type: str) -> Case:
     """The first case of the text model of a type."""
-    return next(case for case in CASES.values() if case.model_type == TEXT_TYPES[model_type])
+    family = SAME_AS.get(TEXT_TYPES[model_type], TEXT_TYPES[model_type])
+    return next(case for case in CASES.values() if case.model_type == family)
 
 
 def wrapper(model_type: str, **fields: Any) -> Any:
@@ -173,7 +190,12 @@ def wrapper(model_type: str, **fields: Any) -> Any:
     config_class = transformers.CONFIG_MAPPING[model_type]
     parts = {name: getattr(config_class(), name, None) for name in config_class.sub_configs}
     small = {name: _small(part) for name, part in parts.items() if part is not None}
-    text = {"text_config": {"model_type": case.model_type, **deepcopy(dict(case.config))}}
+    text = {
+        "text_config": {
+            "model_type": TEXT_TYPES[model_type],
+            **deepcopy({**case.config, **OF_TEXT.get(model_type, {})}),
+        }
+    }
     config = config_class(**small | text | FURTHER.get(model_type, {}) | fields)
     config._attn_implementation = "eager"
     torch.manual_seed(0)

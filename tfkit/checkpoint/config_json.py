@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence, Set
 from collections.abc import Mapping as MappingABC
 from contextlib import suppress
@@ -28,7 +29,9 @@ SILENT = frozenset(
     tokenizer_class prefix finetuning_task summary_activation summary_first_dropout summary_proj_to_labels
     summary_type summary_use_proj classifier_dropout max_length min_length num_beams length_penalty early_stopping
     no_repeat_ngram_size do_sample bad_words_ids static_position_embeddings use_bfloat16 torchscript
-    cache_implementation cross_attention_hidden_size
+    cache_implementation cross_attention_hidden_size diversity_penalty encoder_no_repeat_ngram_size num_beam_groups
+    exponential_decay_length_penalty num_return_sequences output_scores remove_invalid_values repetition_penalty
+    return_dict_in_generate suppress_tokens begin_suppress_tokens temperature tf_legacy_loss top_k top_p typical_p
     """.split()  # noqa: SIM905
 )
 """Fields without effect on the model, in every family."""
@@ -37,6 +40,7 @@ FILE_FIELDS = frozenset({"architectures", "model_type", "auto_map", "torch_dtype
 INERT_VALUES = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
+    "add_cross_attention": False,
     "tie_encoder_decoder": False,
     "pruned_heads": {},
 }
@@ -45,6 +49,8 @@ LABELS = ("id2label", "label2id")
 TEXT = "text_config"
 """The field of config.json with the config of the text model that a model of images or sound contains."""
 TIED = "tie_word_embeddings"
+OF_MEDIA = re.compile(r"(vision|image|video|audio)_")
+"""Matches the fields of images and sound in a config.json that also has the fields of the text model."""
 OF_TEXT = SILENT - FILE_FIELDS | {*LABELS, TIED}
 """Fields next to `text_config` that apply to the text model."""
 MAX_LAYERS = 4096
@@ -275,7 +281,14 @@ class FieldReading:
 def contains_text_model(config: MappingABC[str, Any], family: FamilyConfig) -> bool:
     """Return True if the model of a config.json contains the model of a family, as a model of images and text does."""
     in_family = any(name == TEXT or name.startswith(f"{TEXT}.") for name in family.fields)
-    return isinstance(config.get(TEXT), Mapping | dict) and not in_family
+    node = config.get("model_type")
+    flat = (node.value if isinstance(node, Scalar) else node) in family.text_types and any(map(OF_MEDIA.match, config))
+    return flat or (isinstance(config.get(TEXT), Mapping | dict) and not in_family)
+
+
+def text_config_in(config: MappingABC[str, Any]) -> Any:
+    """Return the config of a text model: `text_config`, or the fields in which no name begins with images or sound."""
+    return config.get(TEXT) or {name: value for name, value in config.items() if not OF_MEDIA.match(name)}
 
 
 def text_fields(inner: MappingABC[str, Any], outer: MappingABC[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tfkit.nn import StackedLinear
 from tfkit.nn.spread import outlines, process_of, rows_of
 from tfkit.spec.folder import INDEX, WEIGHTS
 
-T = TypeVar("T")
+Value = TypeVar("Value")
 MAX_SHARD = 5 * 10**9
 """Maximum size of a file in bytes, unless a single tensor is larger."""
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -169,22 +169,20 @@ class WeightMap:
             return next((path + name for path in paths if path + name in names), name)
 
         links = tuple(replace(link, file=tuple(map(at, link.file))) for link in self.links)
-        moved = replace(
-            self,
-            links=links,
-            prefix=prefix,
-            copies={at(name): at(source) for name, source in self.copies.items()},
-            ignored=_renamed(self.ignored, at),
-            constants=_renamed(self.constants, at),
-            zeros=_renamed(self.zeros, at),
-            computed=_renamed(self.computed, at),
-        )
+
+        def moved(entries: Mapping[str, Value]) -> dict[str, Value]:
+            return {at(name): value for name, value in entries.items()}
+
+        copies = {at(name): at(other) for name, other in self.copies.items()}
+        located = replace(self, links=links, prefix=prefix, copies=copies, zeros=moved(self.zeros))
+        located = replace(located, constants=moved(self.constants), computed=moved(self.computed))
+        ignored = moved(self.ignored)
         read = {name for link in links for name in link.file}
-        of_body = name_matcher(name for name in moved.unread if not name.startswith("*"))
+        of_body = name_matcher(name for name in (*located.unread, *ignored) if not name.startswith("*"))
         outside = f"outside of `{prefix.rstrip('.')}`"
         unread = [name for name in names if not name.startswith(prefix) and name not in read]
         reasons = {name: outside for name in unread if not of_body.fullmatch(name)}
-        return replace(moved, ignored={**reasons, **moved.ignored})
+        return replace(located, ignored={**reasons, **ignored})
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -278,10 +276,6 @@ class WeightMap:
             yield name, torch.tensor(value, dtype=like.dtype, device=like.device)
         for name, function in self.written.items():
             yield name, function().to(like)
-
-
-def _renamed(entries: Mapping[str, T], name_of: Callable[[str], str]) -> dict[str, T]:
-    return {name_of(name): value for name, value in entries.items()}
 
 
 def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) -> None:

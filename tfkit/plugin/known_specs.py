@@ -20,6 +20,8 @@ from tfkit.plugin.import_code import folder_of
 
 FAMILIES = "families"
 """Name of the folder of families, inside a folder of specs."""
+_TEXT_TYPES = re.compile(r"^text_types:\n((?:  .*\n)+)", re.MULTILINE)
+_TEXT_TYPE = re.compile(r"^  ([\w.-]+):", re.MULTILINE)
 _CHECKPOINT = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 _MODEL = re.compile(r"^(model|extends):", re.MULTILINE)
 """Matches in a document that contains a model, or extends a document that does."""
@@ -72,6 +74,16 @@ class NamedSpecs:
             match = _CHECKPOINT.search(spec.path.read_text(encoding="utf-8"))
             if match and match[1] in self.families:
                 names.setdefault(match[1], name)
+        return names
+
+    @cached_property
+    def by_text_type(self) -> Mapping[str, str]:
+        """The first spec of each family, by the `text_types` of the family. The first access reads all files."""
+        names: dict[str, str] = {}
+        for family, path in self.families.items():
+            match = _TEXT_TYPES.search(path.path.read_text(encoding="utf-8"))
+            if match and family in self.by_model_type:
+                names |= dict.fromkeys(_TEXT_TYPE.findall(match[1]), self.by_model_type[family])
         return names
 
 

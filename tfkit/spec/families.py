@@ -27,7 +27,7 @@ from tfkit.spec.merge import is_null, merge, without_keys
 from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads", "inside")
+ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
 """Sections in which a null entry removes the inherited entry."""
 ABOUT_FIELDS = ("defaults", "when")
 """Sections whose keys must be names of fields."""
@@ -79,6 +79,9 @@ class FamilyConfig(Config):
     """The entry of `heads` that applies."""
     spec: dict[str, Any] = Field(default_factory=dict)
     """Changes of the family's first spec, for a head."""
+    text_types: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Types of text models of this family, in a `text_config` or, for older files, in a config.json that also has
+    fields of images or sound; each with defaults that only a `text_config` needs, because it omits sizes."""
     inside: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Types of models that contain this model and whose classes always compute with certain values of its fields,
     whatever their config.json states."""
@@ -89,8 +92,7 @@ class FamilyConfig(Config):
         """Raise `Invalid` for malformed entries, unknown fields, and expressions without an inverse."""
         super().check()
         self._check_tensors()
-        inside = {name: None for values in self.inside.values() for name in values}
-        for section, names in (("defaults", self.defaults), ("when", self.when), ("inside", inside)):
+        for section, names in (("defaults", self.defaults), ("when", self.when)):
             if unknown := [name for name in names if name not in self.fields]:
                 near = closest_name(unknown[0], self.fields)
                 help = f"a field with a similar name exists: {quoted(near)}" if near else None

@@ -18,6 +18,7 @@ from tfkit.tools.import_.importing import Imported, draft_family, import_config
 
 from ...known import KNOWN
 
+PUBLISHED = Path(__file__).parents[2] / "published" / "around"
 TEXT = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -225,6 +226,39 @@ def test_a_foreign_file_is_described_by_the_names_of_the_family(tmp_path: Path) 
     assert has.notes == ("encoder.stem.embed_tokens.weight [61, 8]", "encoder.stem.norm.weight [8]")
 
 
+def test_older_files_have_the_fields_of_both_models_at_the_top(tmp_path: Path) -> None:
+    """As Qwen2-VL was published, with positions in planes, which are equal for text."""
+    rotary = {"rope_theta": 500.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 1]}}
+    outer = {
+        "model_type": "qwen2_vl",
+        "vision_config": {"depth": 3},
+        "image_token_id": 60,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**TEXT, **rotary, **outer, "architectures": ["Qwen2VLModel"]}))
+    biases = {
+        f"layers.{i}.self_attn.{name}_proj.bias": size
+        for i in range(3)
+        for name, size in zip("qkv", (8, 4, 4), strict=True)
+    }
+    tensors = {
+        name.removeprefix("model."): tensor for name, tensor in text_tensors().items() if name != "lm_head.weight"
+    }
+    tensors |= {name: torch.ones(size) for name, size in biases.items()}
+    save_file({**tensors, "visual.stem": torch.ones(3)}, tmp_path / "model.safetensors")
+    imported = import_config(tmp_path)
+    position = imported.graph.spec.model.graph["decoder"].attention.position
+    assert (position.theta, position.scaling) == (500.0, None)
+    assert imported.fields_left_out == ("vision_config", "image_token_id")
+    assert imported.tensors_left_out == {"visual.stem": 1}
+    with pytest.warns(tfkit.LeftOutWarning, match="the model omits 1 tensor"):
+        tfkit.build(imported.graph)
+    assert Companions.read(tmp_path, imported.graph.spec.family).fields == {}
+    (tmp_path / "config.json").write_text(json.dumps({**TEXT, **rotary, **outer, "n_odd": 3}))
+    with pytest.raises(tfkit.SpecError, match="qwen2 does not have the field `n_odd`"):
+        import_config(tmp_path)
+
+
 def test_the_head_of_the_class_around_the_text_model(tmp_path: Path) -> None:
     classes = {"architectures": ["UnpublishedForSequenceClassification"], "num_labels": 5}
     path = folder(tmp_path, **classes, id2label={str(n): f"class {n}" for n in range(5)})
@@ -245,3 +279,23 @@ def test_commands_count_what_they_leave_out(tmp_path: Path, capsys: pytest.Captu
     assert "outside of `model.language_model`: model.projector, model.tower (9 tensors)" in output.err
     assert main(["build", spec, "--weights", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == {"model.projector": 1, "model.tower": 9}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "family"),
+    [
+        ("gemma3_4b", 3_880_263_168, "gemma3_text"),
+        ("llava_1_5_7b", 6_738_939_904, "llama"),
+        ("mistral_small_3_1", 23_572_403_200, "mistral"),
+        ("qwen25_vl_3b", 3_085_938_688, "qwen2"),
+    ],
+)
+def test_published_files_omit_sizes_of_the_text_model(name: str, parameters: int, family: str) -> None:
+    """The counts are those of the classes of transformers, without the parts for images."""
+    imported = import_config(PUBLISHED / f"{name}.json")
+    assert tfkit.count_params(imported.graph).total == parameters
+    assert imported.graph.spec.family is not None
+    assert imported.graph.spec.family.model_type == family
+    assert "vision_config" in imported.fields_left_out
+    (note,) = imported.notes
+    assert note.message.startswith("the spec is only the text model")

@@ -21,6 +21,9 @@ WIDTH = "rotary_dim"
 ORIGINAL = "original_max_position_embeddings"
 LENGTH = "max_position_embeddings"
 
+PLANES = {"mrope_section", "mrope_interleaved"}
+"""Parameters of positions in several planes, such as the time, height and width of an image."""
+
 SCALINGS: dict[str, dict[str, str]] = {
     "linear": {"factor": "factor"},
     "ntk": {"alpha": "factor"},
@@ -143,7 +146,10 @@ class RopeFieldConfig(FieldConfig):
         _check_beside(fields, outside, inside)
         for entries in (outside, *inside.values()):
             parameters |= entries
-        return parameters | ({"rope_type": parameters.pop("type")} if "type" in parameters else {})
+        parameters |= {"rope_type": parameters.pop("type")} if "type" in parameters else {}
+        # The positions of text are equal in all of the planes between which M-RoPE divides the pairs of channels.
+        plane = {"rope_type": "default"} if parameters.get("rope_type") == "mrope" else {}
+        return {key: value for key, value in parameters.items() if key not in PLANES} | plane
 
     def write(self, name: str, file: Writing) -> None:
         present = {

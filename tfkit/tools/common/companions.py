@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tfkit.checkpoint.config_json import LABELS, TEXT, contains_text_model, further_fields, text_fields
+from tfkit.checkpoint.config_json import LABELS, contains_text_model, further_fields, text_config_in, text_fields
 from tfkit.decoding.text import load_tokenizer
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
 from tfkit.run.contract import Tokenizer
@@ -121,7 +121,7 @@ class Companions:
             return cls(files, omitted=tuple(omitted))
         config = _parsed_object(folder / source, _read_contents(folder, source, MAX_CONFIG))
         if family is not None and contains_text_model(config, family):
-            config = text_fields(config[TEXT], config)
+            config = text_fields(text_config_in(config), config)
             omitted += [f"{name}, of images or sound" for name in files if name in PROCESSOR_FILES]
             files = {name: content for name, content in files.items() if name not in PROCESSOR_FILES}
         model_type = config.get("model_type")

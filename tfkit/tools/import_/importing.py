@@ -33,7 +33,7 @@ from tfkit.spec.render import render_tree, spec_data
 from tfkit.spec.source import parse, plain_data, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.import_.draft import draft_text, nearest_family, other_layers
-from tfkit.tools.import_.text_model import fields_left_out, text_config, text_model_notes
+from tfkit.tools.import_.text_model import fields_left_out, text_config, text_family, text_model_notes
 from tfkit.tools.show.resolved_values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
@@ -96,10 +96,13 @@ def import_config(
         return _embedded_spec(text, name, plugins, weights)
     family = family or family_of(config, plugins.specs)
     standard, fields, notes = _tree_and_family(family, plugins), tuple[str, ...](), list[Diagnostic]()
-    if contains_text_model(config.items, standard[1]):
+    contained = contains_text_model(config.items, standard[1])
+    outer = config
+    if contained:
         fields, notes = fields_left_out(config), [*text_model_notes(config, standard[1])]
         config = text_config(config, standard[1], path.parent)
     tree, rules = _family_of_class(config, family, standard, plugins, path.parent)
+    rules = text_family(outer, rules) if contained else rules
     tree = read_fields(config, tree, rules)
     for path_in_spec in _paths_set_by_weights(rules, path.parent):
         tree = _with_value(tree, path_in_spec, True)
@@ -212,9 +215,10 @@ def family_of(config: Mapping, specs: NamedSpecs) -> str:
         message = f"the {where} has no `model_type`, so the meaning of its fields is unknown"
         raise SpecError(Diagnostic(message, config.span, path, help="name a spec that defines it: --family gpt2"))
     families = specs.by_model_type
-    if node.value not in families:
+    spec = families.get(node.value, specs.by_text_type.get(node.value))
+    if spec is None:
         raise SpecError(_unknown_family(config, node.value, families, node.span, path))
-    return families[node.value]
+    return spec
 
 
 def _unknown_family(config: Mapping, model_type: str, families: Collection[str], span: Span, path: str) -> Diagnostic:

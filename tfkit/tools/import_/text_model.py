@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tfkit.checkpoint.config_json import FILE_FIELDS, OF_TEXT, TEXT, TIED, text_fields
+from tfkit.checkpoint.config_json import FILE_FIELDS, OF_TEXT, TEXT, TIED, text_config_in, text_fields
 from tfkit.component import case_of
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.spec.families import FamilyConfig, class_of, expanded_names
@@ -37,9 +37,16 @@ def text_config(config: Mapping, family: FamilyConfig, folder: Path) -> Mapping:
     return Mapping(items, {name: spans[name] for name in items}, inner.span)
 
 
+def text_family(config: Mapping, family: FamilyConfig) -> FamilyConfig:
+    """Return the family with the defaults of the class of a text model, of which a `text_config` omits many."""
+    defaults = family.text_types.get(_type_of(_inner(config)), {})
+    return family.model_copy(update={"defaults": {**family.defaults, **defaults}})
+
+
 def fields_left_out(config: Mapping) -> tuple[str, ...]:
     """Return the fields of a config.json that do not apply to its text model."""
-    return tuple(name for name in config.items if name not in OF_TEXT | FILE_FIELDS | {TEXT})
+    inner = {TEXT} if TEXT in config.items else _inner(config).items.keys()
+    return tuple(name for name in config.items if name not in OF_TEXT | FILE_FIELDS | inner)
 
 
 def text_model_notes(config: Mapping, family: FamilyConfig) -> Iterator[Diagnostic]:
@@ -56,9 +63,8 @@ def text_model_notes(config: Mapping, family: FamilyConfig) -> Iterator[Diagnost
 
 
 def _inner(config: Mapping) -> Mapping:
-    inner = config.items[TEXT]
-    assert isinstance(inner, Mapping)
-    return inner
+    inner = text_config_in(config.items)
+    return inner if isinstance(inner, Mapping) else Mapping(inner, config.keys, config.span)
 
 
 def _type_of(config: Mapping) -> str:
