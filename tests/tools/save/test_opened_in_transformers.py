@@ -144,6 +144,18 @@ def test_labels_and_the_memory_of_each_layer(translation: Pair, monkeypatch: pyt
 
 
 @torch.no_grad()
+def test_the_weights_of_each_attention(translation: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, written = translation
+    for body in (written.model.encoder, written.model.decoder):
+        monkeypatch.setattr(body.config, "_attn_implementation", "eager")
+    output = written(ids(4), decoder_input_ids=ids(6), output_attentions=True)
+    sizes = {"encoder_attentions": [(4, 4)], "decoder_attentions": [(6, 6)] * 2, "cross_attentions": [(6, 4)] * 2}
+    for name, expected in sizes.items():
+        assert [tuple(weights.shape) for weights in output[name]] == [(2, 2, *size) for size in expected]
+        close(torch.stack(output[name]).sum(dim=-1), torch.ones(len(expected), 2, 2, expected[0][0]))
+
+
+@torch.no_grad()
 def test_the_cache_of_transformers_has_all_columns(tmp_path: Path) -> None:
     model, written = opened(CAUSAL, tmp_path)
     tokens, mask = ids(6), torch.tensor([[1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]])

@@ -3,33 +3,109 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import nn
 
 from tfkit.tools.eject.config import CONFIG, Named
 from tfkit.tools.eject.specialise import Function
 
 TORCH = "scaled_dot_product_attention"
 CHOSEN = "chosen_attention"
-"""The function in the template that calls the chosen implementation."""
+"""The function in the template that calls the chosen implementation, and returns its output and its weights."""
 
 NAMES = {"attn_mask": "mask", "dropout_p": "dropout", "is_causal": "causal", "scale": "scale"}
 """Names of torch's optional arguments, and the corresponding names in `CHOSEN`."""
 
 
-def choose_attention(functions: Iterable[Function]) -> bool:
-    """Replace calls of torch's attention in methods by `CHOSEN`. Return False if there are no such calls."""
+class ChosenAttention(NamedTuple):
+    """The modules whose attention transformers chooses.
+
+    Attributes:
+        callers: the modules that call `CHOSEN`.
+        cores: the callers that return its output and its weights, which transformers can record.
+    """
+
+    callers: frozenset[nn.Module]
+    cores: frozenset[nn.Module]
+
+
+def choose_attention(functions: Iterable[Function], model: nn.Module) -> ChosenAttention:
+    """Replace calls of torch's attention in the methods of a model by `CHOSEN`."""
     config = Named()
     config.text = CONFIG
-    callers = 0
-    for function in functions:
+    methods = {function: function.module for function in functions if function.module is not None}
+    callers: dict[Function, nn.Module] = {}
+    for function, module in methods.items():
         calls = _Calls()
-        if function.module is not None:
-            function.body = [calls.visit(step) for step in function.body]
-        if function.module is not None and calls.changed:
-            callers += 1
+        body = [calls.visit(step) for step in function.body]
+        if calls.changed:
+            callers[function] = module
+            function.body = body
             function.attributes.add(CONFIG)
-            function.module.__dict__[CONFIG] = config
-    return callers > 0
+            module.__dict__[CONFIG] = config
+    cores: set[nn.Module] = set()
+    for function, module in callers.items():
+        hosts = _hosts(module, model, methods) if _returns_call(function) else []
+        if not hosts:
+            _take_first(function, _is_chosen)
+            continue
+        cores.add(module)
+        tree = copy.deepcopy(function.code.tree)
+        tree.returns = ast.parse("tuple[Tensor, Tensor | None]", mode="eval").body
+        function.code = replace(function.code, tree=tree)
+        for host in hosts:
+            _take_first(host, lambda call, host=host, module=module: _called_child(call, host) is module)
+    return ChosenAttention(frozenset(callers.values()), frozenset(cores))
+
+
+def _returns_call(function: Function) -> bool:
+    """Return True if a forward returns the result of `CHOSEN`, and calls it nowhere else."""
+    last = function.body[-1]
+    calls = [node for step in function.body for node in ast.walk(step) if _is_chosen(node)]
+    return function.name == "forward" and isinstance(last, ast.Return) and calls == [last.value]
+
+
+def _hosts(core: nn.Module, model: nn.Module, methods: Iterable[Function]) -> list[Function]:
+    """Return the methods that call a module; empty unless every module with this child calls it by its name."""
+    parents = {parent for parent in model.modules() if any(child is core for child in parent._modules.values())}
+    hosts = [
+        function
+        for function in methods
+        if any(_called_child(node, function) is core for step in function.body for node in ast.walk(step))
+    ]
+    return hosts if parents == {function.module for function in hosts} else []
+
+
+def _called_child(node: ast.AST, function: Function) -> nn.Module | None:
+    """Return the child that `self.name(...)` calls in a method; None for any other node."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and function.module is not None):
+        return None
+    owner = node.func.value
+    is_self = isinstance(owner, ast.Name) and owner.id == function.self_name
+    return function.module._modules.get(node.func.attr) if is_self else None
+
+
+def _is_chosen(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == CHOSEN
+
+
+def _take_first(function: Function, is_call: Callable[[ast.Call], bool]) -> None:
+    """Take the first item of the results of some calls."""
+    first = _First(is_call)
+    function.body = [first.visit(step) for step in function.body]
+
+
+class _First(ast.NodeTransformer):
+    def __init__(self, is_call: Callable[[ast.Call], bool]) -> None:
+        self.is_call = is_call
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return ast.Subscript(node, ast.Constant(0)) if self.is_call(node) else node
 
 
 class _Calls(ast.NodeTransformer):

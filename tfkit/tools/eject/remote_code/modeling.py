@@ -23,7 +23,7 @@ from tfkit.component import Cached, State
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
 from tfkit.graph.wiring import table_owner
-from tfkit.nn import Past
+from tfkit.nn import Past, Softmax
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import statement_blocks, variable_names
 from tfkit.tools.eject.config import ConfigClass, with_names
@@ -31,7 +31,7 @@ from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.remote_code import dynamic_cache
-from tfkit.tools.eject.remote_code.attention import choose_attention
+from tfkit.tools.eject.remote_code.attention import ChosenAttention, choose_attention
 from tfkit.tools.eject.remote_code.parts import Body, Parts, parts_of
 from tfkit.tools.eject.remote_code.separate import separated_model
 from tfkit.tools.eject.specialise import Function, Specialiser
@@ -59,6 +59,8 @@ ATTRIBUTES = {
 """Fields of the config under the names that transformers uses."""
 SOURCES = {"input_ids": "token ids", "pixel_values": "images", "input_features": "features [b, width, t]"}
 """Descriptions of inputs, by their names in transformers."""
+ROLES = {"attentions": "attention", "cross_attentions": "cross_attention"}
+"""The names of recorded weights, and the roles of the sublayers that compute them."""
 LOSSES = {
     "ForCausalLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
     "ForMaskedLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
@@ -133,14 +135,12 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     for function in whole.functions.values():
         _narrow_result(function)
         _type_lists(function)
-    attends = choose_attention(whole.functions.values())
+    chosen = choose_attention(whole.functions.values(), root)
     inside = [*modules.values(), root]
     weights = InitialWeights(graph.spec.model.init, plan, {path: _module_at(inside, path) for path in plan}, whole)
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, whole, sizes, config, prefixes)
-    return _ModelingWriter(
-        graph, parts, name, whole, classes, config, weights, modules, attends=attends, dynamic=dynamic
-    ).code()
+    return _ModelingWriter(graph, parts, name, whole, classes, config, weights, modules, chosen, dynamic=dynamic).code()
 
 
 def _argument_values(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, AbstractValue]:
@@ -220,8 +220,8 @@ class _ModelingWriter:
         config: ConfigClass,
         weights: InitialWeights,
         modules: Mapping[Body, nn.Module],
+        chosen: ChosenAttention,
         *,
-        attends: bool,
         dynamic: bool,
     ) -> None:
         self.graph = graph
@@ -233,7 +233,7 @@ class _ModelingWriter:
         self.config = config
         self.weights = weights
         self.modules = modules
-        self.attends = attends
+        self.chosen = chosen
         self.dynamic = dynamic
         cache = "DynamicCache" if dynamic else f"{name}Cache"
         self.words = {"name": name, "file": self.file, "description": in_docs(graph.name), "cache": cache}
@@ -288,10 +288,12 @@ class _ModelingWriter:
         flags = {
             "tokens": first.embedding is not None,
             "embeds": embedded,
+            "encodes": len(parts.bodies) > 1,
             "separate": len(parts.bodies) > 1 and not self._is_shared,
             "states": states,
             "decodes": parts.decodes,
-            "attends": self.attends,
+            "attends": bool(self.chosen.callers),
+            "eager": bool(self.chosen.cores),
             "dynamic": self.dynamic,
         }
         bodies = [self._body(body) for body in parts.bodies]
@@ -303,7 +305,7 @@ class _ModelingWriter:
             "outputs": f", {parts.task.output}" if parts.task.output else "",
             "argument": first.argument,
             "definitions": "\n\n\n".join(definitions_),
-            "attention": _filled_template("attention", {}, {}) if self.attends else "",
+            "attention": _filled_template("attention", {}, {}) if self.chosen.callers else "",
             "cache": self._cache(states=states) if parts.decodes and not self.dynamic else "",
             "no_split": repr(list(dict.fromkeys(layers))),
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
@@ -343,13 +345,14 @@ class _ModelingWriter:
         """Return the class of a body."""
         layers, vector = self._layer_classes(body), body is self.parts.last and self.parts.vector is not None
         output = "BaseModelOutputWithPast" if body.decodes else "BaseModelOutput"
+        output += "AndCrossAttentions" if body.memory else ""
         further = ", past_key_values=past_key_values" if body.decodes else ", pooler_output=pooled" if vector else ""
         steps = self._steps(self.modules[body], "x, pooled" if vector else "x")
         flags = self._flags(body) | {"masked": body.is_masked, "masks_memory": _has_variable(steps, "memory_mask")}
         words = {
             "class_name": f"{self.name}{body.class_end}",
             "returns": f"{SOURCES[body.argument]} to vectors",
-            "layers": layers[0] if len(layers) == 1 else f"[{', '.join(layers)}]",
+            "recorded": self._recorded(body, layers),
             "init": _indented_text(self.classes.of[self.modules[body]].lines()),
             "embedding": body.embedding.name if body.embedding else "",
             "argument": body.argument,
@@ -359,6 +362,39 @@ class _ModelingWriter:
             "further": further,
         }
         return _filled_template("body", self.words | words, flags)
+
+    def _recorded(self, body: Body, layers: Sequence[str]) -> str:
+        """Return the outputs of a body that transformers can record, each with the classes that compute it."""
+        outputs = {"hidden_states": list(layers)}
+        for name, role in ROLES.items():
+            classes = [(self.classes.of[module].name, path) for module, path in self._weighing_modules(body, role)]
+            # The paths of modules tell the attentions of a layer apart.
+            texts = [f"OutputRecorder({kind}, 1, {path!r})" if body.memory else kind for kind, path in classes]
+            outputs |= {name: [*dict.fromkeys(texts)]} if texts else {}
+        items = [f"{name!r}: {_one_or_list(texts)}" for name, texts in outputs.items()]
+        return f"{{{', '.join(items)}}}"
+
+    def _weighing_modules(self, body: Body, role: str) -> list[tuple[nn.Module, str]]:
+        """Return the modules that compute attention weights, with their paths in a layer.
+
+        The result is empty unless each attention of a role has such a module.
+        """
+        assert body.stack.stack is not None
+        modules: list[tuple[nn.Module, str]] = []
+        for index, layer in enumerate(body.stack.stack.layers):
+            for step in layer.steps:
+                if step.role != role:
+                    continue
+                sublayer = self.modules[body].get_submodule(f"{body.stack.name}.layers.{index}.{step.name}")
+                core = getattr(sublayer, "core", None)
+                softmax = getattr(core, "softmax", None)
+                if core in self.chosen.cores:
+                    modules.append((core, f"{step.name}.core"))
+                elif isinstance(softmax, Softmax) and not self.chosen.callers & {*core.modules()}:
+                    modules.append((softmax, f"{step.name}.core.softmax"))
+                else:
+                    return []
+        return modules
 
     def _encoder_decoder(self) -> str:
         """Return the class that joins an encoder and a decoder."""
@@ -472,6 +508,10 @@ def _indented_text(lines: Sequence[str]) -> str:
 
 def _has_variable(steps: Sequence[str], name: str) -> bool:
     return name in variable_names(ast.parse("\n".join(steps)))
+
+
+def _one_or_list(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
 def _type_name(value: Any) -> str:
