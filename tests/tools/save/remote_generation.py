@@ -5,6 +5,7 @@ sequences, the tokens that tfkit generates for the first sequence if the model g
 torch's attention.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -142,13 +143,14 @@ def accepted(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[s
     """Yield the arguments that the model must reject, and accepts."""
     name = main.replace("input_ids", "attention_mask")
     positions = main.replace("input_ids", "position_ids")
-    rejected: list[tuple[str, Inputs]] = [
-        (positions, {positions: torch.arange(8)[None]}),
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    rejected: list[tuple[str, dict[str, Any]]] = [
+        (positions, {positions: torch.arange(7 if takes_positions else 8)[None]}),
         (name, {name: masks[name][:, :1]}),
         (name, {name: masks[name][:1]}),
     ]
     if hasattr(model, "generate"):
-        rejected.append(("past_key_values", {"past_key_values": transformers.cache_utils.Cache(layers=[])}))
+        rejected.append(("past_key_values", {"past_key_values": ((torch.zeros(1),),)}))
     for argument, values in rejected:
         try:
             model(**inputs, **values)

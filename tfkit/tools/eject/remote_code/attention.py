@@ -33,18 +33,21 @@ class ChosenAttention(NamedTuple):
     cores: frozenset[nn.Module]
 
 
-def choose_attention(functions: Iterable[Function], model: nn.Module) -> ChosenAttention:
-    """Replace calls of torch's attention in the methods of a model by `CHOSEN`."""
+def choose_attention(functions: Iterable[Function], model: nn.Module, *, causal: bool) -> ChosenAttention:
+    """Replace calls of torch's attention in the methods of a model by `CHOSEN`.
+
+    If `causal`, calls with a causal flag are causal whenever they have no mask, also with caches.
+    """
     config = Named()
     config.text = CONFIG
     methods = {function: function.module for function in functions if function.module is not None}
     callers: dict[Function, nn.Module] = {}
     for function, module in methods.items():
-        calls = _Calls()
+        calls = _Calls(causal=causal)
         body = [calls.visit(step) for step in function.body]
         if calls.changed:
             callers[function] = module
-            function.body = body
+            function.set_body(body)
             function.attributes.add(CONFIG)
             module.__dict__[CONFIG] = config
     cores: set[nn.Module] = set()
@@ -113,13 +116,19 @@ class _Calls(ast.NodeTransformer):
 
     changed = False
 
+    def __init__(self, *, causal: bool) -> None:
+        self.causal = causal
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         is_plain = len(node.args) >= 3 and not any(isinstance(part, ast.Starred) for part in node.args)
         if not (isinstance(node.func, ast.Attribute) and node.func.attr == TORCH and is_plain):
             return node
         self.changed = True
+        names = ("attn_mask", "dropout_p", "is_causal")
         named = {keyword.arg: keyword.value for keyword in node.keywords}
-        optional = ("attn_mask", "dropout_p", "is_causal")[len(node.args) - 3 :]
-        keywords = [ast.keyword(NAMES[name], named[name]) for name in (*optional, "scale") if name in named]
-        return ast.Call(ast.Name(CHOSEN), [ast.Name("self"), *node.args], keywords)
+        named |= dict(zip(names, node.args[3:], strict=False))
+        if self.causal and "is_causal" in named:
+            named["is_causal"] = ast.Constant(True)
+        keywords = [ast.keyword(NAMES[name], named[name]) for name in (*names, "scale") if name in named]
+        return ast.Call(ast.Name(CHOSEN), [ast.Name("self"), *node.args[:3]], keywords)

@@ -37,7 +37,7 @@ from tfkit.tools.eject.remote_code.separate import separated_model
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, record_arguments
-from tfkit.tools.eject.values import ANY_VALUE, SOME_VALUE, AbstractValue, Items, Maybe, may_be_none
+from tfkit.tools.eject.values import ANY_VALUE, NONE, SOME_VALUE, AbstractValue, Items, Maybe, may_be_none
 from tfkit.tools.eject.write import check_no_shared_tensors, file_docstring, formatted_code, imports_and_definitions
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -121,10 +121,11 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     check_no_shared_tensors(root)
     merge_equal(root)
     whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
+    scores = _scores_of(root) if dynamic else Scores(plain=False, biased=False)
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
     whole.run(
         ({root: {}} if parts.head else {})
-        | {module: _argument_values(body, whole, dynamic=dynamic) for body, module in modules.items()}
+        | {module: _argument_values(body, whole, scores, dynamic=dynamic) for body, module in modules.items()}
     )
     if dynamic and not dynamic_cache.join_updates(whole.functions):
         return None
@@ -135,20 +136,41 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     for function in whole.functions.values():
         _narrow_result(function)
         _type_lists(function)
-    chosen = choose_attention(whole.functions.values(), root)
+    chosen = choose_attention(whole.functions.values(), root, causal=dynamic)
     inside = [*modules.values(), root]
     weights = InitialWeights(graph.spec.model.init, plan, {path: _module_at(inside, path) for path in plan}, whole)
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, whole, sizes, config, prefixes)
-    return _ModelingWriter(graph, parts, name, whole, classes, config, weights, modules, chosen, dynamic=dynamic).code()
+    return _ModelingWriter(
+        graph, parts, name, whole, classes, config, weights, modules, chosen, scores, dynamic=dynamic
+    ).code()
 
 
-def _argument_values(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, AbstractValue]:
+class Scores(NamedTuple):
+    """The scores of all attentions of a decoder.
+
+    Attributes:
+        plain: True if they depend only on queries and keys, and a missing mask is causal.
+        biased: True if they depend on the distance of queries and keys.
+    """
+
+    plain: bool
+    biased: bool
+
+
+def _scores_of(model: nn.Module) -> Scores:
+    contexts = dynamic_cache.contexts_of(model)
+    biased = any(context.position is not None or context.relative is not None for context in contexts)
+    return Scores(plain=all(context.flag for context in contexts), biased=biased)
+
+
+def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic: bool) -> dict[str, AbstractValue]:
     """Return the known values of the arguments of a body, beyond whether they may be None."""
     if not body.decodes:
         return {}
     if dynamic:
-        return {"past": SOME_VALUE}
+        keys = SOME_VALUE if scores.biased else NONE
+        return {"past": whole.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys])}
     values: dict[str, AbstractValue] = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
     values |= {
         name: Maybe(Items(Items(Items(SOME_VALUE)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]
@@ -221,6 +243,7 @@ class _ModelingWriter:
         weights: InitialWeights,
         modules: Mapping[Body, nn.Module],
         chosen: ChosenAttention,
+        scores: Scores,
         *,
         dynamic: bool,
     ) -> None:
@@ -234,8 +257,9 @@ class _ModelingWriter:
         self.weights = weights
         self.modules = modules
         self.chosen = chosen
+        self.scores = scores
         self.dynamic = dynamic
-        cache = "DynamicCache" if dynamic else f"{name}Cache"
+        cache = "Cache" if dynamic else f"{name}Cache"
         self.words = {"name": name, "file": self.file, "description": in_docs(graph.name), "cache": cache}
 
     def code(self) -> WrittenCode:
@@ -280,9 +304,9 @@ class _ModelingWriter:
         imports, definitions_ = imports_and_definitions(self.whole, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
         if self.dynamic:
-            definitions_ = list(map(dynamic_cache.renamed_code, definitions_))
+            definitions_ = [dynamic_cache.renamed_code(text, keys=self.scores.biased) for text in definitions_]
             context = next(i for i, text in enumerate(definitions_) if text.startswith("class Context("))
-            definitions_.insert(context + 1, _filled_template("update_cache", {}, {}))
+            definitions_.insert(context + 1, _filled_template("columns", {}, self.scores._asdict()))
         states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
         first, embedded = parts.bodies[0], any(body.embedding for body in parts.bodies)
         flags = {
@@ -295,6 +319,7 @@ class _ModelingWriter:
             "attends": bool(self.chosen.callers),
             "eager": bool(self.chosen.cores),
             "dynamic": self.dynamic,
+            "plain": self.scores.plain,
         }
         bodies = [self._body(body) for body in parts.bodies]
         bodies += [self._encoder_decoder()] if len(bodies) > 1 else []
@@ -305,7 +330,7 @@ class _ModelingWriter:
             "outputs": f", {parts.task.output}" if parts.task.output else "",
             "argument": first.argument,
             "definitions": "\n\n\n".join(definitions_),
-            "attention": _filled_template("attention", {}, {}) if self.chosen.callers else "",
+            "attention": _filled_template("attention", {}, flags) if self.chosen.callers else "",
             "cache": self._cache(states=states) if parts.decodes and not self.dynamic else "",
             "no_split": repr(list(dict.fromkeys(layers))),
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
@@ -442,6 +467,7 @@ class _ModelingWriter:
             "decodes": body.decodes,
             "memory": body.memory is not None,
             "dynamic": self.dynamic,
+            **self.scores._asdict(),
         }
 
     def _ties(self, prefix: str) -> dict[str, str]:
@@ -494,7 +520,8 @@ class _ModelingWriter:
         target = ast.parse(result, mode="eval").body
         steps.append(ast.Assign([target], last.value, lineno=0))
         text = steps_text(steps)
-        return (dynamic_cache.renamed_code(text) if self.dynamic else text).splitlines()
+        text = dynamic_cache.renamed_code(text, keys=self.scores.biased) if self.dynamic else text
+        return text.splitlines()
 
 
 def _method_text(name: str, lines: Sequence[str], parameters: str = "self") -> str:
@@ -525,7 +552,8 @@ def _body_arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
         names += ["decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values"]
         names += [*["inputs_embeds"] * flags["tokens"], "decoder_inputs_embeds"]
         return [f"{name}={name}" for name in (*names, "use_cache")]
-    names += [*["past_key_values"] * flags["decodes"], *["token_type_ids"] * flags["types"]]
+    names += [*["position_ids"] * flags["dynamic"], *["past_key_values"] * flags["decodes"]]
+    names += [*["token_type_ids"] * flags["types"]]
     return [*names, *["inputs_embeds"] * flags["tokens"], *["use_cache=use_cache"] * flags["decodes"]]
 
 
