@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Cache, DynamicCache, QuantizedCache, StaticCache
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    Cache,
+    ContinuousBatchingConfig,
+    DynamicCache,
+    GenerationConfig,
+    QuantizedCache,
+    StaticCache,
+)
 
 from tfkit.tools.save.save import save
 
@@ -122,6 +131,46 @@ def test_masks_of_pairs_of_tokens(models: Pair, implementation: str) -> None:
     models.ours.set_attn_implementation("sdpa")
 
 
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # of continuous batching, about flash attention
+def test_continuous_batching(models: Pair) -> None:
+    prompts = [[3, 4, 5, 6], [7, 8]]
+    small = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=16)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": -1}
+    for implementation in ("sdpa", "eager"):
+        models.ours.set_attn_implementation(implementation)
+        results = models.ours.generate_batch(prompts, GenerationConfig(**options), small).values()
+        models.ours.set_attn_implementation("sdpa")
+        tokens = {tuple(result.prompt_ids): result.generated_tokens for result in results}
+        for prompt in prompts:
+            expected = models.theirs.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
+            assert tokens[tuple(prompt)] == expected.tolist()
+
+
+@torch.no_grad()
+def test_options_reach_the_function_of_attention(models: Pair) -> None:
+    calls: list[tuple[int, dict[str, Any]]] = []
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        calls.append((module.layer_idx, options))
+        return AttentionInterface()["sdpa"](module, q, k, v, mask, **options)
+
+    AttentionInterface.register("observed", attend)
+    models.ours.set_attn_implementation("observed")
+    packed = {"cu_seq_lens_q": torch.tensor([0, 4, 9]), "max_length_q": 5}
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    models.ours(ids(1), position_ids=positions, **packed)
+    models.ours.set_attn_implementation("sdpa")
+    assert [layer for layer, _ in calls] == [0, 1]
+    assert all(options.items() >= packed.items() for _, options in calls)
+    with pytest.raises(ValueError, match="cu_seq_lens_q needs position_ids"):
+        models.ours(ids(1), **packed)
+    ahead = models.ours(ids(), is_causal=False).logits
+    close(ahead, models.theirs(ids(), is_causal=False).logits)
+    assert float((ahead - models.ours(ids()).logits).abs().max()) > 0.1
+
+
 @torch.no_grad()
 def test_generation_with_a_static_cache(models: Pair) -> None:
     """The first row is padded."""
@@ -181,6 +230,8 @@ def test_scores_that_depend_on_distances(position: str, tmp_path: Path) -> None:
         close(logits[1], model(tokens[1:])[0, 4:])
         with pytest.raises(ValueError, match="position_ids must count the tokens from 0 if there are past_key_values"):
             written(tokens[:, :1], position_ids=torch.tensor([[4]]), past_key_values=cache)
+    with pytest.raises(NotImplementedError, match="continuous batching needs attention whose scores depend only on"):
+        written.generate_batch([[3, 4]])
     options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     expected = written.generate(tokens, use_cache=False, **options)
     for implementation in (None, "static"):

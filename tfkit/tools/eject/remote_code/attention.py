@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterable
+import inspect
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch import nn
 
+from tfkit.tools.eject.cleanup import returned_expression
 from tfkit.tools.eject.config import CONFIG, Named
+from tfkit.tools.eject.remote_code.dynamic_cache import Context
 from tfkit.tools.eject.specialise import Function
+from tfkit.tools.eject.values import SOME_VALUE
 
 TORCH = "scaled_dot_product_attention"
 CHOSEN = "chosen_attention"
 """The function in the template that calls the chosen implementation, and returns its output and its weights."""
 
+CONTEXT = "context"
 NAMES = {"attn_mask": "mask", "dropout_p": "dropout", "is_causal": "causal", "scale": "scale"}
 """Names of torch's optional arguments, and the corresponding names in `CHOSEN`."""
 
@@ -27,16 +33,24 @@ class ChosenAttention(NamedTuple):
     Attributes:
         callers: the modules that call `CHOSEN`.
         cores: the callers that return its output and its weights, which transformers can record.
+        in_context: the cores that get the context of their layer, with the keyword arguments for the function.
     """
 
     callers: frozenset[nn.Module]
     cores: frozenset[nn.Module]
+    in_context: frozenset[nn.Module]
 
 
-def choose_attention(functions: Iterable[Function], model: nn.Module, *, causal: bool) -> ChosenAttention:
+def choose_attention(
+    functions: Iterable[Function], model: nn.Module, *, causal: bool, in_context: bool
+) -> ChosenAttention:
     """Replace calls of torch's attention in the methods of a model by `CHOSEN`.
 
-    If `causal`, calls with a causal flag are causal whenever they have no mask, also with caches.
+    Args:
+        functions: the functions of the model.
+        model: the model.
+        causal: if true, calls with a causal flag are causal whenever they have no mask, also with caches.
+        in_context: if true, modules with an argument `context` pass it to their cores.
     """
     config = Named()
     config.text = CONFIG
@@ -50,19 +64,37 @@ def choose_attention(functions: Iterable[Function], model: nn.Module, *, causal:
             function.set_body(body)
             function.attributes.add(CONFIG)
             module.__dict__[CONFIG] = config
-    cores: set[nn.Module] = set()
+    cores: dict[nn.Module, bool] = {}
     for function, module in callers.items():
         hosts = _hosts(module, model, methods) if _returns_call(function) else []
         if not hosts:
             _take_first(function, _is_chosen)
             continue
-        cores.add(module)
+        cores[module] = in_context and all(CONTEXT in host.parameters for host in hosts)
         tree = copy.deepcopy(function.code.tree)
         tree.returns = ast.parse("tuple[Tensor, Tensor | None]", mode="eval").body
         function.code = replace(function.code, tree=tree)
+        keywords = [ast.keyword(CONTEXT, ast.Name(CONTEXT))] if cores[module] else []
+        if keywords:
+            _add_context(function)
         for host in hosts:
-            _take_first(host, lambda call, host=host, module=module: _called_child(call, host) is module)
-    return ChosenAttention(frozenset(callers.values()), frozenset(cores))
+            _take_first(host, lambda call, host=host, module=module: _called_child(call, host) is module, keywords)
+    passing = frozenset(core for core, passes in cores.items() if passes)
+    return ChosenAttention(frozenset(callers.values()), frozenset(cores), passing)
+
+
+def _add_context(core: Function) -> None:
+    """Add the argument `context` to a forward, and to its call of `CHOSEN`."""
+    tree = copy.deepcopy(core.code.tree)
+    tree.args.args.append(ast.arg(CONTEXT, ast.Name(Context.__name__)))
+    parameter = inspect.Parameter(CONTEXT, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = ChainMap({Context.__name__: Context}, dict(core.code.names))
+    core.code = replace(core.code, tree=tree, parameters={**core.code.parameters, CONTEXT: parameter}, names=names)
+    core.arguments[CONTEXT] = SOME_VALUE
+    core.needed.add(CONTEXT)
+    call = returned_expression(core.body[-1])
+    assert isinstance(call, ast.Call)
+    call.keywords.append(ast.keyword(CONTEXT, ast.Name(CONTEXT)))
 
 
 def _returns_call(function: Function) -> bool:
@@ -96,19 +128,22 @@ def _is_chosen(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == CHOSEN
 
 
-def _take_first(function: Function, is_call: Callable[[ast.Call], bool]) -> None:
-    """Take the first item of the results of some calls."""
-    first = _First(is_call)
+def _take_first(function: Function, is_call: Callable[[ast.Call], bool], keywords: Sequence[ast.keyword] = ()) -> None:
+    """Take the first item of the results of some calls, which get additional keyword arguments."""
+    first = _First(is_call, keywords)
     function.body = [first.visit(step) for step in function.body]
 
 
 class _First(ast.NodeTransformer):
-    def __init__(self, is_call: Callable[[ast.Call], bool]) -> None:
+    def __init__(self, is_call: Callable[[ast.Call], bool], keywords: Sequence[ast.keyword]) -> None:
         self.is_call = is_call
+        self.keywords = keywords
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        return ast.Subscript(node, ast.Constant(0)) if self.is_call(node) else node
+        if not self.is_call(node):
+            return node
+        return ast.Subscript(ast.Call(node.func, node.args, [*node.keywords, *self.keywords]), ast.Constant(0))
 
 
 class _Calls(ast.NodeTransformer):

@@ -25,23 +25,31 @@ from tfkit.tools.eject.specialise import Function
 from tfkit.tools.eject.text import steps_text
 from tfkit.tools.eject.values import SOME_VALUE, Records
 
-TYPES = {"tokens": "TokenPositions", "positions": "Tensor", "past_key_values": "Cache | None"}
-"""The types of arguments whose values differ from tfkit's."""
+TYPES = {
+    "tokens": "TokenPositions",
+    "positions": "Tensor",
+    "past_key_values": "Cache | None",
+    "cache": "Cache | None",
+    "options": "dict[str, Any]",
+}
+"""The types of arguments and of fields of records, in a folder."""
 
 
 class TokenPositions(NamedTuple):
-    """Positions of the new tokens, [b or 1, t], and of the keys, [b or 1, k]. Without keys, a folder has the former."""
+    """Positions of the new tokens, [b or 1, t], and of the keys, [b or 1, k]; the options of the attention."""
 
     positions: Tensor
     keys: Tensor | None
+    options: dict[str, object] | None
 
 
 class CachedKeys(NamedTuple):
-    """Positions of the new tokens and of the keys, and the number of positions."""
+    """Positions of the new tokens and of the keys, the number of positions, and the options of the attention."""
 
     queries: Tensor
     keys: Tensor | None
     n_keys: int
+    options: dict[str, object] | None
 
 
 class Context(NamedTuple):
@@ -61,6 +69,7 @@ class Context(NamedTuple):
     features: Tensor | None = None
     key_positions: Tensor | None = None
     layer: int = 0
+    options: dict[str, object] | None = None
 
 
 def count_positions(x: Tensor, mask: Tensor | None, past: TokenPositions) -> Tensor:
@@ -75,12 +84,12 @@ def embedded_positions(self: nn.Module, x: Tensor, mask: Tensor | None, past: To
 
 def place(queries: Tensor, padding: Tensor | None, past: TokenPositions, n_slots: int | None) -> CachedKeys:
     """Return the positions of the new tokens and of the keys."""
-    return CachedKeys(past.positions, past.keys, int(past.positions.max()) + 1)
+    return CachedKeys(past.positions, past.keys, int(past.positions.max()) + 1, past.options)
 
 
 def shared_values(self: Any, x: Tensor, mask: Tensor | None, prefix: Tensor | None, cached: CachedKeys) -> Context:
     # The values that layers share; the mask is the mask of the scores.
-    queries, keys, n_keys = cached
+    queries, keys, n_keys, options = cached
     rotary: Tensor | None = None
     if self.rotary is not None:
         rotary = self.rotary(queries, n_keys).to(x.dtype)
@@ -94,7 +103,7 @@ def shared_values(self: Any, x: Tensor, mask: Tensor | None, prefix: Tensor | No
     relative: tuple[Tensor, Tensor] | None = None
     if self.relative is not None:
         relative = self.relative(queries, keys)
-    return Context(mask, rotary, None, temperature=temperature, relative=relative)
+    return Context(mask, rotary, None, temperature=temperature, relative=relative, options=options)
 
 
 def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
@@ -114,6 +123,7 @@ def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
         context.features,
         context.key_positions,
         layer,
+        context.options,
     )
 
 
@@ -139,6 +149,7 @@ def with_values(
         context.features if features is None else features,
         context.key_positions,
         context.layer,
+        context.options,
     )
 
 
@@ -228,7 +239,12 @@ class _Pairs(ast.NodeTransformer):
 
 
 TENSOR = ast.Name("Tensor")
-FIELDS: dict[str, ast.expr] = {"queries": TENSOR, "keys": TENSOR, "n_keys": ast.Name("int")}
+FIELDS: dict[str, ast.expr] = {
+    "queries": TENSOR,
+    "keys": TENSOR,
+    "n_keys": ast.Name("int"),
+    "options": ast.parse("dict[str, object]", mode="eval").body,
+}
 """Names of the fields of `CachedKeys` in `AttentionContext`, and their types."""
 
 
@@ -292,9 +308,12 @@ class _Spread(ast.NodeTransformer):
         return ast.Call(node.func, [value for values in args for value in values], node.keywords)
 
 
-def renamed_code(text: str, *, keys: bool) -> str:
-    """Return code with the names and types that its arguments have in a folder; `keys` if it has positions of keys."""
-    names = {"past": "tokens" if keys else "positions", "caches": "past_key_values"}
+def renamed_code(text: str, *, only_positions: bool) -> str:
+    """Return code with the names and types that its arguments have in a folder.
+
+    If `only_positions`, a `TokenPositions` has only one field, which replaces it.
+    """
+    names = {"past": "positions" if only_positions else "tokens", "caches": "past_key_values"}
     return steps_text(_Renamed(names).visit(ast.parse(text)).body)
 
 
@@ -313,8 +332,8 @@ class _Renamed(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.target, ast.Name) and node.target.id == "cache":
-            node.annotation = ast.Name(TYPES["past_key_values"])
+        if isinstance(node.target, ast.Name) and node.target.id in TYPES:
+            node.annotation = ast.Name(TYPES[node.target.id])
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:

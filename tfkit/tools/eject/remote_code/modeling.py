@@ -101,13 +101,20 @@ def code_of(graph: Graph) -> WrittenCode:
     """Write the code of a model. Raise SpecError if transformers has no such models, or the model cannot be ejected."""
     last = parts_of(graph).last
     dynamic = last.decodes and last.memory is None and dynamic_cache.may_store_caches(last.pieces.caches, last.depth)
-    code = _code_of(graph, dynamic=dynamic) or _code_of(graph, dynamic=False)
+    code = _code_of(graph, dynamic=True, passing=True) or _code_of(graph, dynamic=True) if dynamic else None
+    code = code or _code_of(graph)
     assert code is not None
     return code
 
 
-def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
-    """Write the code of a model, with `DynamicCache` if `dynamic`; return None if its layers cannot use this cache."""
+def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> WrittenCode | None:
+    """Write the code of a model; return None if its layers are not suitable.
+
+    Args:
+        graph: the model.
+        dynamic: whether it uses the caches and masks of transformers.
+        passing: whether keyword arguments of the forward reach the attention function.
+    """
     named, config = with_names(graph, RESERVED_NAMES)
     with torch.device("meta"), record_arguments() as sizes:
         named = _with_gaps(named)
@@ -121,7 +128,9 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     check_no_shared_tensors(root)
     merge_equal(root)
     whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
-    scores = _scores_of(root) if dynamic else Scores(plain=False, biased=False)
+    scores = _scores_of(root, passing=passing) if dynamic else Scores(plain=False, biased=False, passing=False)
+    if passing and not scores.plain:
+        return None
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
     whole.run(
         ({root: {}} if parts.head else {})
@@ -136,7 +145,9 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     for function in whole.functions.values():
         _narrow_result(function)
         _type_lists(function)
-    chosen = choose_attention(whole.functions.values(), root, causal=dynamic)
+    chosen = choose_attention(whole.functions.values(), root, causal=dynamic, in_context=passing)
+    if passing and not (chosen.callers and chosen.callers == chosen.in_context):
+        return None
     inside = [*modules.values(), root]
     weights = InitialWeights(graph.spec.model.init, plan, {path: _module_at(inside, path) for path in plan}, whole)
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
@@ -152,16 +163,18 @@ class Scores(NamedTuple):
     Attributes:
         plain: True if they depend only on queries and keys, and a missing mask is causal.
         biased: True if they depend on the distance of queries and keys.
+        passing: True if keyword arguments of the forward reach the function that computes them.
     """
 
     plain: bool
     biased: bool
+    passing: bool
 
 
-def _scores_of(model: nn.Module) -> Scores:
+def _scores_of(model: nn.Module, *, passing: bool) -> Scores:
     contexts = dynamic_cache.contexts_of(model)
     biased = any(context.position is not None or context.relative is not None for context in contexts)
-    return Scores(plain=all(context.flag for context in contexts), biased=biased)
+    return Scores(plain=all(context.flag for context in contexts), biased=biased, passing=passing)
 
 
 def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic: bool) -> dict[str, AbstractValue]:
@@ -170,7 +183,8 @@ def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic:
         return {}
     if dynamic:
         keys = SOME_VALUE if scores.biased else NONE
-        return {"past": whole.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys])}
+        options = SOME_VALUE if scores.passing else NONE
+        return {"past": whole.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys, options])}
     values: dict[str, AbstractValue] = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
     values |= {
         name: Maybe(Items(Items(Items(SOME_VALUE)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]
@@ -303,10 +317,6 @@ class _ModelingWriter:
                 ejected.filling = ["self.reset_parameters()"]
         imports, definitions_ = imports_and_definitions(self.whole, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
-        if self.dynamic:
-            definitions_ = [dynamic_cache.renamed_code(text, keys=self.scores.biased) for text in definitions_]
-            context = next(i for i, text in enumerate(definitions_) if text.startswith("class Context("))
-            definitions_.insert(context + 1, _filled_template("columns", {}, self.scores._asdict()))
         states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
         first, embedded = parts.bodies[0], any(body.embedding for body in parts.bodies)
         flags = {
@@ -319,8 +329,14 @@ class _ModelingWriter:
             "attends": bool(self.chosen.callers),
             "eager": bool(self.chosen.cores),
             "dynamic": self.dynamic,
-            "plain": self.scores.plain,
+            **self.scores._asdict(),
         }
+        helpers = [_filled_template("attention", {}, flags)] if self.chosen.callers else []
+        if self.dynamic:
+            definitions_ = list(map(self._renamed, definitions_))
+            helpers.append(_filled_template("columns", {}, flags))
+        context = next((i for i, text in enumerate(definitions_) if text.startswith("class Context(")), -1)
+        definitions_[context + 1 : context + 1] = helpers
         bodies = [self._body(body) for body in parts.bodies]
         bodies += [self._encoder_decoder()] if len(bodies) > 1 else []
         written = [parts.task.class_name, *[body.class_end for body in parts.bodies], "Model", "PreTrainedModel"]
@@ -330,7 +346,6 @@ class _ModelingWriter:
             "outputs": f", {parts.task.output}" if parts.task.output else "",
             "argument": first.argument,
             "definitions": "\n\n\n".join(definitions_),
-            "attention": _filled_template("attention", {}, flags) if self.chosen.callers else "",
             "cache": self._cache(states=states) if parts.decodes and not self.dynamic else "",
             "no_split": repr(list(dict.fromkeys(layers))),
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
@@ -520,8 +535,10 @@ class _ModelingWriter:
         target = ast.parse(result, mode="eval").body
         steps.append(ast.Assign([target], last.value, lineno=0))
         text = steps_text(steps)
-        text = dynamic_cache.renamed_code(text, keys=self.scores.biased) if self.dynamic else text
-        return text.splitlines()
+        return (self._renamed(text) if self.dynamic else text).splitlines()
+
+    def _renamed(self, text: str) -> str:
+        return dynamic_cache.renamed_code(text, only_positions=not (self.scores.biased or self.scores.passing))
 
 
 def _method_text(name: str, lines: Sequence[str], parameters: str = "self") -> str:

@@ -135,7 +135,9 @@ def _align_weights(model: Any) -> None:
 
 def _output_error(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference between the results."""
-    inputs, steps = facts["inputs"], facts["steps"]
+    import transformers
+
+    inputs = facts["inputs"]
     no_cache = {"use_cache": False} if facts["pieces"] else {}
     for kind, masks, outputs in (("inputs", {}, facts["outputs"]), ("padded inputs", facts["masks"], facts["padded"])):
         if not outputs:
@@ -144,17 +146,30 @@ def _output_error(model: Any, facts: ModelFacts) -> str | None:
         for name, expected in outputs.items():
             if error := _difference_text(result[name], expected, facts["tolerance"] if masks else 0.0):
                 return f"its results differ for {kind}: {error}"
-        cache, start = None, 0
-        for count in facts["pieces"]:
-            stop = start + count
-            piece = inputs | {steps: inputs[steps][:, start:stop]}
-            own_mask = steps.replace("input_ids", "attention_mask")
-            piece_masks = {name: mask[:, :stop] if name == own_mask else mask for name, mask in masks.items()}
-            result = model(**piece, **piece_masks, past_key_values=cache, use_cache=True)
-            cache = result.past_key_values
-            if error := _difference_text(result.logits, outputs["logits"][:, start:stop], facts["tolerance"]):
+        caches = [None] * (facts["pieces"] != [])
+        if model._can_compile_fullgraph:  # it takes static caches
+            caches.append(transformers.StaticCache(model.config, max_cache_len=sum(facts["pieces"]) + 3))
+        for cache in caches:
+            if error := _cached_steps_error(model, facts, masks, outputs["logits"], cache):
                 return f"its results differ for {kind} in several cached steps: {error}"
-            start = stop
+    return None
+
+
+def _cached_steps_error(
+    model: Any, facts: ModelFacts, masks: "dict[str, Tensor]", logits: "Tensor", cache: Any
+) -> str | None:
+    """Describe a difference between the logits of several calls, with a cache, and the expected logits."""
+    inputs, steps, start = facts["inputs"], facts["steps"], 0
+    for count in facts["pieces"]:
+        stop = start + count
+        piece = inputs | {steps: inputs[steps][:, start:stop]}
+        own_mask = steps.replace("input_ids", "attention_mask")
+        piece_masks = {name: mask[:, :stop] if name == own_mask else mask for name, mask in masks.items()}
+        result = model(**piece, **piece_masks, past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        if error := _difference_text(result.logits, logits[:, start:stop], facts["tolerance"]):
+            return error
+        start = stop
     return None
 
 
