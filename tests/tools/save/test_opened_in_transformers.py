@@ -173,6 +173,16 @@ def test_the_cache_of_transformers_has_all_columns(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_rules_of_masks(tmp_path: Path) -> None:
+    mask = "mask: {right: 0, rule: {kind: expression, where: (q - k) % 3 != 1}}"
+    model, written = opened(CAUSAL.replace("n_heads: 2", f"n_heads: 2, {mask}"), tmp_path)
+    tokens, expected = ids(7), model(ids(7))
+    close(written(tokens).logits, expected)
+    cache = written(tokens[:, :5], use_cache=True).past_key_values
+    close(written(tokens[:, 5:], past_key_values=cache).logits, expected[:, 5:])
+
+
+@torch.no_grad()
 def test_classes_of_padded_rows(tmp_path: Path) -> None:
     model, written = opened(CLASSES, tmp_path)
     tokens, mask = ids(6), torch.tensor([[1, 1, 0, 1, 1, 0]] * 2)  # padding between tokens is no position

@@ -128,8 +128,10 @@ def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> W
     check_no_shared_tensors(root)
     merge_equal(root)
     whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
-    scores = _scores_of(root, passing=passing) if dynamic else Scores(plain=False, biased=False, passing=False)
-    if passing and not scores.plain:
+    scores = (
+        _scores_of(root, passing=passing) if dynamic else Scores(causal=False, plain=False, biased=False, passing=False)
+    )
+    if (passing and not scores.plain) or (dynamic and not scores.causal):
         return None
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
     whole.run(
@@ -161,11 +163,13 @@ class Scores(NamedTuple):
     """The scores of all attentions of a decoder.
 
     Attributes:
-        plain: True if they depend only on queries and keys, and a missing mask is causal.
+        causal: True if each query attends to all earlier keys.
+        plain: True if they are causal and depend only on queries and keys, and a missing mask is causal.
         biased: True if they depend on the distance of queries and keys.
         passing: True if keyword arguments of the forward reach the function that computes them.
     """
 
+    causal: bool
     plain: bool
     biased: bool
     passing: bool
@@ -174,7 +178,8 @@ class Scores(NamedTuple):
 def _scores_of(model: nn.Module, *, passing: bool) -> Scores:
     contexts = dynamic_cache.contexts_of(model)
     biased = any(context.position is not None or context.relative is not None for context in contexts)
-    return Scores(plain=all(context.flag for context in contexts), biased=biased, passing=passing)
+    causal = all((context.left, context.right, context.rule) == (None, 0, None) for context in contexts)
+    return Scores(causal=causal, plain=all(context.flag for context in contexts), biased=biased, passing=passing)
 
 
 def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic: bool) -> dict[str, AbstractValue]:
