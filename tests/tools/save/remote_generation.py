@@ -5,6 +5,7 @@ sequences, the tokens that tfkit generates for the first sequence if the model g
 torch's attention.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -41,6 +42,7 @@ def failures(model: Any, inputs: Inputs, expected: Tensor | None, n_attentions: 
     hidden = hidden.decoder_hidden_states if main == "decoder_input_ids" else hidden.hidden_states
     if len(hidden) != model.config.num_hidden_layers + 1:
         yield "hidden states"
+    yield from recorded(model, inputs)
     if n_attentions:
         yield from attention_functions(model, inputs, n_attentions)
     if model._supports_sdpa != (n_attentions > 0):
@@ -141,17 +143,18 @@ def accepted(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[s
     """Yield the arguments that the model must reject, and accepts."""
     name = main.replace("input_ids", "attention_mask")
     positions = main.replace("input_ids", "position_ids")
-    rejected: list[tuple[str, Inputs]] = [
-        (positions, {positions: torch.arange(8)[None]}),
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    rejected: list[tuple[str, dict[str, Any]]] = [
+        (positions, {positions: torch.arange(7 if takes_positions else 8)[None]}),
         (name, {name: masks[name][:, :1]}),
         (name, {name: masks[name][:1]}),
     ]
     if hasattr(model, "generate"):
-        rejected.append(("past_key_values", {"past_key_values": transformers.cache_utils.Cache(layers=[])}))
+        rejected.append(("past_key_values", {"past_key_values": ((torch.zeros(1),),)}))
     for argument, values in rejected:
         try:
             model(**inputs, **values)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             if argument.removeprefix("decoder_") in str(error):
                 continue
         yield f"accepts {argument}"
@@ -175,6 +178,21 @@ def attention_functions(model: Any, inputs: Inputs, n_attentions: int) -> Iterat
     if len(calls) != n_attentions:
         yield f"the registered attention is called {len(calls)} times, torch's by tfkit {n_attentions} times"
     model.set_attn_implementation("sdpa")
+
+
+def recorded(model: Any, inputs: Inputs) -> Iterator[str]:
+    """Yield the attention weights that the model records, and that sum to more than 1."""
+    bodies = [body for body in model.modules() if "hidden_states" in (getattr(body, "_can_record_outputs", None) or {})]
+    if not all("attentions" in body._can_record_outputs for body in bodies):
+        return
+    model.set_attn_implementation("eager")
+    output = model(**inputs, output_attentions=True)
+    for name in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
+        for weights in output.get(name) or ():
+            if weights.dim() != 4 or weights.shape[2:].numel() == 1 or float(weights.sum(-1).max()) > 1.001:
+                yield name
+    if model._supports_sdpa:
+        model.set_attn_implementation("sdpa")
 
 
 def labels_of(model: Any, inputs: Inputs, main: str) -> Inputs:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 from transformers import AttentionInterface, DynamicCache
-from transformers.cache_utils import Cache
 
 import tfkit
 from tfkit.checkpoint.remote_code import folder_names
@@ -144,6 +143,18 @@ def test_labels_and_the_memory_of_each_layer(translation: Pair, monkeypatch: pyt
 
 
 @torch.no_grad()
+def test_the_weights_of_each_attention(translation: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, written = translation
+    for body in (written.model.encoder, written.model.decoder):
+        monkeypatch.setattr(body.config, "_attn_implementation", "eager")
+    output = written(ids(4), decoder_input_ids=ids(6), output_attentions=True)
+    sizes = {"encoder_attentions": [(4, 4)], "decoder_attentions": [(6, 6)] * 2, "cross_attentions": [(6, 4)] * 2}
+    for name, expected in sizes.items():
+        assert [tuple(weights.shape) for weights in output[name]] == [(2, 2, *size) for size in expected]
+        close(torch.stack(output[name]).sum(dim=-1), torch.ones(len(expected), 2, 2, expected[0][0]))
+
+
+@torch.no_grad()
 def test_the_cache_of_transformers_has_all_columns(tmp_path: Path) -> None:
     model, written = opened(CAUSAL, tmp_path)
     tokens, mask = ids(6), torch.tensor([[1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
@@ -157,8 +168,18 @@ def test_the_cache_of_transformers_has_all_columns(tmp_path: Path) -> None:
         close(logits[row, real == 1], expected[row])
     with pytest.raises(ValueError, match=r"attention_mask must be .*; got \[2, 1\]"):
         written(tokens[:, :1], attention_mask=mask[:, :1], past_key_values=cache)
-    with pytest.raises(ValueError, match="past_key_values must be a DynamicCache; got a Cache"):
-        written(tokens, past_key_values=Cache(layers=[]))
+    with pytest.raises(ValueError, match="past_key_values must be a Cache; got a tuple"):
+        written(tokens, past_key_values=((tokens, tokens),))
+
+
+@torch.no_grad()
+def test_rules_of_masks(tmp_path: Path) -> None:
+    mask = "mask: {right: 0, rule: {kind: expression, where: (q - k) % 3 != 1}}"
+    model, written = opened(CAUSAL.replace("n_heads: 2", f"n_heads: 2, {mask}"), tmp_path)
+    tokens, expected = ids(7), model(ids(7))
+    close(written(tokens).logits, expected)
+    cache = written(tokens[:, :5], use_cache=True).past_key_values
+    close(written(tokens[:, 5:], past_key_values=cache).logits, expected[:, 5:])
 
 
 @torch.no_grad()

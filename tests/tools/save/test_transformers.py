@@ -359,7 +359,8 @@ AutoModelForCausalLM.from_pretrained({str(tmp_path / "out" / "checkpoint-4")!r},
     [
         ("self.lm_head(x)", "self.lm_head(-x)", "its results differ for inputs"),
         ("cache.update(k, v, context.layer)", "cache.update(v, k, context.layer)", "in several cached steps"),
-        ("visible = visible & tokens", "visible = visible | tokens", "padded inputs"),
+        ("(mask.long().cumsum(1) - 1)", "torch.arange(mask.size(1)).expand(mask.shape)", "padded inputs"),
+        ("past_key_values, positions)", "past_key_values)", "a row of two sequences"),
         ("self.decoder = ", "self.stack = self.decoder = ", "tensors differ|missing keys"),
     ],
 )

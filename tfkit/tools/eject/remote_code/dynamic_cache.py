@@ -1,19 +1,21 @@
-"""Full attention with the cache of transformers: a slot for each column of the input, padding included.
+"""Causal attention with the positions, masks and caches of transformers: a slot for each column of the input.
 
-tfkit caches tokens, so windows are rings and padding takes no slot. A model without windows and states can use
-`DynamicCache` of transformers instead, which stores all columns, with a mask that hides padding. The functions here
-replace their counterparts in tfkit. Their argument `past` holds the positions of all columns, [b or 1, k], and
-`caches` the cache of all layers.
+tfkit counts positions, caches tokens, and writes its masks, so windows are rings and padding takes no slot. A decoder
+without states can use the caches of transformers instead, which store all columns, with the masks of its
+`masking_utils`. The functions here replace their counterparts in tfkit. Their argument `mask` is the mask of the
+scores, `past` holds positions, and `caches` is the cache of all layers.
 """
 
 # Annotations are evaluated as in `tfkit.nn.context`.
 import ast
 import copy
 import inspect
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from tfkit.component import Cached, State
@@ -23,19 +25,31 @@ from tfkit.tools.eject.specialise import Function
 from tfkit.tools.eject.text import steps_text
 from tfkit.tools.eject.values import SOME_VALUE, Records
 
-NAMES = {"past": "all_positions", "caches": "past_key_values"}
-"""Arguments whose values differ from tfkit's, and their names in a folder."""
-TYPES = {"past": "Tensor", "caches": "DynamicCache | None"}
+TYPES = {
+    "tokens": "TokenPositions",
+    "positions": "Tensor",
+    "past_key_values": "Cache | None",
+    "cache": "Cache | None",
+    "options": "dict[str, Any]",
+}
+"""The types of arguments and of fields of records, in a folder."""
+
+
+class TokenPositions(NamedTuple):
+    """Positions of the new tokens, [b or 1, t], and of the keys, [b or 1, k]; the options of the attention."""
+
+    positions: Tensor
+    keys: Tensor | None
+    options: dict[str, object] | None
 
 
 class CachedKeys(NamedTuple):
-    """Positions of the new tokens and of all tokens, and the mask of all tokens."""
+    """Positions of the new tokens and of the keys, the number of positions, and the options of the attention."""
 
     queries: Tensor
-    keys: Tensor
-    tokens: Tensor | None
-    length: int
-    cache: None
+    keys: Tensor | None
+    n_keys: int
+    options: dict[str, object] | None
 
 
 class Context(NamedTuple):
@@ -55,21 +69,41 @@ class Context(NamedTuple):
     features: Tensor | None = None
     key_positions: Tensor | None = None
     layer: int = 0
+    options: dict[str, object] | None = None
 
 
-def count_positions(x: Tensor, mask: Tensor | None, past: Tensor) -> Tensor:
-    """Return the positions of the tokens x [b, t, ...], which come last."""
-    return past[:, -x.size(1) :]
+def count_positions(x: Tensor, mask: Tensor | None, past: TokenPositions) -> Tensor:
+    """Return the positions of the new tokens."""
+    return past.positions
 
 
-def embedded_positions(self: nn.Module, x: Tensor, mask: Tensor | None, past: Tensor) -> Tensor:
-    """Return the positions of the tokens x [b, t, ...], which come last."""
-    return past[:, -x.size(1) :]
+def embedded_positions(self: nn.Module, x: Tensor, mask: Tensor | None, past: TokenPositions) -> Tensor:
+    """Return the positions of the new tokens."""
+    return past.positions
 
 
-def place(queries: Tensor, padding: Tensor | None, past: Tensor, n_slots: int | None) -> CachedKeys:
-    """Return the positions of new tokens and of all tokens."""
-    return CachedKeys(queries, past, padding, past.size(1), None)
+def place(queries: Tensor, padding: Tensor | None, past: TokenPositions, n_slots: int | None) -> CachedKeys:
+    """Return the positions of the new tokens and of the keys."""
+    return CachedKeys(past.positions, past.keys, int(past.positions.max()) + 1, past.options)
+
+
+def shared_values(self: Any, x: Tensor, mask: Tensor | None, prefix: Tensor | None, cached: CachedKeys) -> Context:
+    # The values that layers share; the mask is the mask of the scores.
+    queries, keys, n_keys, options = cached
+    rotary: Tensor | None = None
+    if self.rotary is not None:
+        rotary = self.rotary(queries, n_keys).to(x.dtype)
+    temperature: Tensor | None = None
+    if self.temperature is not None:
+        temperature = self.temperature(queries).to(x.dtype)
+    if self.position is not None:
+        assert mask is not None
+        bias = self.position(queries, keys).to(x.dtype)
+        mask = torch.where(mask, bias, -math.inf) if mask.dtype == torch.bool else bias + mask
+    relative: tuple[Tensor, Tensor] | None = None
+    if self.relative is not None:
+        relative = self.relative(queries, keys)
+    return Context(mask, rotary, None, temperature=temperature, relative=relative, options=options)
 
 
 def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
@@ -89,6 +123,7 @@ def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
         context.features,
         context.key_positions,
         layer,
+        context.options,
     )
 
 
@@ -114,6 +149,7 @@ def with_values(
         context.features if features is None else features,
         context.key_positions,
         context.layer,
+        context.options,
     )
 
 
@@ -122,9 +158,18 @@ def update_cache(new: Tensor, context: Context, index: int) -> Tensor:
     return new if context.cache is None else context.cache.update(new, context.layer, index)
 
 
+CONTEXT = "tfkit.components.context.AttentionContext"
+
+
+def contexts_of(model: nn.Module) -> list[Any]:
+    """Return the modules that compute the values that layers share."""
+    return [module for module in model.modules() if f"{type(module).__module__}.{type(module).__qualname__}" == CONTEXT]
+
+
 INSTEAD = {
     "tfkit.components.cached_keys.CachedKeys": CachedKeys,
     "tfkit.components.cached_keys.place": place,
+    f"{CONTEXT}.forward": shared_values,
     "tfkit.components.embedding.Positions.forward": embedded_positions,
     "tfkit.nn.context.Context": Context,
     "tfkit.nn.context.count_positions": count_positions,
@@ -197,8 +242,8 @@ TENSOR = ast.Name("Tensor")
 FIELDS: dict[str, ast.expr] = {
     "queries": TENSOR,
     "keys": TENSOR,
-    "tokens": ast.parse("Tensor | None", mode="eval").body,
     "n_keys": ast.Name("int"),
+    "options": ast.parse("dict[str, object]", mode="eval").body,
 }
 """Names of the fields of `CachedKeys` in `AttentionContext`, and their types."""
 
@@ -218,7 +263,7 @@ def spread_records(functions: Collection[Function], records: Records) -> None:
         _take_fields(function, used)
     for function in functions:
         if CachedKeys.__name__ in function.uses:
-            spread = _Spread(used)
+            spread = _Spread(used, records.left(CachedKeys))
             for block in statement_blocks(function.body):
                 block[:] = [step for step in map(spread.visit, block) if step is not None]
             function.set_body(function.body)
@@ -245,13 +290,14 @@ def _take_fields(function: Function, used: set[str]) -> None:
 class _Spread(ast.NodeTransformer):
     """Passes the fields of a record where the record is an argument."""
 
-    def __init__(self, used: set[str]) -> None:
+    def __init__(self, used: set[str], fields: Collection[str]) -> None:
         self.used = used
+        self.fields = fields
         self.values: list[ast.expr] = []
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
         if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == CachedKeys.__name__:
-            values = zip(FIELDS, node.value.args, strict=True)
+            values = zip(self.fields, node.value.args, strict=True)
             self.values = [value for name, value in values if name in self.used]
             return None
         return self.generic_visit(node)
@@ -262,31 +308,37 @@ class _Spread(ast.NodeTransformer):
         return ast.Call(node.func, [value for values in args for value in values], node.keywords)
 
 
-def renamed_code(text: str) -> str:
-    """Return code with the names and types that its arguments have in a folder."""
-    return steps_text(_Renamed().visit(ast.parse(text)).body)
+def renamed_code(text: str, *, only_positions: bool) -> str:
+    """Return code with the names and types that its arguments have in a folder.
+
+    If `only_positions`, a `TokenPositions` has only one field, which replaces it.
+    """
+    names = {"past": "positions" if only_positions else "tokens", "caches": "past_key_values"}
+    return steps_text(_Renamed(names).visit(ast.parse(text)).body)
 
 
 class _Renamed(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
-        if any(argument.arg in NAMES for argument in node.args.args):
-            node.args.defaults = []  # all calls have all arguments
         for argument in node.args.args:
-            if argument.arg in NAMES:
+            is_renamed, argument.arg = argument.arg in self.names, self.names.get(argument.arg, argument.arg)
+            if is_renamed or (argument.arg == "positions" and argument.annotation is None):
                 argument.annotation = ast.Name(TYPES[argument.arg])
-                argument.arg = NAMES[argument.arg]
+                node.args.defaults = []  # all calls have all arguments
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.target, ast.Name) and node.target.id == "cache":
-            node.annotation = ast.Name(TYPES["caches"])
+        if isinstance(node.target, ast.Name) and node.target.id in TYPES:
+            node.annotation = ast.Name(TYPES[node.target.id])
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(NAMES.get(node.id, node.id))
+        return ast.Name(self.names.get(node.id, node.id))
 
     def visit_keyword(self, node: ast.keyword) -> ast.AST:
         self.generic_visit(node)
-        return ast.keyword(NAMES.get(node.arg or "", node.arg), node.value)
+        return ast.keyword(self.names.get(node.arg or "", node.arg), node.value)

@@ -23,7 +23,7 @@ from tfkit.component import Cached, State
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
 from tfkit.graph.wiring import table_owner
-from tfkit.nn import Past
+from tfkit.nn import Past, Softmax
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import statement_blocks, variable_names
 from tfkit.tools.eject.config import ConfigClass, with_names
@@ -31,13 +31,13 @@ from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.remote_code import dynamic_cache
-from tfkit.tools.eject.remote_code.attention import choose_attention
+from tfkit.tools.eject.remote_code.attention import ChosenAttention, choose_attention
 from tfkit.tools.eject.remote_code.parts import Body, Parts, parts_of
 from tfkit.tools.eject.remote_code.separate import separated_model
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
 from tfkit.tools.eject.torch_modules import merge_equal, record_arguments
-from tfkit.tools.eject.values import ANY_VALUE, SOME_VALUE, AbstractValue, Items, Maybe, may_be_none
+from tfkit.tools.eject.values import ANY_VALUE, NONE, SOME_VALUE, AbstractValue, Items, Maybe, may_be_none
 from tfkit.tools.eject.write import check_no_shared_tensors, file_docstring, formatted_code, imports_and_definitions
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -59,6 +59,8 @@ ATTRIBUTES = {
 """Fields of the config under the names that transformers uses."""
 SOURCES = {"input_ids": "token ids", "pixel_values": "images", "input_features": "features [b, width, t]"}
 """Descriptions of inputs, by their names in transformers."""
+ROLES = {"attentions": "attention", "cross_attentions": "cross_attention"}
+"""The names of recorded weights, and the roles of the sublayers that compute them."""
 LOSSES = {
     "ForCausalLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
     "ForMaskedLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
@@ -99,13 +101,20 @@ def code_of(graph: Graph) -> WrittenCode:
     """Write the code of a model. Raise SpecError if transformers has no such models, or the model cannot be ejected."""
     last = parts_of(graph).last
     dynamic = last.decodes and last.memory is None and dynamic_cache.may_store_caches(last.pieces.caches, last.depth)
-    code = _code_of(graph, dynamic=dynamic) or _code_of(graph, dynamic=False)
+    code = _code_of(graph, dynamic=True, passing=True) or _code_of(graph, dynamic=True) if dynamic else None
+    code = code or _code_of(graph)
     assert code is not None
     return code
 
 
-def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
-    """Write the code of a model, with `DynamicCache` if `dynamic`; return None if its layers cannot use this cache."""
+def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> WrittenCode | None:
+    """Write the code of a model; return None if its layers are not suitable.
+
+    Args:
+        graph: the model.
+        dynamic: whether it uses the caches and masks of transformers.
+        passing: whether keyword arguments of the forward reach the attention function.
+    """
     named, config = with_names(graph, RESERVED_NAMES)
     with torch.device("meta"), record_arguments() as sizes:
         named = _with_gaps(named)
@@ -119,10 +128,15 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     check_no_shared_tensors(root)
     merge_equal(root)
     whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
+    scores = (
+        _scores_of(root, passing=passing) if dynamic else Scores(causal=False, plain=False, biased=False, passing=False)
+    )
+    if (passing and not scores.plain) or (dynamic and not scores.causal):
+        return None
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
     whole.run(
         ({root: {}} if parts.head else {})
-        | {module: _argument_values(body, whole, dynamic=dynamic) for body, module in modules.items()}
+        | {module: _argument_values(body, whole, scores, dynamic=dynamic) for body, module in modules.items()}
     )
     if dynamic and not dynamic_cache.join_updates(whole.functions):
         return None
@@ -133,22 +147,49 @@ def _code_of(graph: Graph, *, dynamic: bool) -> WrittenCode | None:
     for function in whole.functions.values():
         _narrow_result(function)
         _type_lists(function)
-    attends = choose_attention(whole.functions.values())
+    chosen = choose_attention(whole.functions.values(), root, causal=dynamic, in_context=passing)
+    if passing and not (chosen.callers and chosen.callers == chosen.in_context):
+        return None
     inside = [*modules.values(), root]
     weights = InitialWeights(graph.spec.model.init, plan, {path: _module_at(inside, path) for path in plan}, whole)
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, whole, sizes, config, prefixes)
     return _ModelingWriter(
-        graph, parts, name, whole, classes, config, weights, modules, attends=attends, dynamic=dynamic
+        graph, parts, name, whole, classes, config, weights, modules, chosen, scores, dynamic=dynamic
     ).code()
 
 
-def _argument_values(body: Body, whole: Specialiser, *, dynamic: bool) -> dict[str, AbstractValue]:
+class Scores(NamedTuple):
+    """The scores of all attentions of a decoder.
+
+    Attributes:
+        causal: True if each query attends to all earlier keys.
+        plain: True if they are causal and depend only on queries and keys, and a missing mask is causal.
+        biased: True if they depend on the distance of queries and keys.
+        passing: True if keyword arguments of the forward reach the function that computes them.
+    """
+
+    causal: bool
+    plain: bool
+    biased: bool
+    passing: bool
+
+
+def _scores_of(model: nn.Module, *, passing: bool) -> Scores:
+    contexts = dynamic_cache.contexts_of(model)
+    biased = any(context.position is not None or context.relative is not None for context in contexts)
+    causal = all((context.left, context.right, context.rule) == (None, 0, None) for context in contexts)
+    return Scores(causal=causal, plain=all(context.flag for context in contexts), biased=biased, passing=passing)
+
+
+def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic: bool) -> dict[str, AbstractValue]:
     """Return the known values of the arguments of a body, beyond whether they may be None."""
     if not body.decodes:
         return {}
     if dynamic:
-        return {"past": SOME_VALUE}
+        keys = SOME_VALUE if scores.biased else NONE
+        options = SOME_VALUE if scores.passing else NONE
+        return {"past": whole.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys, options])}
     values: dict[str, AbstractValue] = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
     values |= {
         name: Maybe(Items(Items(Items(SOME_VALUE)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]
@@ -220,8 +261,9 @@ class _ModelingWriter:
         config: ConfigClass,
         weights: InitialWeights,
         modules: Mapping[Body, nn.Module],
+        chosen: ChosenAttention,
+        scores: Scores,
         *,
-        attends: bool,
         dynamic: bool,
     ) -> None:
         self.graph = graph
@@ -233,9 +275,10 @@ class _ModelingWriter:
         self.config = config
         self.weights = weights
         self.modules = modules
-        self.attends = attends
+        self.chosen = chosen
+        self.scores = scores
         self.dynamic = dynamic
-        cache = "DynamicCache" if dynamic else f"{name}Cache"
+        cache = "Cache" if dynamic else f"{name}Cache"
         self.words = {"name": name, "file": self.file, "description": in_docs(graph.name), "cache": cache}
 
     def code(self) -> WrittenCode:
@@ -279,21 +322,26 @@ class _ModelingWriter:
                 ejected.filling = ["self.reset_parameters()"]
         imports, definitions_ = imports_and_definitions(self.whole, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
-        if self.dynamic:
-            definitions_ = list(map(dynamic_cache.renamed_code, definitions_))
-            context = next(i for i, text in enumerate(definitions_) if text.startswith("class Context("))
-            definitions_.insert(context + 1, _filled_template("update_cache", {}, {}))
         states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
         first, embedded = parts.bodies[0], any(body.embedding for body in parts.bodies)
         flags = {
             "tokens": first.embedding is not None,
             "embeds": embedded,
+            "encodes": len(parts.bodies) > 1,
             "separate": len(parts.bodies) > 1 and not self._is_shared,
             "states": states,
             "decodes": parts.decodes,
-            "attends": self.attends,
+            "attends": bool(self.chosen.callers),
+            "eager": bool(self.chosen.cores),
             "dynamic": self.dynamic,
+            **self.scores._asdict(),
         }
+        helpers = [_filled_template("attention", {}, flags)] if self.chosen.callers else []
+        if self.dynamic:
+            definitions_ = list(map(self._renamed, definitions_))
+            helpers.append(_filled_template("columns", {}, flags))
+        context = next((i for i, text in enumerate(definitions_) if text.startswith("class Context(")), -1)
+        definitions_[context + 1 : context + 1] = helpers
         bodies = [self._body(body) for body in parts.bodies]
         bodies += [self._encoder_decoder()] if len(bodies) > 1 else []
         written = [parts.task.class_name, *[body.class_end for body in parts.bodies], "Model", "PreTrainedModel"]
@@ -303,7 +351,6 @@ class _ModelingWriter:
             "outputs": f", {parts.task.output}" if parts.task.output else "",
             "argument": first.argument,
             "definitions": "\n\n\n".join(definitions_),
-            "attention": _filled_template("attention", {}, {}) if self.attends else "",
             "cache": self._cache(states=states) if parts.decodes and not self.dynamic else "",
             "no_split": repr(list(dict.fromkeys(layers))),
             "init_weights": textwrap.indent(self._init_weights(), "    ").lstrip(),
@@ -343,13 +390,14 @@ class _ModelingWriter:
         """Return the class of a body."""
         layers, vector = self._layer_classes(body), body is self.parts.last and self.parts.vector is not None
         output = "BaseModelOutputWithPast" if body.decodes else "BaseModelOutput"
+        output += "AndCrossAttentions" if body.memory else ""
         further = ", past_key_values=past_key_values" if body.decodes else ", pooler_output=pooled" if vector else ""
         steps = self._steps(self.modules[body], "x, pooled" if vector else "x")
         flags = self._flags(body) | {"masked": body.is_masked, "masks_memory": _has_variable(steps, "memory_mask")}
         words = {
             "class_name": f"{self.name}{body.class_end}",
             "returns": f"{SOURCES[body.argument]} to vectors",
-            "layers": layers[0] if len(layers) == 1 else f"[{', '.join(layers)}]",
+            "recorded": self._recorded(body, layers),
             "init": _indented_text(self.classes.of[self.modules[body]].lines()),
             "embedding": body.embedding.name if body.embedding else "",
             "argument": body.argument,
@@ -359,6 +407,39 @@ class _ModelingWriter:
             "further": further,
         }
         return _filled_template("body", self.words | words, flags)
+
+    def _recorded(self, body: Body, layers: Sequence[str]) -> str:
+        """Return the outputs of a body that transformers can record, each with the classes that compute it."""
+        outputs = {"hidden_states": list(layers)}
+        for name, role in ROLES.items():
+            classes = [(self.classes.of[module].name, path) for module, path in self._weighing_modules(body, role)]
+            # The paths of modules tell the attentions of a layer apart.
+            texts = [f"OutputRecorder({kind}, 1, {path!r})" if body.memory else kind for kind, path in classes]
+            outputs |= {name: [*dict.fromkeys(texts)]} if texts else {}
+        items = [f"{name!r}: {_one_or_list(texts)}" for name, texts in outputs.items()]
+        return f"{{{', '.join(items)}}}"
+
+    def _weighing_modules(self, body: Body, role: str) -> list[tuple[nn.Module, str]]:
+        """Return the modules that compute attention weights, with their paths in a layer.
+
+        The result is empty unless each attention of a role has such a module.
+        """
+        assert body.stack.stack is not None
+        modules: list[tuple[nn.Module, str]] = []
+        for index, layer in enumerate(body.stack.stack.layers):
+            for step in layer.steps:
+                if step.role != role:
+                    continue
+                sublayer = self.modules[body].get_submodule(f"{body.stack.name}.layers.{index}.{step.name}")
+                core = getattr(sublayer, "core", None)
+                softmax = getattr(core, "softmax", None)
+                if core in self.chosen.cores:
+                    modules.append((core, f"{step.name}.core"))
+                elif isinstance(softmax, Softmax) and not self.chosen.callers & {*core.modules()}:
+                    modules.append((softmax, f"{step.name}.core.softmax"))
+                else:
+                    return []
+        return modules
 
     def _encoder_decoder(self) -> str:
         """Return the class that joins an encoder and a decoder."""
@@ -406,6 +487,7 @@ class _ModelingWriter:
             "decodes": body.decodes,
             "memory": body.memory is not None,
             "dynamic": self.dynamic,
+            **self.scores._asdict(),
         }
 
     def _ties(self, prefix: str) -> dict[str, str]:
@@ -458,7 +540,10 @@ class _ModelingWriter:
         target = ast.parse(result, mode="eval").body
         steps.append(ast.Assign([target], last.value, lineno=0))
         text = steps_text(steps)
-        return (dynamic_cache.renamed_code(text) if self.dynamic else text).splitlines()
+        return (self._renamed(text) if self.dynamic else text).splitlines()
+
+    def _renamed(self, text: str) -> str:
+        return dynamic_cache.renamed_code(text, only_positions=not (self.scores.biased or self.scores.passing))
 
 
 def _method_text(name: str, lines: Sequence[str], parameters: str = "self") -> str:
@@ -474,6 +559,10 @@ def _has_variable(steps: Sequence[str], name: str) -> bool:
     return name in variable_names(ast.parse("\n".join(steps)))
 
 
+def _one_or_list(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
 def _type_name(value: Any) -> str:
     return type(value).__name__.removeprefix("Named").lower()
 
@@ -485,7 +574,8 @@ def _body_arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
         names += ["decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values"]
         names += [*["inputs_embeds"] * flags["tokens"], "decoder_inputs_embeds"]
         return [f"{name}={name}" for name in (*names, "use_cache")]
-    names += [*["past_key_values"] * flags["decodes"], *["token_type_ids"] * flags["types"]]
+    names += [*["position_ids"] * flags["dynamic"], *["past_key_values"] * flags["decodes"]]
+    names += [*["token_type_ids"] * flags["types"]]
     return [*names, *["inputs_embeds"] * flags["tokens"], *["use_cache=use_cache"] * flags["decodes"]]
 
 

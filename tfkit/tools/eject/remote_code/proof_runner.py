@@ -4,6 +4,7 @@ The program reads lines of JSON. The first line has the search path of Python. E
 model and the file of its `ModelFacts`; the answer is an error or null. tfkit cannot be imported in this process.
 """
 
+import inspect
 import json
 import math
 import os
@@ -36,7 +37,7 @@ class ModelFacts(TypedDict):
         outputs: the results for the inputs, by their names; empty if the model is too large to run.
         padded: the results with the padding masks; NaN is not compared. Empty if no input can be padded.
         steps: the name of the input that is decoded token by token.
-        pieces: the number of tokens in each of several calls.
+        pieces: the number of tokens in each of several calls; one call if results depend on the length of a sequence.
         tolerance: the largest difference where kernels may round differently: with padding, and in cached steps.
         threads: the number of threads of the model's run, on which the rounding of sums depends.
     """
@@ -78,7 +79,12 @@ def comparison_error(folder: Path, facts: ModelFacts) -> str | None:
         return f"its tensors differ: {', '.join(names[:3])}"
     with torch.no_grad():
         return (
-            (_output_error(model, facts) or _eager_attention_error(model, facts) or _reload_error(model, folder, facts))
+            (
+                _output_error(model, facts)
+                or _packed_row_error(model, facts)
+                or _eager_attention_error(model, facts)
+                or _reload_error(model, folder, facts)
+            )
             if facts["outputs"]
             else None
         )
@@ -129,7 +135,9 @@ def _align_weights(model: Any) -> None:
 
 def _output_error(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference between the results."""
-    inputs, steps = facts["inputs"], facts["steps"]
+    import transformers
+
+    inputs = facts["inputs"]
     no_cache = {"use_cache": False} if facts["pieces"] else {}
     for kind, masks, outputs in (("inputs", {}, facts["outputs"]), ("padded inputs", facts["masks"], facts["padded"])):
         if not outputs:
@@ -138,18 +146,47 @@ def _output_error(model: Any, facts: ModelFacts) -> str | None:
         for name, expected in outputs.items():
             if error := _difference_text(result[name], expected, facts["tolerance"] if masks else 0.0):
                 return f"its results differ for {kind}: {error}"
-        cache, start = None, 0
-        for count in facts["pieces"]:
-            stop = start + count
-            piece = inputs | {steps: inputs[steps][:, start:stop]}
-            own_mask = steps.replace("input_ids", "attention_mask")
-            piece_masks = {name: mask[:, :stop] if name == own_mask else mask for name, mask in masks.items()}
-            result = model(**piece, **piece_masks, past_key_values=cache, use_cache=True)
-            cache = result.past_key_values
-            if error := _difference_text(result.logits, outputs["logits"][:, start:stop], facts["tolerance"]):
+        caches = [None] * (facts["pieces"] != [])
+        if model._can_compile_fullgraph:  # it takes static caches
+            caches.append(transformers.StaticCache(model.config, max_cache_len=sum(facts["pieces"]) + 3))
+        for cache in caches:
+            if error := _cached_steps_error(model, facts, masks, outputs["logits"], cache):
                 return f"its results differ for {kind} in several cached steps: {error}"
-            start = stop
     return None
+
+
+def _cached_steps_error(
+    model: Any, facts: ModelFacts, masks: "dict[str, Tensor]", logits: "Tensor", cache: Any
+) -> str | None:
+    """Describe a difference between the logits of several calls, with a cache, and the expected logits."""
+    inputs, steps, start = facts["inputs"], facts["steps"], 0
+    for count in facts["pieces"]:
+        stop = start + count
+        piece = inputs | {steps: inputs[steps][:, start:stop]}
+        own_mask = steps.replace("input_ids", "attention_mask")
+        piece_masks = {name: mask[:, :stop] if name == own_mask else mask for name, mask in masks.items()}
+        result = model(**piece, **piece_masks, past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        if error := _difference_text(result.logits, logits[:, start:stop], facts["tolerance"]):
+            return error
+        start = stop
+    return None
+
+
+def _packed_row_error(model: Any, facts: ModelFacts) -> str | None:
+    """Describe a difference between a row of two sequences, whose positions begin at 0, and the sequences alone."""
+    import torch
+
+    if "position_ids" not in inspect.signature(model.forward).parameters or len(facts["pieces"]) == 1:
+        return None
+    rows, logits = facts["inputs"][facts["steps"]], facts["outputs"]["logits"]
+    lengths = [rows.shape[1] - rows.shape[1] // 3, rows.shape[1] // 3]
+    row, expected = (
+        torch.cat([values[index, :length] for index, length in enumerate(lengths)])[None] for values in (rows, logits)
+    )
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    error = _difference_text(model(row, position_ids=positions).logits, expected, facts["tolerance"])
+    return error and f"its results differ for a row of two sequences: {error}"
 
 
 def _eager_attention_error(model: Any, facts: ModelFacts) -> str | None:

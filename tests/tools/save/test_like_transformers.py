@@ -1,0 +1,238 @@
+"""Folders with the sizes and weights of models of transformers: arguments, masks, caches and outputs are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    Cache,
+    ContinuousBatchingConfig,
+    DynamicCache,
+    GenerationConfig,
+    QuantizedCache,
+    StaticCache,
+)
+
+from tfkit.tools.save.save import save
+
+from .test_opened_in_transformers import opened
+
+SIZES = "name: small\nparameters: null\nvocab_size: 50\nd_model: 32\nmax_len: 24\n"
+LLAMA = f"""tfkit: 1
+extends: llama3_8b
+{SIZES}graph: {{decoder: {{n_layers: 2, attention: {{n_heads: 4, n_kv_heads: 2}}, ffn: {{d_ff: 48}}}}}}
+"""
+GPT2 = f"""tfkit: 1
+extends: gpt2
+{SIZES}graph: {{decoder: {{n_layers: 2, attention: {{n_heads: 4}}, ffn: {{d_ff: 48}}}}}}
+"""
+
+
+class Pair(NamedTuple):
+    """A folder's model, and the model of transformers with equal weights."""
+
+    ours: Any
+    theirs: Any
+
+
+def pair(spec: str, folder: Path) -> Pair:
+    """Open the folder of a model, and the folder of its family."""
+    code = folder / f"code_{folder.name}"  # the name of a package
+    code.mkdir()
+    model, ours = opened(spec, code)
+    save(model, folder / "family", layout="huggingface")
+    return Pair(ours, AutoModelForCausalLM.from_pretrained(folder / "family").eval())
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return pair({"llama": LLAMA, "gpt2": GPT2}[request.param], tmp_path_factory.mktemp(request.param))
+
+
+def ids(rows: int = 2, columns: int = 9, seed: int = 0) -> Tensor:
+    return torch.randint(1, 50, (rows, columns), generator=torch.Generator().manual_seed(seed))
+
+
+def close(value: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@torch.no_grad()
+def test_hidden_states_and_attentions(models: Pair) -> None:
+    outputs = []
+    for model in models:
+        model.set_attn_implementation("eager")
+        outputs.append(model(ids(), output_hidden_states=True, output_attentions=True))
+        model.set_attn_implementation("sdpa")
+    for name in ("hidden_states", "attentions"):
+        values, expected = (output[name] for output in outputs)
+        assert len(values) == len(expected) == 2 + (name == "hidden_states")
+        for pair_ in zip(values, expected, strict=True):
+            close(*pair_)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"output_attentions": True}, ValueError, r'call set_attn_implementation\("eager"\)'),
+        ({"output_router_logits": True}, ValueError, "output_router_logits cannot be used: no layer returns router"),
+        ({"atention_mask": ids(), "past": 3}, TypeError, "no keyword arguments named atention_mask, past"),
+    ],
+)
+def test_keywords_without_effect_are_errors(
+    models: Pair, arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        models.ours(ids(), **arguments)
+    close(models.ours(ids(), cache_params=None, output_attentions=False).logits, models.theirs(ids()).logits)
+
+
+@torch.no_grad()
+def test_positions_are_taken_as_given(models: Pair) -> None:
+    positions = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 7, 8, 9, 13, 14]])
+    mask = torch.ones_like(positions)  # with a mask, a row is one sequence
+    arguments = {"position_ids": positions, "attention_mask": mask}
+    close(models.ours(ids(), **arguments).logits, models.theirs(ids(), **arguments).logits)
+    for caches in ({}, {"past_key_values": DynamicCache()}):
+        with pytest.raises(ValueError, match=r"position_ids must be \[batch, new tokens\]; got \[1, 8\]"):
+            models.ours(ids(), position_ids=positions[:1, 1:], **caches)
+    with pytest.raises(ValueError, match="several sequences in a row cannot be combined with past_key_values"):
+        models.ours(ids(), position_ids=positions, past_key_values=DynamicCache())
+
+
+@torch.no_grad()
+def test_a_row_of_several_sequences(models: Pair) -> None:
+    """The row is split also if the model would use a cache."""
+    tokens, lengths = ids(1), (4, 2, 3)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    logits = models.ours(tokens, position_ids=positions, use_cache=True).logits
+    close(logits, models.theirs(tokens, position_ids=positions, use_cache=False).logits)
+    close(logits, torch.cat([models.theirs(part).logits for part in tokens.split(lengths, dim=1)], dim=1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_masks_of_pairs_of_tokens(models: Pair, implementation: str) -> None:
+    pairs = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(3)) < 0.6
+    pairs = (pairs | torch.eye(9, dtype=torch.bool)).tril()
+    added = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
+    expected = models.theirs(ids(), attention_mask=pairs).logits
+    models.ours.set_attn_implementation(implementation)
+    for mask in (pairs, added):
+        close(models.ours(ids(), attention_mask=mask).logits, expected)
+    models.ours.set_attn_implementation("sdpa")
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # of continuous batching, about flash attention
+def test_continuous_batching(models: Pair) -> None:
+    prompts = [[3, 4, 5, 6], [7, 8]]
+    small = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=16)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": -1}
+    for implementation in ("sdpa", "eager"):
+        models.ours.set_attn_implementation(implementation)
+        results = models.ours.generate_batch(prompts, GenerationConfig(**options), small).values()
+        models.ours.set_attn_implementation("sdpa")
+        tokens = {tuple(result.prompt_ids): result.generated_tokens for result in results}
+        for prompt in prompts:
+            expected = models.theirs.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
+            assert tokens[tuple(prompt)] == expected.tolist()
+
+
+@torch.no_grad()
+def test_options_reach_the_function_of_attention(models: Pair) -> None:
+    calls: list[tuple[int, dict[str, Any]]] = []
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        calls.append((module.layer_idx, options))
+        return AttentionInterface()["sdpa"](module, q, k, v, mask, **options)
+
+    AttentionInterface.register("observed", attend)
+    models.ours.set_attn_implementation("observed")
+    packed = {"cu_seq_lens_q": torch.tensor([0, 4, 9]), "max_length_q": 5}
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    models.ours(ids(1), position_ids=positions, **packed)
+    models.ours.set_attn_implementation("sdpa")
+    assert [layer for layer, _ in calls] == [0, 1]
+    assert all(options.items() >= packed.items() for _, options in calls)
+    with pytest.raises(ValueError, match="cu_seq_lens_q needs position_ids"):
+        models.ours(ids(1), **packed)
+    ahead = models.ours(ids(), is_causal=False).logits
+    close(ahead, models.theirs(ids(), is_causal=False).logits)
+    assert float((ahead - models.ours(ids()).logits).abs().max()) > 0.1
+
+
+@torch.no_grad()
+def test_generation_with_a_static_cache(models: Pair) -> None:
+    """The first row is padded."""
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = models.theirs.generate(ids(), **options)
+    assert torch.equal(models.ours.generate(ids(), **options), expected)
+    assert torch.equal(models.ours.generate(ids(), cache_implementation="static", **options), expected)
+
+
+CACHES: dict[str, Callable[[Any], Cache]] = {
+    "dynamic": lambda config: DynamicCache(config=config),
+    "without a config": lambda config: DynamicCache(),
+    "static": lambda config: StaticCache(config, max_cache_len=14),
+    "quantized": lambda config: QuantizedCache("fp8", config),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", CACHES)
+def test_any_cache_is_read_incrementally(models: Pair, kind: str, implementation: str) -> None:
+    logits = []
+    for model in models:
+        model.set_attn_implementation(implementation)
+        cache = CACHES[kind](model.config)
+        parts = [model(part, past_key_values=cache).logits for part in ids().split((4, 3, 1, 1), dim=1)]
+        logits.append(torch.cat(parts, dim=1))
+        model.set_attn_implementation("sdpa")
+    close(*logits)
+
+
+NEAR = """tfkit: 1
+name: small
+vocab_size: 50
+d_model: 32
+graph:
+  embedding: embedding
+  decoder: {block: decoder, n_layers: 2, attention: {n_heads: 4, position: POSITION}, ffn: {kind: gelu, d_ff: 48}}
+  logits: lm_head
+"""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["alibi", "t5"])
+def test_scores_that_depend_on_distances(position: str, tmp_path: Path) -> None:
+    model, written = opened(NEAR.replace("POSITION", position), tmp_path)
+    tokens, mask = ids(), torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
+    row, positions = ids(1), torch.tensor([[5, 6, 7, 8, 0, 1, 3, 4, 5]])
+    expected = torch.cat([model(part) for part in row.split((4, 2, 3), dim=1)], dim=1)
+    close(written(row, position_ids=positions).logits, expected)
+    caches: list[Cache] = [DynamicCache(), StaticCache(written.config, max_cache_len=12)]
+    for cache in caches:
+        written(tokens[:, :4], attention_mask=mask[:, :4], past_key_values=cache)
+        logits = written(tokens[:, 4:], attention_mask=mask, past_key_values=cache).logits
+        close(logits[0], model(tokens[:1, 2:])[0, 2:])
+        close(logits[1], model(tokens[1:])[0, 4:])
+        with pytest.raises(ValueError, match="position_ids must count the tokens from 0 if there are past_key_values"):
+            written(tokens[:, :1], position_ids=torch.tensor([[4]]), past_key_values=cache)
+    with pytest.raises(NotImplementedError, match="continuous batching needs attention whose scores depend only on"):
+        written.generate_batch([[3, 4]])
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = written.generate(tokens, use_cache=False, **options)
+    for implementation in (None, "static"):
+        assert torch.equal(written.generate(tokens, cache_implementation=implementation, **options), expected)
