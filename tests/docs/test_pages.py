@@ -36,6 +36,8 @@ ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have test
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
 LONG_PAGES = {
     "callbacks",
+    "check_mutants",
+    "check_runs",
     "components",
     "data",
     "decoding",
@@ -43,9 +45,12 @@ LONG_PAGES = {
     "families",
     "finetuning",
     "inspect",
+    "objectives",
     "outputs",
+    "plugins",
     "recipes",
     "resuming",
+    "specs",
     "training",
     "cluster",
     "sweeps",
