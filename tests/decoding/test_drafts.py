@@ -55,7 +55,9 @@ def model(request: pytest.FixtureRequest) -> fx.GraphModule:
     return model_of(HEADS) if request.param == "heads" else model_of(CHAIN, "after", "after_next")
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "padded"])
+@pytest.mark.parametrize(
+    "prompts", [pytest.param(PROMPTS[:1], id="one", marks=pytest.mark.slow), pytest.param(PROMPTS, id="padded")]
+)
 @pytest.mark.parametrize(
     "options",
     [
