@@ -66,6 +66,7 @@ HARMLESS = {
 """Programs that read no file of the repository."""
 CODE, ALL_FILES = "code", "everything"
 """Uses of a test that starts a process; the other uses are `module:FILE`, `file:FILE` and `folder:FOLDER`."""
+PROCESS_EVENTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system")
 MODULE_NAME = re.compile(r"(?:tfkit|tests|tools)\w*(?:\.\w+)+")
 INTERVAL = 20.0
 """Seconds between two looks at the files."""
@@ -261,13 +262,21 @@ class Uses:
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = set(names)
+        self.by_path = {PREFIX + name: name for name in self.names}  # without .venv, which is in the repository, too
         self.folders = {parent.as_posix() for name in self.names for parent in Path(name).parents}
         self.current: set[str] = set()
-        self.of_code: dict[CodeType, set[str]] = defaultdict(set)
+        self.of_code: dict[int, tuple[CodeType, set[str]]] = {}  # by `id`: the hash of code takes as long as a test
         self.of_module: dict[str, set[str]] = defaultdict(set)
         self.caches: dict[int, Any] = {}
         self.scanned: set[str] = set()
         self.scanned_modules = 0
+        self.latest: list[tuple[int, int, int | None, int]] = []
+        self.handlers: dict[str, Callable[[tuple[Any, ...]], None]] = {
+            "open": self.on_open,
+            **dict.fromkeys(("os.listdir", "os.scandir"), self.on_listing),
+            "subprocess.Popen": lambda arguments: self.on_process(*arguments[:3]),
+            **dict.fromkeys(PROCESS_EVENTS, lambda arguments: self.add(CODE)),
+        }
         sys.addaudithook(self.on_event)
         _posixsubprocess.fork_exec = self.fork_exec(_posixsubprocess.fork_exec)
         # Not `importlib.import_module` itself: the product reads the source of functions that forwards call.
@@ -287,28 +296,28 @@ class Uses:
 
         def gcd_import(*arguments: Any) -> Any:
             module = original(*arguments)
-            path = getattr(module, "__file__", None) or ""
-            if path.startswith(PREFIX) and path[len(PREFIX) :] in self.names:
-                self.add(f"module:{path[len(PREFIX) :]}")
+            if (name := self.by_path.get(getattr(module, "__file__", None))) is not None:
+                self.add(f"module:{name}")
             return module
 
         return gcd_import
 
     def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Handle an audit event of Python."""
-        if event == "open":
-            path, mode, flags = arguments
-            written = flags & (os.O_WRONLY | os.O_RDWR) if isinstance(flags, int) else mode and not mode.startswith("r")
-            if not written and (name := self._name(path)) in self.names and not _by_import():
-                self.add(f"file:{name}")
-        elif event in ("os.listdir", "os.scandir"):
-            if (name := self._name(arguments[0] or ".")) in self.folders:
-                self.add(f"folder:{name}")
-        elif event == "subprocess.Popen":
-            executable, command, folder, _ = arguments
-            self.on_process(executable, command, folder)
-        elif event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"):
-            self.add(CODE)
+        """Handle an audit event of Python. Most events are attributes of code and frames: a test has thousands."""
+        if event in self.handlers:
+            self.handlers[event](arguments)
+
+    def on_open(self, arguments: tuple[Any, ...]) -> None:
+        """Count a file that is opened to be read."""
+        path, mode, flags = arguments
+        written = flags & (os.O_WRONLY | os.O_RDWR) if isinstance(flags, int) else mode and not mode.startswith("r")
+        if not written and (name := self._name(path)) in self.names and not _by_import():
+            self.add(f"file:{name}")
+
+    def on_listing(self, arguments: tuple[Any, ...]) -> None:
+        """Count a folder that is listed."""
+        if (name := self._name(arguments[0] or ".")) in self.folders:
+            self.add(f"folder:{name}")
 
     def on_process(self, executable: Any, command: Any, folder: Any) -> None:
         """Count what a process may read."""
@@ -337,13 +346,19 @@ class Uses:
         self.current.add(use)
         frame = sys._getframe(1)
         while frame is not None:
-            code = frame.f_code
-            if code.co_filename.startswith(PREFIX):
+            if (name := self.by_path.get(frame.f_globals.get("__file__"))) is not None:
+                code = frame.f_code  # an event: only for frames of the repository
                 if code.co_name == "<module>":
-                    self.of_module[code.co_filename[len(PREFIX) :]].add(use)
+                    self.of_module[name].add(use)
                 else:
-                    self.of_code[code].add(use)
+                    self.uses_of(code).add(use)
             frame = frame.f_back
+
+    def uses_of(self, code: CodeType) -> set[str]:
+        """Return the uses of a function, to read or to extend."""
+        if (entry := self.of_code.get(id(code))) is None:
+            entry = self.of_code[id(code)] = code, set()
+        return entry[1]
 
     # Caches: who takes a value uses what was used to compute it.
 
@@ -360,7 +375,7 @@ class Uses:
         for name in [name for name in sys.modules if name not in self.scanned]:
             self.scanned.add(name)
             module = sys.modules[name]
-            if not (getattr(module, "__file__", None) or "").startswith(PREFIX):
+            if getattr(module, "__file__", None) not in self.by_path:
                 continue
             for value in [*vars(module).values()]:
                 values = [value]
@@ -374,7 +389,7 @@ class Uses:
 
     def taken_since(self, before: list[tuple[int, int, int | None, int]]) -> set[str]:
         """Return the uses of all caches that have had a hit since `before`; caches that missed depend on them, too."""
-        now = self.counts()
+        now = self.latest = self.counts()
         if now == before:
             return set()
         before = before + [(0, 0, None, 0)] * (len(now) - len(before))
@@ -383,11 +398,11 @@ class Uses:
         uses = {use for key, old, new in changed if new[0] > old[0] for use in self._of_cache(key)}
         for key, old, new in changed:
             if new[1] > old[1]:
-                self.of_code[self.caches[key].__wrapped__.__code__] |= uses
+                self.uses_of(self.caches[key].__wrapped__.__code__).update(uses)
         return uses
 
     def _of_cache(self, key: int) -> set[str]:
-        return self.of_code.get(self.caches[key].__wrapped__.__code__, set())
+        return self.uses_of(self.caches[key].__wrapped__.__code__)
 
 
 def _is_set(cell: Any) -> bool:
@@ -399,7 +414,7 @@ def _is_set(cell: Any) -> bool:
 
 def _by_import() -> bool:
     """Return True if the import system opens a file: edges of modules stand for such files."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     return (
         frame.f_code.co_filename.startswith("<frozen importlib")
         or "/_pytest/assertion/rewrite" in frame.f_code.co_filename
@@ -453,6 +468,7 @@ class Recorder:
     def __init__(self, tree: Tree, uses: Uses) -> None:
         self.tree, self.uses = tree, uses
         self.environment = environment()
+        uses.latest = uses.counts()
         self.fixtures: list[Any] = []
         self.outcomes: dict[str, str] = {}
         self.pending: list[tuple[frozenset[str], dict[str, Any]]] = []
@@ -466,13 +482,13 @@ class Recorder:
         """Count the caches that a file of tests uses while it is imported."""
         if not isinstance(collector, pytest.Module):
             return (yield)
-        counts, loaded = self.uses.counts(), {*sys.modules}
+        counts, loaded = self.uses.latest, {*sys.modules}
         result = yield
         taken = self.uses.taken_since(counts)
         files = [getattr(sys.modules[name], "__file__", None) or "" for name in {*sys.modules} - loaded]
         for file in taken and [str(collector.path), *files]:
-            if file.startswith(PREFIX):
-                self.uses.of_module[file[len(PREFIX) :]] |= taken
+            if file in self.uses.by_path:
+                self.uses.of_module[self.uses.by_path[file]] |= taken
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -483,23 +499,23 @@ class Recorder:
         counts = self.uses.counts()
         result = yield
         if (code := code_of(fixturedef)) is not None and (taken := self.uses.taken_since(counts)):
-            self.uses.of_code[code] |= taken
+            self.uses.uses_of(code).update(taken)
         return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Record a test: setup, call and teardown."""
         self.uses.current, self.fixtures = set(), []
-        counts, start = self.uses.counts(), time.perf_counter()
+        counts, start = self.uses.latest, time.perf_counter()
         result = yield
         seconds = time.perf_counter() - start
         uses = self.uses.current | self.uses.taken_since(counts)
         self.uses.current = set()
         for definition in self.fixtures:
             code = code_of(definition)
-            if code is not None and code.co_filename.startswith(PREFIX):
-                uses.add(f"module:{code.co_filename[len(PREFIX) :]}")
-                uses |= self.uses.of_code.get(code, set())
+            if code is not None and code.co_filename in self.uses.by_path:
+                uses.add(f"module:{self.uses.by_path[code.co_filename]}")
+                uses |= self.uses.uses_of(code)
         self.record(item, uses, seconds)
         return result
 

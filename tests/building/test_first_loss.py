@@ -137,8 +137,8 @@ def _std(weight: torch.Tensor) -> torch.Tensor:
 
 SEVERAL_WIDTHS = {"dinov2_base", "dinov2_with_registers_base", "dit_small", "siglip_base_16", "siglip_vision_base_16"}
 """Specs whose other widths do not follow from `d_model`, so that `small` cannot change it."""
-EJECTED = ("gpt2", "gpt_oss_20b", "vaswani_base")
-"""Biases and residual scaling, experts, and matrices whose parts are filled one by one."""
+EJECTED = ("gpt2", "vaswani_base")
+"""Biases and residual scaling, and matrices whose parts are filled one by one."""
 
 
 @pytest.mark.parametrize("name", chosen([name for name in MODELS if name not in SEVERAL_WIDTHS], EJECTED))
@@ -156,7 +156,7 @@ def test_an_ejected_model_starts_as_the_built_one(name: str) -> None:
         assert abs(measured(graph, ejected)) < 1
 
 
-@pytest.mark.parametrize("kind", chosen(["fan_in", "gpt2", "normal", "small", "torch", "xavier"], ["small", "torch"]))
+@pytest.mark.parametrize("kind", chosen(["fan_in", "gpt2", "normal", "small", "torch", "xavier"], ["small"]))
 def test_each_initialization_is_ejected(kind: str) -> None:
     graph = graph_of(f"init={kind}", "decoder.ffn.bias=true", TIED)
     torch.manual_seed(0)

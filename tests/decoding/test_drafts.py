@@ -55,7 +55,9 @@ def model(request: pytest.FixtureRequest) -> fx.GraphModule:
     return model_of(HEADS) if request.param == "heads" else model_of(CHAIN, "after", "after_next")
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "padded"])
+@pytest.mark.parametrize(
+    "prompts", [pytest.param(PROMPTS[:1], id="one", marks=pytest.mark.slow), pytest.param(PROMPTS, id="padded")]
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -82,10 +84,10 @@ def test_drafts_change_no_token(
     def draft(self: Drafts, count: int) -> list[Tensor]:
         begin = self._tokens.size(1) - width
         columns = [plain.tokens[:, begin + i] if begin + i < plain.tokens.size(1) else None for i in range(count)]
-        found = original(self, count)
+        drafted_tokens = original(self, count)
         return [
             column if column is not None and torch.rand((), generator=random) < 2 / 3 else value
-            for column, value in zip(columns, found, strict=True)
+            for column, value in zip(columns, drafted_tokens, strict=True)
         ]
 
     monkeypatch.setattr(Drafts, "_draft", draft)
@@ -110,8 +112,8 @@ def test_a_chain_drafts_what_a_full_forward_predicts(monkeypatch: pytest.MonkeyP
         result, n, tokens = original(self, count), self.cached.used, self._tokens
         logits = results[len(results) - count :]
         for i in range(count):
-            known = torch.cat((tokens, result[0][:, None]), dim=1)[:, 2:] if i else torch.zeros_like(tokens[:, 1:])
-            outputs = model(tokens[:, :n], after=tokens[:, 1:], after_next=known)
+            read_ahead = torch.cat((tokens, result[0][:, None]), dim=1)[:, 2:] if i else torch.zeros_like(tokens[:, 1:])
+            outputs = model(tokens[:, :n], after=tokens[:, 1:], after_next=read_ahead)
             torch.testing.assert_close(logits[i][:, -1], outputs[1 + i][:, -1])
             compared += 1
         return result

@@ -38,6 +38,8 @@ ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have test
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
 LONG_PAGES = {
     "callbacks",
+    "check_mutants",
+    "check_runs",
     "components",
     "data",
     "decoding",
@@ -47,8 +49,10 @@ LONG_PAGES = {
     "inspect",
     "objectives",
     "outputs",
+    "plugins",
     "recipes",
     "resuming",
+    "specs",
     "training",
     "cluster",
     "sweeps",

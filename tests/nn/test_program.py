@@ -220,6 +220,8 @@ def test_sources_of_models_do_not_accumulate():
         gc.collect()
         return {*linecache.cache, *_loader.eval_cache}
 
+    gc.collect()
+    gc.freeze()  # the collections below pass over what other tests have left
     first = tfkit.build(tfkit.loads(SPEC))
     before = sources()
     for _ in range(3):

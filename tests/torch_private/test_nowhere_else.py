@@ -90,7 +90,6 @@ SCRIPTED = "torch.ops.mkldnn._linear_pointwise"
 """The operation that TorchScript must find in the code; it is compiled only if the operation exists."""
 
 
-@pytest.mark.slow
 def test_private_names_are_strings_of_the_adapters() -> None:
     actual = [
         f"{path.relative_to(ROOT)}:{use}"

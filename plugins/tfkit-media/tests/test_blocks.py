@@ -158,7 +158,10 @@ def test_pictures_show_an_image_going_in() -> None:
 
 @pytest.mark.slow
 def test_a_tiny_vit_passes_all_checks() -> None:
-    tfkit.testing.check_model("vit_base_16", plugins=PLUGINS)
+    sizes = ["d_model=24", "encoder.n_layers=2", "encoder.attention.n_heads=3", "encoder.ffn.d_ff=40"]
+    image = ["inputs.image={type: image, channels: 3, height: 12, width: 8}", "patches.size=4", "logits.n_classes=5"]
+    graph = tfkit.load("vit_base_16", sets=[*sizes, *image], plugins=PLUGINS)
+    tfkit.testing.check_model(graph, plugins=PLUGINS)
 
 
 SLOW = ("siglip_base_16", "dinov2_with_registers_base", "dinov3_vit_small_16", "siglip_vision_base_16")

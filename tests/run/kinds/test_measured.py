@@ -83,15 +83,15 @@ def error_of(folder: Path, data: str, n: int = 1, *sets: str, lines: Sequence[di
     return str(caught.value)
 
 
-EACH = {"target: each, each_position: true": 1, "target: pairs, each_position: true": 2}
+POSITION_TARGETS = {"target: each, each_position: true": 1, "target: pairs, each_position: true": 2}
 POOLED_TARGETS = {"target: y": 1, "target: [y, z]": 2, "target: both": 2}
 
 
-@pytest.mark.parametrize("data", [*POOLED_TARGETS, *EACH])
+@pytest.mark.parametrize("data", [*POOLED_TARGETS, *POSITION_TARGETS])
 @pytest.mark.parametrize("size", [2, 5])
 def test_metrics_are_those_of_the_outputs_in_the_units_of_the_data(data: str, size: int, tmp_path: Path) -> None:
     graph = POOLED if data in POOLED_TARGETS else f"project: {{block: linear, input: x}}, {ENCODER}"
-    n = (POOLED_TARGETS | EACH)[data]
+    n = (POOLED_TARGETS | POSITION_TARGETS)[data]
     run = run_of(tmp_path, data, n, f"machine.micro_batch={size}", graph=graph)
     trainer = Trainer(run, Memory(), until=0)
     numbers = trainer.evaluate()
@@ -127,9 +127,9 @@ def test_targets_are_standardized_by_the_training_split(tmp_path: Path) -> None:
     assert np.array_equal(batch.targets, table[[27, 35]].astype(np.float32))
 
 
-@pytest.mark.parametrize("data", EACH)
+@pytest.mark.parametrize("data", POSITION_TARGETS)
 def test_targets_at_padding_do_not_count(data: str, tmp_path: Path) -> None:
-    run = run_of(tmp_path, data, EACH[data], graph=f"project: {{block: linear, input: x}}, {ENCODER}")
+    run = run_of(tmp_path, data, POSITION_TARGETS[data], graph=f"project: {{block: linear, input: x}}, {ENCODER}")
     batch = run.data.examples("train", "sequential").batch(np.arange(6))
     assert batch.targets is not None
     mask = batch.masks["features"]

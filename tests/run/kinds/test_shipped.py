@@ -45,7 +45,7 @@ def test_all_are_known() -> None:
     assert sorted([*SMALL_RUNS, "finetune_addition"]) == RUNS  # which begins with the weights of another run
 
 
-@pytest.mark.parametrize("name", chosen(SMALL_RUNS, {"calculator_exact", "hybrid_recall", "masked", "minigpt_swiglu"}))
+@pytest.mark.parametrize("name", chosen(SMALL_RUNS, {"hybrid_recall", "masked"}))
 def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = [word for change in (*FAST, *SMALL_RUNS[name]) for word in ("--set", change)]
     assert (
@@ -68,7 +68,7 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [line["step"] for line in lines if metric in line] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("name", some(SMALL_RUNS, 4))
+@pytest.mark.parametrize("name", some(SMALL_RUNS, 2))
 def test_its_size_is_the_published_one(name: str) -> None:
     run = load_run(name, WITH_PLUGINS)
     assert run.steps == STEPS.get(name, 5000)

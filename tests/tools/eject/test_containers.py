@@ -273,7 +273,7 @@ TENSORS = {
         "return self.net(x * self.a) + self.b",
     ),
 }
-QUICK_CASES = {"sequential by name", "list of both", "buffers"}
+QUICK_CASES = {"list of both", "buffers"}
 
 
 @pytest.mark.parametrize("name", chosen(CASES | TENSORS, QUICK_CASES))

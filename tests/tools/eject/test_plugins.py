@@ -353,7 +353,7 @@ def test_the_tutorial_plugin(alone: Alone, tmp_path: Path) -> None:
         slow(("list[Tensor] | None", "x: list[Tensor] | None)")),
         ("typing.Union[Tensor, list[Optional[int]], None]", "x)"),
         slow(("torch.nn.Module", "x: nn.Module)")),
-        ("Sequence[Tensor]", "x)"),
+        slow(("Sequence[Tensor]", "x)")),
         slow(("Signal", "x)")),
     ],
 )

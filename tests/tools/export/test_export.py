@@ -231,7 +231,7 @@ def _eps(other: nn.Module) -> None:
     ("change", "named"),
     [
         slow((_tanh, r"FFN `decoder\.layers\.1\.ffn\.activation`")),
-        (_scale, r"attention `decoder\.layers\.0\.attention\.core`"),
+        slow((_scale, r"attention `decoder\.layers\.0\.attention\.core`")),
         (_eps, r"LayerNorm `decoder\.layers\.1\.attention_norm_in`"),
     ],
 )
@@ -274,7 +274,7 @@ def test_every_format_is_compared(model: fx.GraphModule, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("when", ["while it is written", "while it is compared"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), slow(KeyboardInterrupt())])
 def test_a_failure_in_the_middle_leaves_nothing(
     model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, when: str
 ) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,8 @@ import pytest
 from tfkit.cli import main
 from tfkit.tools.new import command as new_command
 from tfkit.tools.new.command import PluginNames, installed_from
+
+from ...sampling import some
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["a", "token_shift", "x" * 24]
@@ -67,8 +70,7 @@ def test_a_new_plugin_of_another_slot_is_green(slot: str, run: Run, monkeypatch:
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd="tfkit-smooth", check=True, timeout=300)
 
 
-@pytest.mark.parametrize("slot", ["ffn", "mixer", "mask_rule", "residual"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "slot"), some(product(NAMES, ["ffn", "mixer", "mask_rule", "residual"]), 4))
 def test_its_code_is_clean(name: str, slot: str, run: Run) -> None:
     run("new", "plugin", name, "-o", "made", "--slot", slot)
     lint(Path("made"))
