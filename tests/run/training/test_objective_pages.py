@@ -10,7 +10,7 @@ import pytest
 from tfkit.cli import main
 
 from .launches import forked, numbers, options, tensors
-from .runs import same, write_objectives
+from .runs import PLUGIN_OPTIONS, same, write_objectives
 
 pytestmark = pytest.mark.slow
 STEPS = 8
@@ -19,6 +19,8 @@ LOSSES = {
     "llada": "small.yaml",
     "jepa": "small.yaml",
     "{kind: masked_diffusion}": "small.yaml",
+    "velocity": "dit_shapes",
+    "{kind: flow_matching, label: label, drop: 0.3}": "dit_shapes",
     "grpo": "gpt.yaml",
     "dpo": "sums.yaml",
     SIMPO: "sums.yaml",
@@ -36,13 +38,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _train(folder: Path, name: str, loss: str, processes: int, *sets: str, stop_after: int = STEPS) -> Path:
     run, common = LOSSES[loss], [f"loss={loss}"]
+    if run == "dit_shapes":
+        common += ["data.count=60", "batch.sequences=6", "schedule=constant"]
     if run == "sums.yaml":
         common += ["batch.sequences=6", "schedule=constant"]
     if loss == "dpo":
         common += ["weights=start"]
     metrics = "eval={every: 4, splits: {val: {batches: 2}}, metrics: [objective]}"
     common += [f"steps={STEPS}", "checkpoint={every: 1}", metrics, *sets]
-    arguments = ["--plugin-dir", "plugins", run, "-o", name, "--stop-after", str(stop_after)]
+    arguments = [*PLUGIN_OPTIONS[1:], "--plugin-dir", "plugins", run, "-o", name, "--stop-after", str(stop_after)]
     if processes > 1:
         forked(folder, processes, *arguments, *options(*common))
     else:
@@ -84,6 +88,6 @@ def test_a_run_resumes_and_does_not_depend_on_micro_batches_and_processes(
     if loss == "grpo":  # generates in each of hundreds of steps
         sets += [word for name in ("steps", "sums", "resume") for word in ("--only", name)]
     with contextlib.chdir(page):
-        assert main(["check", LOSSES[loss], "--no-plugins", "--plugin-dir", "plugins", *sets]) == 0
+        assert main(["check", LOSSES[loss], *PLUGIN_OPTIONS, "--plugin-dir", "plugins", *sets]) == 0
     out = capsys.readouterr().out
     assert "as a reduced run" in out
