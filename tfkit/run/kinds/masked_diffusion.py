@@ -71,7 +71,7 @@ class MaskedDiffusionLoss(nn.Module):
         # The last token of an answer is only a target. A token that is neither an input nor a target is unknown.
         tokens = torch.where(asked, F.pad(targets, (1, 0)), F.pad(inputs[self.name], (0, 1), value=self.mask))
         arguments = {**inputs}
-        if self.padding in inputs:
+        if self.padding is not None and self.padding in inputs:
             arguments[self.padding] = _with_next(inputs[self.padding], asked)
         levels = MIN_LEVEL + (1 - MIN_LEVEL) * noise.rand(1)  # [b, 1]
         hidden = asked & (noise.rand(tokens.size(1)) < levels)
