@@ -157,10 +157,10 @@ def _unknown_spec(name: str, specs: NamedSpecs, span: Span | None, registry: Reg
     if plugin is not None:
         help = where_it_is(plugin, plugin_folders())
         return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
-    if help := _component_help(name, registry):
-        return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=help)
     names = [*specs.files, *(elsewhere for models in missing.specs_elsewhere().values() for elsewhere in models)]
-    near = similar_name_help("a spec", name, names, "give the path of a file: ./my_model.yaml")
+    near = _component_help(name, registry) or similar_name_help(
+        "a spec", name, names, "give the path of a file: ./my_model.yaml"
+    )
     return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=near)
 
 
