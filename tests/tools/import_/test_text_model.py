@@ -316,3 +316,14 @@ def test_a_plain_model_is_no_text_model(tmp_path: Path) -> None:
     imported = import_config(tmp_path)
     assert imported.notes == ()
     assert imported.fields_left_out == ()
+
+
+@pytest.mark.parametrize("field", ["architectures", "model_type", "tie_word_embeddings"])
+def test_a_malformed_field_around_a_text_model_is_no_crash(field: str, tmp_path: Path) -> None:
+    for value in (7, [["x"]], {"x": 1}):
+        path = folder(tmp_path, **{field: value})
+        try:
+            family = import_config(path).graph.spec.family
+        except tfkit.SpecError:
+            family = tfkit.load("llama_7b").spec.family
+        Companions.read(path, family)
