@@ -469,6 +469,8 @@ class _ModelingWriter:
                 sublayer = self.modules[body].get_submodule(f"{body.stack.name}.layers.{index}.{step.name}")
                 core = getattr(sublayer, "core", None)
                 softmax = getattr(core, "softmax", None)
+                if not isinstance(core, nn.Module):
+                    return []
                 if core in self.chosen.cores:
                     modules.append((core, f"{step.name}.core"))
                 elif isinstance(softmax, Softmax) and not self.chosen.callers & {*core.modules()}:
