@@ -16,6 +16,8 @@ ELSEWHERE = {
     "_fields": "collections.namedtuple",
     "_field_defaults": "collections.namedtuple",
     "_replace": "collections.namedtuple",
+    "_asdict": "collections.namedtuple",
+    "_can_compile_fullgraph": "transformers.PreTrainedModel, set by each class",
     "_modules": "nn.Module, see test_adapters.py",
     "_parameters": "nn.Module, see test_adapters.py",
     "_buffers": "nn.Module, see test_adapters.py",

@@ -282,7 +282,8 @@ def contains_text_model(config: MappingABC[str, Any], family: FamilyConfig) -> b
     """Return True if the model of a config.json contains the model of a family, as a model of images and text does."""
     in_family = any(name == TEXT or name.startswith(f"{TEXT}.") for name in family.fields)
     node = config.get("model_type")
-    flat = (node.value if isinstance(node, Scalar) else node) in family.text_types and any(map(OF_MEDIA.match, config))
+    model_type = str(node.value if isinstance(node, Scalar) else node)
+    flat = model_type in family.text_types and any(map(OF_MEDIA.match, config))
     return flat or (isinstance(config.get(TEXT), Mapping | dict) and not in_family)
 
 

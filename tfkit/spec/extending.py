@@ -155,13 +155,12 @@ def yaml_files(folder: Path) -> list[Path]:
 def _unknown_spec(name: str, specs: NamedSpecs, span: Span | None, registry: Registry | None) -> Diagnostic:
     path, plugin = "extends" if span else "", missing.plugin_of(name)
     if plugin is not None:
-        location = where_it_is(plugin, plugin_folders())
-        message = f"{quoted(name)} comes with the plugin {plugin}, which is not loaded"
-        return Diagnostic(message, span, path, help=location)
-    if help := _component_help(name, registry):
-        return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=help)
+        help = where_it_is(plugin, plugin_folders())
+        return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
     names = [*specs.files, *(elsewhere for models in missing.specs_elsewhere().values() for elsewhere in models)]
-    near = similar_name_help("a spec", name, names, "give the path of a file: ./my_model.yaml")
+    near = _component_help(name, registry) or similar_name_help(
+        "a spec", name, names, "give the path of a file: ./my_model.yaml"
+    )
     return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=near)
 
 

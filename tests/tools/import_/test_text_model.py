@@ -299,3 +299,31 @@ def test_published_files_omit_sizes_of_the_text_model(name: str, parameters: int
     assert "vision_config" in imported.fields_left_out
     (note,) = imported.notes
     assert note.message.startswith("the spec is only the text model")
+
+
+def test_a_text_config_has_the_defaults_of_its_class(tmp_path: Path) -> None:
+    """The class of Qwen2.5-VL has 8 key-value heads by default, the class of Qwen2 has 32."""
+    config = {**OUTER, "text_config": {"model_type": "qwen2_5_vl_text"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    imported = import_config(tmp_path)
+    decoder = imported.graph.spec.model.graph["decoder"]
+    assert (decoder.attention.n_kv_heads, decoder.attention.position.theta) == (8, 1e6)
+    assert decoder.norm.eps == 1e-5
+
+
+def test_a_plain_model_is_no_text_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**TEXT, "architectures": ["LlamaForCausalLM"]}))
+    imported = import_config(tmp_path)
+    assert imported.notes == ()
+    assert imported.fields_left_out == ()
+
+
+@pytest.mark.parametrize("field", ["architectures", "model_type", "tie_word_embeddings"])
+def test_a_malformed_field_around_a_text_model_is_no_crash(field: str, tmp_path: Path) -> None:
+    for value in (7, [["x"]], {"x": 1}):
+        path = folder(tmp_path, **{field: value})
+        try:
+            family = import_config(path).graph.spec.family
+        except tfkit.SpecError:
+            family = tfkit.load("llama_7b").spec.family
+        Companions.read(path, family)

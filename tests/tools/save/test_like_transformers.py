@@ -51,6 +51,18 @@ def pair(spec: str, folder: Path) -> Pair:
     return Pair(ours, AutoModelForCausalLM.from_pretrained(folder / "family").eval())
 
 
+MISTRAL = LLAMA.replace("llama3_8b", "mistral_7b").replace("n_kv_heads: 2", "n_kv_heads: 2, mask: {left: 3, right: 0}")
+GEMMA = f"""tfkit: 1
+extends: gemma2_2b
+{SIZES}graph:
+  decoder:
+    n_layers: 4
+    attention: {{n_heads: 4, n_kv_heads: 2, d_head: 8}}
+    ffn: {{d_ff: 48}}
+    layers: {{variants: {{local: {{attention: {{mask: {{left: 3}}}}}}}}}}
+"""
+
+
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return pair({"llama": LLAMA, "gpt2": GPT2}[request.param], tmp_path_factory.mktemp(request.param))
@@ -201,6 +213,31 @@ def test_any_cache_is_read_incrementally(models: Pair, kind: str, implementation
         logits.append(torch.cat(parts, dim=1))
         model.set_attn_implementation("sdpa")
     close(*logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", [MISTRAL, GEMMA], ids=["mistral", "gemma2"])
+def test_windows(spec: str, tmp_path: Path) -> None:
+    """All layers have a window, or some of them. Gemma's scores have a cap."""
+    ours, theirs = pair(spec, tmp_path)
+    tokens, lengths = ids(1, 14), (6, 8)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    expected = torch.cat([theirs(part).logits for part in tokens.split(lengths, dim=1)], dim=1)
+    close(ours(tokens, position_ids=positions).logits, expected)
+    expected = theirs(tokens).logits
+    for kind in ("dynamic", "without a config", "static"):  # transformers rejects quantized windows
+        cache = CACHES[kind](ours.config)
+        parts = [ours(part, past_key_values=cache).logits for part in tokens.split((7, 5, 1, 1), dim=1)]
+        close(torch.cat(parts, dim=1), expected)
+        slots = {layer.keys.size(2) for layer in cache.layers}
+        assert slots >= {{"dynamic": 3, "static": 4, "without a config": 14}[kind]}
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    generated = theirs.generate(ids(), **options)
+    for implementation in (None, "static"):
+        assert torch.equal(ours.generate(ids(), cache_implementation=implementation, **options), generated)
+    with pytest.raises(NotImplementedError, match="continuous batching needs attention"):
+        ours.generate_batch([[3, 4]])
 
 
 NEAR = """tfkit: 1

@@ -197,8 +197,8 @@ def test_the_code_passes_ruff_and_mypy(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_transformers_caches_full_attention(small: tfkit.Graph) -> None:
-    dynamic, rings = code_of(small).modeling, code_of(tfkit.load("gemma2_2b")).modeling
+def test_transformers_caches_causal_attention(small: tfkit.Graph) -> None:
+    dynamic, rings = code_of(small).modeling, code_of(tfkit.load("recurrentgemma_2b")).modeling
     assert "DynamicCache" in dynamic
     assert "DynamicCache" not in rings
     assert "place(" not in dynamic

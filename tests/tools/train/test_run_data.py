@@ -18,7 +18,7 @@ from tfkit.run.checked_run import load_run
 DROPOUT = ["model.dropout=0.1", "schedule={kind: cosine, warmup: 3}", "clip=0.4", "steps=5"]
 NOT_CAUSAL = "encoder: {block: encoder, n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 32}}"
 DIFFUSION = f"""model={{vocab_size: 28, d_model: 16, dropout: 0.1, graph: {{
-  embedding: {{block: embedding, position: {{kind: learned, max_len: 12}}}}, {NOT_CAUSAL}, head: lm_head}}}}"""
+  embedding: {{block: embedding, position: {{kind: learned, max_len: 13}}}}, {NOT_CAUSAL}, head: lm_head}}}}"""
 CASES = {
     "groups": [*DROPOUT, "optimizer.groups=[{match: embedding.*, lr: 1e-3}]", "optimizer.weight_decay=0.2"],
     "sizes": [*DROPOUT, "batch.sequences={at: {0: 2, 2: 6}}", "data.order=sampled", "optimizer={kind: sgd, lr: 0.5}"],

@@ -74,7 +74,8 @@ def _type_of(config: Mapping) -> str:
 def _classes(config: Mapping, family: FamilyConfig) -> list[str]:
     """Return the class of the text model with the head of the class around it; empty for the default head."""
     classes = plain_data(config.items.get("architectures", node_of(None, config.span)))
-    words = [match[0] for name in classes or () if (match := _HEAD.search(str(name)))]
+    names = classes if isinstance(classes, list) else []
+    words = [match[0] for name in names if (match := _HEAD.search(str(name)))]
     heads = [head for word in words for head in (f"Text{word}", word) if head in family.heads or head == word]
     return [class_of(heads[0], family.architecture)] if heads else []
 

@@ -35,6 +35,13 @@ TYPES = {
 """The types of arguments and of fields of records, in a folder."""
 
 
+class Masks(NamedTuple):
+    """The masks of the layers with full attention and of the layers with a window."""
+
+    full: Tensor | None
+    sliding: Tensor | None
+
+
 class TokenPositions(NamedTuple):
     """Positions of the new tokens, [b or 1, t], and of the keys, [b or 1, k]; the options of the attention."""
 
@@ -87,8 +94,8 @@ def place(queries: Tensor, padding: Tensor | None, past: TokenPositions, n_slots
     return CachedKeys(past.positions, past.keys, int(past.positions.max()) + 1, past.options)
 
 
-def shared_values(self: Any, x: Tensor, mask: Tensor | None, prefix: Tensor | None, cached: CachedKeys) -> Context:
-    # The values that layers share; the mask is the mask of the scores.
+def shared_values(self: Any, x: Tensor, mask: Any, prefix: Tensor | None, cached: CachedKeys) -> Context:
+    # The values that layers share; the mask is the mask of the scores, or `Masks`.
     queries, keys, n_keys, options = cached
     rotary: Tensor | None = None
     if self.rotary is not None:
@@ -96,6 +103,11 @@ def shared_values(self: Any, x: Tensor, mask: Tensor | None, prefix: Tensor | No
     temperature: Tensor | None = None
     if self.temperature is not None:
         temperature = self.temperature(queries).to(x.dtype)
+    if self.chooses_mask:
+        if self.ring:
+            mask = mask.sliding
+        else:
+            mask = mask.full
     if self.position is not None:
         assert mask is not None
         bias = self.position(queries, keys).to(x.dtype)
@@ -181,10 +193,16 @@ INSTEAD = {
 
 
 def may_store_caches(caches: Iterable[Iterable[Cached | State]], depth: int | None) -> bool:
-    """Return True if `DynamicCache` can store the caches: in each layer, two tensors of all tokens."""
+    """Return True if a cache of transformers can store the caches: in each layer, two tensors of the same tokens.
+
+    All windows must have the same width.
+    """
     layers = [list(layer) for layer in caches]
-    plain = [isinstance(entry, Cached) and entry.window is None for layer in layers for entry in layer]
-    return len(layers) == depth and all(plain) and all(len(layer) == 2 for layer in layers)
+    plain = all(isinstance(entry, Cached) for layer in layers for entry in layer)
+    if len(layers) != depth or not plain or any(len(layer) != 2 for layer in layers):
+        return False
+    windows = [{entry.window for entry in layer if isinstance(entry, Cached)} for layer in layers]
+    return all(len(widths) == 1 for widths in windows) and len(set().union(*windows) - {None}) <= 1
 
 
 def join_updates(functions: dict[Key, Function]) -> bool:
@@ -308,24 +326,29 @@ class _Spread(ast.NodeTransformer):
         return ast.Call(node.func, [value for values in args for value in values], node.keywords)
 
 
-def renamed_code(text: str, *, only_positions: bool) -> str:
+def renamed_code(text: str, *, only_positions: bool, several_masks: bool) -> str:
     """Return code with the names and types that its arguments have in a folder.
 
-    If `only_positions`, a `TokenPositions` has only one field, which replaces it.
+    If `only_positions`, a `TokenPositions` has only one field, which replaces it. If `several_masks`, the mask is a
+    `Masks`.
     """
     names = {"past": "positions" if only_positions else "tokens", "caches": "past_key_values"}
-    return steps_text(_Renamed(names).visit(ast.parse(text)).body)
+    return steps_text(_Renamed(names, several_masks=several_masks).visit(ast.parse(text)).body)
 
 
 class _Renamed(ast.NodeTransformer):
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str], *, several_masks: bool) -> None:
         self.names = names
+        self.several_masks = several_masks
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
+        arguments = {argument.arg for argument in node.args.args}
         for argument in node.args.args:
             is_renamed, argument.arg = argument.arg in self.names, self.names.get(argument.arg, argument.arg)
-            if is_renamed or (argument.arg == "positions" and argument.annotation is None):
+            if argument.arg == "mask" and self.several_masks and arguments & {"past", "positions", "queries"}:
+                argument.annotation = ast.Name(Masks.__name__)
+            elif is_renamed or (argument.arg == "positions" and argument.annotation is None):
                 argument.annotation = ast.Name(TYPES[argument.arg])
                 node.args.defaults = []  # all calls have all arguments
         return node

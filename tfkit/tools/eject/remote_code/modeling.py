@@ -128,9 +128,7 @@ def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> W
     check_no_shared_tensors(root)
     merge_equal(root)
     whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
-    scores = (
-        _scores_of(root, passing=passing) if dynamic else Scores(causal=False, plain=False, biased=False, passing=False)
-    )
+    scores = _scores_of(root, passing=passing) if dynamic else NO_SCORES
     if (passing and not scores.plain) or (dynamic and not scores.causal):
         return None
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
@@ -163,13 +161,19 @@ class Scores(NamedTuple):
     """The scores of all attentions of a decoder.
 
     Attributes:
-        causal: True if each query attends to all earlier keys.
-        plain: True if they are causal and depend only on queries and keys, and a missing mask is causal.
+        causal: True if each query attends to all earlier keys, or to those in a window.
+        windows: True if some attentions have a window.
+        full: True if some attentions have no window.
+        skips: True if a missing mask is causal for all attentions without a window.
+        plain: True if no attention has a window, and a missing mask is causal: they depend only on queries and keys.
         biased: True if they depend on the distance of queries and keys.
         passing: True if keyword arguments of the forward reach the function that computes them.
     """
 
     causal: bool
+    windows: bool
+    full: bool
+    skips: bool
     plain: bool
     biased: bool
     passing: bool
@@ -178,8 +182,18 @@ class Scores(NamedTuple):
 def _scores_of(model: nn.Module, *, passing: bool) -> Scores:
     contexts = dynamic_cache.contexts_of(model)
     biased = any(context.position is not None or context.relative is not None for context in contexts)
-    causal = all((context.left, context.right, context.rule) == (None, 0, None) for context in contexts)
-    return Scores(causal=causal, plain=all(context.flag for context in contexts), biased=biased, passing=passing)
+    windows = [context for context in contexts if context.ring]
+    full = [context for context in contexts if not context.ring]
+    causal = all((context.right, context.rule) == (0, None) for context in contexts)
+    causal = causal and all(context.left is None for context in full) and not (windows and biased)
+    skips = all(context.flag for context in full)
+    for context in contexts:
+        context.chooses_mask = bool(windows and full)
+    return Scores(causal, bool(windows), bool(full), skips, skips and not windows, biased, passing)
+
+
+NO_SCORES = Scores(*[False] * len(Scores._fields))
+"""The scores of other models."""
 
 
 def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic: bool) -> dict[str, AbstractValue]:
@@ -189,8 +203,13 @@ def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic:
     if dynamic:
         keys = SOME_VALUE if scores.biased else NONE
         options = SOME_VALUE if scores.passing else NONE
-        return {"past": whole.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys, options])}
-    values: dict[str, AbstractValue] = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
+        values: dict[str, AbstractValue] = {
+            "past": whole.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys, options])
+        }
+        if scores.windows and scores.full:
+            values["mask"] = whole.records.add(dynamic_cache.Masks, [ANY_VALUE, ANY_VALUE])
+        return values
+    values = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
     values |= {
         name: Maybe(Items(Items(Items(SOME_VALUE)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]
     }
@@ -278,8 +297,13 @@ class _ModelingWriter:
         self.chosen = chosen
         self.scores = scores
         self.dynamic = dynamic
-        cache = "Cache" if dynamic else f"{name}Cache"
-        self.words = {"name": name, "file": self.file, "description": in_docs(graph.name), "cache": cache}
+        self.words = {
+            "name": name,
+            "file": self.file,
+            "description": in_docs(graph.name),
+            "cache": "Cache" if dynamic else f"{name}Cache",
+            "skips": 'self.config._attn_implementation == "sdpa"' if scores.skips else "False",
+        }
 
     def code(self) -> WrittenCode:
         """Return both files."""
@@ -292,8 +316,12 @@ class _ModelingWriter:
             "model_type": model_type(self.file),
             "attribute_map": repr(attributes),
             "fields": "\n".join([*lines, *properties]),
+            "layer_types": repr(
+                ["full_attention" if window is None else "sliding_attention" for window in self._windows]
+            ),
         }
-        configuration = formatted_code(_filled_template("configuration", words, {"decodes": self.parts.decodes}))
+        flags = {"decodes": self.parts.decodes, **self.scores._asdict()}
+        configuration = formatted_code(_filled_template("configuration", words, flags))
         return WrittenCode(self.name, self.file, modeling, configuration, fields)
 
     def _fields(self) -> dict[str, Any]:
@@ -307,6 +335,7 @@ class _ModelingWriter:
         fields |= {} if length is None else {"max_len": length}
         fields |= {name: self.config.numbers[name] for name in ATTRIBUTES.values() if name in self.config.numbers}
         fields |= {"is_encoder_decoder": True} if len(self.parts.bodies) > 1 else {}
+        fields |= {"sliding_window": max(filter(None, self._windows))} if self.scores.windows else {}
         return {**fields, "tie_word_embeddings": bool(self.parts.ties), "use_cache": self.parts.decodes}
 
     def _modeling(self) -> str:
@@ -335,6 +364,7 @@ class _ModelingWriter:
             "eager": bool(self.chosen.cores),
             "dynamic": self.dynamic,
             **self.scores._asdict(),
+            "masks": self.dynamic and not self.scores.plain,
         }
         helpers = [_filled_template("attention", {}, flags)] if self.chosen.callers else []
         if self.dynamic:
@@ -366,6 +396,12 @@ class _ModelingWriter:
         """True if all bodies share a token table."""
         embeddings = [body.embedding for body in self.parts.bodies if body.embedding is not None]
         return len({table_owner(self.graph, node.name) for node in embeddings}) == 1
+
+    @property
+    def _windows(self) -> list[int | None]:
+        """For each layer, the number of tokens that it caches; None if it caches all, or has no cache of tokens."""
+        layers = self.parts.last.pieces.caches
+        return [next((entry.window for entry in layer if isinstance(entry, Cached)), None) for layer in layers]
 
     @property
     def _has_windows(self) -> bool:
@@ -433,6 +469,8 @@ class _ModelingWriter:
                 sublayer = self.modules[body].get_submodule(f"{body.stack.name}.layers.{index}.{step.name}")
                 core = getattr(sublayer, "core", None)
                 softmax = getattr(core, "softmax", None)
+                if not isinstance(core, nn.Module):
+                    return []
                 if core in self.chosen.cores:
                     modules.append((core, f"{step.name}.core"))
                 elif isinstance(softmax, Softmax) and not self.chosen.callers & {*core.modules()}:
@@ -543,7 +581,9 @@ class _ModelingWriter:
         return (self._renamed(text) if self.dynamic else text).splitlines()
 
     def _renamed(self, text: str) -> str:
-        return dynamic_cache.renamed_code(text, only_positions=not (self.scores.biased or self.scores.passing))
+        scores = self.scores
+        only_positions, several_masks = not (scores.biased or scores.passing), scores.windows and scores.full
+        return dynamic_cache.renamed_code(text, only_positions=only_positions, several_masks=several_masks)
 
 
 def _method_text(name: str, lines: Sequence[str], parameters: str = "self") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from tfkit.checkpoint.remote_code import folder_names
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
+from tfkit.spec.folder import CONFIG
 from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.common.memory_needs import free_memory, size_of
 from tfkit.tools.common.model_inputs import as_tensors, random_inputs
@@ -57,7 +59,8 @@ def compare_folder(model: fx.GraphModule, parts: Parts, folder: Path, process: F
     Return False if only the tensors were compared, because the model is too large to run. Raise SpecError if they
     differ.
     """
-    facts = _facts_of(model, parts)
+    windows = "sliding_window" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    facts = _facts_of(model, parts, inside=not windows)  # the windows of transformers count padding
     location = process.scratch / "facts.pt"
     torch.save(facts, location)
     if error := process.answer([str(folder), str(location)]):
@@ -67,8 +70,11 @@ def compare_folder(model: fx.GraphModule, parts: Parts, folder: Path, process: F
     return bool(facts["outputs"])
 
 
-def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
-    """Return the shapes of a model's tensors and, for a small model, its results for random inputs and padding."""
+def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFacts:
+    """Return the shapes of a model's tensors and, for a small model, its results for random inputs and padding.
+
+    With `inside`, padding is also between tokens.
+    """
     graph, names = parts.graph, folder_names(parts.graph)
     shapes = {names(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -77,7 +83,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts) -> ModelFacts:
     length = min(20, max_len(graph) or 20)
     dtype = next(model.parameters()).dtype
     inputs = random_inputs(graph, batch=3, length=length, dtype=dtype)
-    masks = _padding_masks(parts, length)
+    masks = _padding_masks(parts, length, inside=inside)
     outputs: dict[str, Tensor] = {}
     padded: dict[str, Tensor] = {}
     steps, pieces, tolerance = parts.last.input, [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
@@ -131,11 +137,11 @@ def initial_moments(graph: Graph, dtype: torch.dtype) -> dict[str, list[float]]:
     return result
 
 
-def _padding_masks(parts: Parts, length: int) -> dict[str, Tensor]:
-    """Return a mask for each input that may be padded, with padding on the left and inside."""
+def _padding_masks(parts: Parts, length: int, *, inside: bool) -> dict[str, Tensor]:
+    """Return a mask for each input that may be padded, with padding at either end and `inside`."""
     mask = torch.ones(3, length, dtype=torch.bool)
     mask[1, : length // 3] = False
-    mask[2, length // 2] = False
+    mask[2, length // 2] = not inside
     mask[2, -1] = False
     return {body.input: mask.clone() for body in parts.bodies if body.embedding is not None}
 
