@@ -9,11 +9,13 @@ import pytest
 
 from tfkit.cli import main
 
-from .launches import forked, numbers, options, tensors
+from .launches import finish, numbers, options, start, tensors
 from .runs import PLUGIN_OPTIONS, same, write_objectives
 
 pytestmark = pytest.mark.slow
 STEPS = 8
+ROOM = "model.graph.embedding.position.max_len=33"
+"""The sequence of masked diffusion includes the last target."""
 SIMPO = "{kind: preferences, form: simpo, beta: 2.0}"
 LOSSES = {
     "llada": "small.yaml",
@@ -42,13 +44,16 @@ def _train(folder: Path, name: str, loss: str, processes: int, *sets: str, stop_
         common += ["data.count=60", "batch.sequences=6", "schedule=constant"]
     if run == "sums.yaml":
         common += ["batch.sequences=6", "schedule=constant"]
+    if "masked_diffusion" in loss:
+        common += [ROOM]
     if loss == "dpo":
         common += ["weights=start"]
     metrics = "eval={every: 4, splits: {val: {batches: 2}}, metrics: [objective]}"
     common += [f"steps={STEPS}", "checkpoint={every: 1}", metrics, *sets]
     arguments = [*PLUGIN_OPTIONS[1:], "--plugin-dir", "plugins", run, "-o", name, "--stop-after", str(stop_after)]
     if processes > 1:
-        forked(folder, processes, *arguments, *options(*common))
+        status, _, errors = finish(start(folder, processes, *arguments, *options(*common)))
+        assert status == 0, errors
     else:
         with contextlib.chdir(folder):
             assert main(["train", "--no-plugins", *arguments, *options(*common)]) == 0
@@ -84,7 +89,8 @@ def test_a_run_resumes_and_does_not_depend_on_micro_batches_and_processes(
             if "loss" in theirs:
                 assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6, abs=1e-6)
 
-    sets = options(f"loss={loss}", *(["weights=start"] if loss == "dpo" else []))
+    further = {"dpo": ["weights=start"], "{kind: masked_diffusion}": [ROOM]}
+    sets = options(f"loss={loss}", *further.get(loss, []))
     if loss == "grpo":  # generates in each of hundreds of steps
         sets += [word for name in ("steps", "sums", "resume") for word in ("--only", name)]
     with contextlib.chdir(page):
