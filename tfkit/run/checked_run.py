@@ -405,9 +405,9 @@ def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None
             suitable = "[loss, accuracy]" if first.has_ids else "[mse, mae, r2]"
             help = f"choose metrics of the targets of the data, `eval: {{metrics: {suitable}}}`"
             raise run.error(message, *((*path, str(number)) if path else ()), help=help)
-        if metric.cross_entropy and not run.config.loss.predicts_targets:
-            name, loss = metric.kind_name(), run.config.loss.kind_name()
-            message = f"the metric `{name}` is the cross-entropy of the data's targets, which `{loss}` does not predict"
+        if metric.cross_entropy and not loss.predicts_targets:
+            name, kind = metric.kind_name(), loss.kind_name()
+            message = f"the metric `{name}` is the cross-entropy of the data's targets, which `{kind}` does not predict"
             help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
             raise run.error(message, *((*path, str(number)) if path else ()), help=help)
 

@@ -80,7 +80,7 @@ class FlowMatchingLoss(nn.Module):
         labels = None if self.config.label is None else self._labels(targets, noise)
         fractions = levels[(..., *[None] * (examples.dim() - 1))]
         points = (1 - fractions) * examples + fractions * ends
-        mask = inputs.get(self.flow.signal.mask)
+        mask = inputs.get(self.flow.signal.mask or "")
         errors = (self.flow.velocities(points, levels, labels, mask) - (ends - examples)) ** 2
         if mask is None:
             return tfkit.LossSum(errors.flatten(1).mean(1).sum(), len(errors))
