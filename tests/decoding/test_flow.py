@@ -72,7 +72,7 @@ def test_samples_of_a_gaussian_are_scaled_noise() -> None:
     errors = {}
     for method in ("euler", "heun"):
         for steps in (20, 40):
-            samples = tfkit.sample_flow(flow, 5, steps=steps, method=method, seed=2)  # type: ignore[arg-type]
+            samples = tfkit.sample_flow(flow, 5, steps=steps, method=method, seed=2)
             errors[method, steps] = float((samples - (0.7 + 0.3 * noise)).abs().max())
     assert errors["heun", 40] < 1e-3
     assert 1.8 < errors["euler", 20] / errors["euler", 40] < 2.3  # first order
