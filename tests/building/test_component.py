@@ -21,6 +21,7 @@ from tfkit.building.component import component
 from tfkit.component import AttentionConfig, Component
 from tfkit.tools.check.components import Layout, models_of, required_values, with_component
 
+from ..sampling import some
 from ..spec.texts import failure
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def inputs_of(*modules: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-@pytest.mark.parametrize(("slot", "config", "layout", "keys"), list(cases()))
+@pytest.mark.parametrize(("slot", "config", "layout", "keys"), some(cases(), 20))
 def test_a_sublayer_equals_the_sublayer_of_a_model(
     slot: str, config: type[Component], layout: Layout, keys: dict[str, Any]
 ) -> None:

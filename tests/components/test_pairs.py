@@ -45,7 +45,7 @@ def built(name: str, backend: AttentionBackend = "sdpa") -> Any:
 
 @pytest.mark.usefixtures("flex")
 @pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize(("name", "backend"), chosen(product(KINDS, BACKENDS), {*zip(KINDS, cycle(BACKENDS))}))
+@pytest.mark.parametrize(("name", "backend"), chosen(product(KINDS, BACKENDS), [*zip(KINDS, cycle(BACKENDS))][::2]))
 def test_each_document_has_the_logits_that_it_has_alone(name: str, backend: AttentionBackend) -> None:
     model = built(name, backend)
     with torch.no_grad():

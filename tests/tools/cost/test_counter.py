@@ -74,7 +74,7 @@ def test_flops_are_those_of_the_flop_counter(name: str) -> None:
     assert (actual.flops_forward, actual.flops_backward) == counted(graph)
 
 
-@pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b", "albert_base"))
+@pytest.mark.parametrize("name", quick("t5_small", "albert_base"))
 def test_layers_that_are_alike_cost_what_they_cost_one_by_one(name: str) -> None:
     graph = load(name)
     options: dict[str, Any] = {"batch": B, "length": T, "memory_length": memory_length(graph)}
@@ -85,7 +85,7 @@ def test_layers_that_are_alike_cost_what_they_cost_one_by_one(name: str) -> None
         assert actual == pytest.approx(getattr(single.memory, key), rel=0.02 if key in rises else 0)
 
 
-@pytest.mark.parametrize("name", quick("gpt2", "t5_small", "mixtral_8x7b"))
+@pytest.mark.parametrize("name", quick("t5_small"))
 @pytest.mark.parametrize("mode", ["train", "prefill", "decode"])
 def test_every_rule_says_what_torch_says(name: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def checked(func: Any) -> Callable[..., Any] | None:
@@ -200,7 +200,7 @@ def memory_order(value: Tensor) -> list[int]:
     return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
 
 
-@pytest.mark.parametrize("name", quick("bart_base", "bloom_560m", "falcon_7b", "llama3_8b"))
+@pytest.mark.parametrize("name", quick("bart_base", "bloom_560m"))
 def test_a_cost_adds_up(name: str) -> None:
     graph = tfkit.load(name)
     params = count_params(graph)
@@ -268,7 +268,7 @@ def test_a_tensor_is_not_saved_if_no_output_depends_on_it() -> None:
     assert watch.root.tally("").saved == x.nbytes
 
 
-@pytest.mark.parametrize("name", covering("bert_base", "gpt2", "t5_small"))
+@pytest.mark.parametrize("name", covering("bert_base", "t5_small"))
 def test_equal_chunks_of_the_loss_count_as_if_each_ran(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = reduced(name)
     for batch in (4096, 4099):  # nine chunks: equal ones, and ones that differ by a row
