@@ -8,6 +8,7 @@ import inspect
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from torch import nn
@@ -78,7 +79,7 @@ def choose_attention(
         if keywords:
             _add_context(function)
         for host in hosts:
-            _take_first(host, lambda call, host=host, module=module: _called_child(call, host) is module, keywords)
+            _take_first(host, partial(_calls_child, host, module), keywords)
     passing = frozenset(core for core, passes in cores.items() if passes)
     return ChosenAttention(frozenset(callers.values()), frozenset(cores), passing)
 
@@ -122,6 +123,10 @@ def _called_child(node: ast.AST, function: Function) -> nn.Module | None:
     owner = node.func.value
     is_self = isinstance(owner, ast.Name) and owner.id == function.self_name
     return function.module._modules.get(node.func.attr) if is_self else None
+
+
+def _calls_child(function: Function, child: nn.Module, node: ast.AST) -> bool:
+    return _called_child(node, function) is child
 
 
 def _is_chosen(node: ast.AST | None) -> bool:
