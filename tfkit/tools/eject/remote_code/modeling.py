@@ -467,7 +467,7 @@ class _ModelingWriter:
                 if step.role != role:
                     continue
                 sublayer = self.modules[body].get_submodule(f"{body.stack.name}.layers.{index}.{step.name}")
-                core = getattr(sublayer, "core", None)
+                core: Any = getattr(sublayer, "core", None)
                 softmax = getattr(core, "softmax", None)
                 if not isinstance(core, nn.Module):
                     return []

@@ -146,7 +146,7 @@ def _output_error(model: Any, facts: ModelFacts) -> str | None:
         for name, expected in outputs.items():
             if error := _difference_text(result[name], expected, facts["tolerance"] if masks else 0.0):
                 return f"its results differ for {kind}: {error}"
-        caches: list[transformers.Cache | None] = [None] * (facts["pieces"] != [])
+        caches: list[Any] = [None] * (facts["pieces"] != [])
         if model._can_compile_fullgraph:  # it takes static caches
             caches.append(transformers.StaticCache(model.config, max_cache_len=sum(facts["pieces"]) + 3))
         for cache in caches:
