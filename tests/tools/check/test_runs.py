@@ -13,6 +13,7 @@ import torch
 
 import tfkit
 import tfkit.testing
+from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, load_run, positions_of
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, Ratio
 from tfkit.run.guarded_data import _GuardedExamples
@@ -31,7 +32,7 @@ from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.check import optimizer
 from tfkit.tools.train.check.run_under_test import RunUnderTest, reduced_run
-from tfkit.tools.train.check.small_run import small_run
+from tfkit.tools.train.check.small_run import RunSubject, small_run
 
 from ...known import RUNS
 from ...run.training.runs import WITH_PLUGINS
@@ -378,3 +379,10 @@ def test_a_kind_of_a_plugin_in_the_kit(decay: str, tmp_path: Path) -> None:
     else:
         checks["optimizer"]()
         checks["resume"]()
+
+
+@pytest.mark.parametrize("kind", ["masked_diffusion", "flow_matching", "preferences"])
+def test_a_kind_that_does_not_fit_the_small_run_is_checked_in_a_run(kind: str) -> None:
+    config = WITH_PLUGINS.registry.kinds("loss" if "_" in kind else "data")[kind].config
+    with pytest.raises(SpecError, match=r"check a run with a suitable model and suitable data.*`tfkit check RUN`"):
+        RunSubject().around(config, WITH_PLUGINS, options={})

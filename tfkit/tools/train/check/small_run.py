@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from tfkit.component import Component
@@ -25,6 +26,7 @@ LISTS: dict[str, dict[str, Any]] = {
     "masked": {"of": {"kind": "copy"}},
 }
 """Values for kinds that require text, a choice or other kinds."""
+HELP = "check a run with a suitable model and suitable data instead: `tfkit check RUN`"
 
 
 def small_run(slot: str, part: Mapping[str, Any], length: int | None = None) -> dict[str, Any]:
@@ -83,5 +85,6 @@ class RunSubject(SubjectType):
                 else:
                     runs[f"a small run{words}"] = reduced_run(run, plugins, seed, kinds)
         if not runs:
-            raise next((error for error in rejected if "`length`" not in str(error)), rejected[0])
+            error = next((error for error in rejected if "`length`" not in str(error)), rejected[0])
+            raise SpecError(*(replace(fault, help=fault.help or HELP) for fault in error.diagnostics)) from error
         return runs
