@@ -85,6 +85,6 @@ class RunSubject(SubjectType):
                 else:
                     runs[f"a small run{words}"] = reduced_run(run, plugins, seed, kinds)
         if not runs:
-            error = next((error for error in rejected if "`length`" not in str(error)), rejected[0])
-            raise SpecError(*(replace(fault, help=fault.help or HELP) for fault in error.diagnostics)) from error
+            cause = next((error for error in rejected if "`length`" not in str(error)), rejected[0])
+            raise SpecError(*(replace(fault, help=fault.help or HELP) for fault in cause.diagnostics)) from cause
         return runs
