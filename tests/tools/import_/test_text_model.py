@@ -291,7 +291,8 @@ def test_commands_count_what_they_leave_out(tmp_path: Path, capsys: pytest.Captu
     ],
 )
 def test_published_files_omit_sizes_of_the_text_model(name: str, parameters: int, family: str) -> None:
-    """The counts are those of the classes of transformers, without the parts for images."""
+    """The files state what the published files state, and omit what these omit; the counts are of the classes of
+    transformers, without the parts for images."""
     imported = import_config(PUBLISHED / f"{name}.json")
     assert tfkit.count_params(imported.graph).total == parameters
     assert imported.graph.spec.family is not None

@@ -50,7 +50,7 @@ def test_params_of_a_single_block(run: Callable[..., str]) -> None:
 
 
 def test_params_fit_80_columns_at_any_size(run: Callable[..., str]) -> None:
-    run("params", "palm_540b", "gpt3_175b")
+    run("params", "llama3_405b", "palm_540b", "gpt3_175b")
 
 
 def test_params_json(run: Callable[..., str]) -> None:
