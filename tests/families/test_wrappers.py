@@ -115,8 +115,8 @@ def _inputs(name: str) -> dict[str, Tensor]:
 def test_every_type_with_a_known_text_model_has_a_case() -> None:
     specs = load_plugins().specs
     families = {**specs.by_model_type, **specs.by_text_type}
-    known = {name: part for name, part in text_types().items() if part in families}
-    assert known == TEXT_TYPES | {name: known[name] for name in TOO_LARGE}
+    types = {name: part for name, part in text_types().items() if part in families}
+    assert types == TEXT_TYPES | {name: types[name] for name in TOO_LARGE}
 
 
 @pytest.mark.slow

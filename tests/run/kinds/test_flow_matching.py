@@ -117,7 +117,7 @@ def test_a_field_without_effect_is_an_error(fields: dict[str, Any], message: str
 
 # ---- runs ----
 
-SMALL = (
+REDUCED = (
     "data.count=60",
     "model.d_model=16",
     "model.d_condition=16",
@@ -131,16 +131,16 @@ SMALL = (
 
 
 def shapes_run(*sets: str) -> Run:
-    return load_run("dit_shapes", WITH_PLUGINS, sets=[*SMALL, *sets])
+    return load_run("dit_shapes", WITH_PLUGINS, sets=[*REDUCED, *sets])
 
 
 def test_a_run_is_divided_and_resumed(tmp_path: Path) -> None:
     (full, weights), parts = trained(shapes_run("checkpoint={every: 1}")), Memory()
     divided, _ = trained(shapes_run("machine.micro_batch=1"))
     for name in ("loss", "val.objective"):
-        values, others = ([line[name] for line in memory.lines if name in line] for memory in (full, divided))
+        values, parts = ([line[name] for line in memory.lines if name in line] for memory in (full, divided))
         assert len(values) >= 3
-        assert others == pytest.approx(values, rel=1e-6)
+        assert parts == pytest.approx(values, rel=1e-6)
     trained(shapes_run("checkpoint={every: 1}"), parts, until=3)
     resumed, restored = trained(shapes_run("checkpoint={every: 1}"), Memory(parts.saved))
     assert [*parts.losses, *resumed.losses] == full.losses

@@ -240,7 +240,7 @@ def test_windows(spec: str, tmp_path: Path) -> None:
         ours.generate_batch([[3, 4]])
 
 
-NEAR = """tfkit: 1
+LOCAL = """tfkit: 1
 name: small
 vocab_size: 50
 d_model: 32
@@ -254,7 +254,7 @@ graph:
 @torch.no_grad()
 @pytest.mark.parametrize("position", ["alibi", "t5"])
 def test_scores_that_depend_on_distances(position: str, tmp_path: Path) -> None:
-    model, written = opened(NEAR.replace("POSITION", position), tmp_path)
+    model, written = opened(LOCAL.replace("POSITION", position), tmp_path)
     tokens, mask = ids(), torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
     row, positions = ids(1), torch.tensor([[5, 6, 7, 8, 0, 1, 3, 4, 5]])
     expected = torch.cat([model(part) for part in row.split((4, 2, 3), dim=1)], dim=1)
