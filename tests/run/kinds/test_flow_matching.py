@@ -138,9 +138,9 @@ def test_a_run_is_divided_and_resumed(tmp_path: Path) -> None:
     (full, weights), parts = trained(shapes_run("checkpoint={every: 1}")), Memory()
     divided, _ = trained(shapes_run("machine.micro_batch=1"))
     for name in ("loss", "val.objective"):
-        values, parts = ([line[name] for line in memory.lines if name in line] for memory in (full, divided))
+        values, numbers = ([line[name] for line in memory.lines if name in line] for memory in (full, divided))
         assert len(values) >= 3
-        assert parts == pytest.approx(values, rel=1e-6)
+        assert numbers == pytest.approx(values, rel=1e-6)
     trained(shapes_run("checkpoint={every: 1}"), parts, until=3)
     resumed, restored = trained(shapes_run("checkpoint={every: 1}"), Memory(parts.saved))
     assert [*parts.losses, *resumed.losses] == full.losses
