@@ -14,6 +14,8 @@ from ..conftest import pytest_runtest_teardown
 
 
 def test_scripted_programs_are_let_go_and_those_in_use_still_run() -> None:
+    # A store from before a `gc.freeze` of another test would never be collected.
+    _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
     x = torch.randn(2, 3)
     program = torch.jit.script(nn.Sequential(nn.Linear(3, 5), nn.ReLU()))
     expected = program(x)
