@@ -159,7 +159,7 @@ from tfkit.tools.profile.models import profile as profile
 from tfkit.tools.save.layouts import Layout as Layout
 from tfkit.tools.save.layouts import ModelOrigin as ModelOrigin
 from tfkit.tools.save.save import save as save
-from tfkit.tools.solve.solve import Budget as Budget
+from tfkit.tools.solve.budget import Budget as Budget
 from tfkit.tools.solve.solve import solve as solve
 from tfkit.tools.trace.activity import activity as activity
 from tfkit.tools.trace.attention_weights import attention_weights as attention_weights

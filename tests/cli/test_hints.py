@@ -13,29 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 import tfkit
-from tests.run.training.runs import PLUGINS, write_run
+from tests.run.training.runs import BUMP, PLUGINS, write_run
 from tfkit.cli import main
 from tfkit.run.checked_run import load_run
 
-PLUGIN = '''"""An activation of a test."""
-
-from typing import Literal
-
-import tfkit
-from torch import nn
-
-
-class BumpConfig(tfkit.ActivationConfig):
-    kind: Literal["bump"] = "bump"
-
-    def build(self, make: tfkit.Make) -> nn.Module:
-        return nn.Tanh()
-
-
-@tfkit.hookimpl
-def tfkit_register(register: tfkit.Register) -> None:
-    register(BumpConfig)
-'''
 MODEL = """\
 tfkit: 1
 name: small
@@ -122,7 +103,7 @@ def test_arguments_of_functions() -> None:
 def test_a_kind_of_a_plugin_that_is_not_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "a.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
-    (tmp_path / "plugins" / "curves.py").write_text(PLUGIN, encoding="utf-8")
+    (tmp_path / "plugins" / "curves.py").write_text(BUMP, encoding="utf-8")
     command = "params model.yaml --set 'decoder.ffn={kind: mlp, activation: bump, d_ff: 24}'"
     option = "--plugin-dir ./plugins/curves.py"
     assert (
@@ -134,7 +115,7 @@ def test_a_kind_of_a_plugin_that_is_not_loaded(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_run_requires_the_plugins_of_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "bump.py").write_text(PLUGIN, encoding="utf-8")
+    (tmp_path / "bump.py").write_text(BUMP, encoding="utf-8")
     ffn = "model.decoder.ffn={kind: mlp, activation: bump, d_ff: 24}"
     options = ["--set", ffn, "--set", "steps=2", "--plugin-dir", "bump.py"]
     assert main(["train", "small.yaml", "-o", "out", *options]) == 0

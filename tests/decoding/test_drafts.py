@@ -98,7 +98,7 @@ def test_drafts_change_no_token(
 
 
 def test_a_chain_drafts_what_a_full_forward_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every output reads the tokens ahead that belong to its position, those of rejected drafts excepted."""
+    """Every output reads the tokens ahead that belong to its position, except rejected drafts."""
     model, original, forward = model_of(CHAIN, "after", "after_next"), Drafts._draft, tfkit.CachedModel.__call__
     results: list[Any] = []
     compared = 0

@@ -74,7 +74,7 @@ WRITTEN = [
 
 @pytest.fixture
 def _as_a_reader(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In an empty folder, at 80 columns, with only the plugins that the page needs; those of the page are forgotten."""
+    """In an empty folder, at 80 columns, with only the plugins that the page needs; its own plugins are forgotten."""
     before = set(sys.modules)
     disabled = PLUGINS - NEEDED_PLUGINS.get(Path(request.node.callspec.params["page"]).stem, set())
     transformers.utils.logging.disable_progress_bar()

@@ -1,8 +1,8 @@
 """Speculative decoding with the further outputs of a model: https://arxiv.org/abs/2211.17192.
 
 An output drafts one token, the likeliest. The acceptance rule for such a draft is simple: choose a token from the
-distribution of the model, and accept the draft if it is this token. Therefore the tokens that are generated are those
-of decoding without drafts, for greedy decoding and for sampling.
+distribution of the model, and accept the draft if it is this token. Therefore the generated tokens equal the tokens of
+decoding without drafts, for greedy decoding and for sampling.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class FlowModel:
         x, outputs = inputs[self.x], graph.outputs
         output = graph.node(outputs[0]).output
         sizes = [(signal.type, signal.channels, signal.rows, signal.width) for signal in (x, output)]
-        if len(outputs) > 1 or sizes[0] != sizes[1] or {x.length, output.length} - {None, x.length, output.length}:
+        if len(outputs) > 1 or sizes[0] != sizes[1]:
             words = f"{len(outputs)} outputs" if len(outputs) > 1 else output.in_words()
             raise ValueError(f"the model must return one velocity for `{self.x}`, {x.in_words()}; got {words}")
         width = inputs[self.time].width or 0

@@ -126,8 +126,9 @@ class Sampler:
         self.sampling = sampling
         self._seen: Tensor | None = None
         self._step = 0
-        draws = Draws(prompts, n_samples, seed=seed, device=device)
-        self._draws = None if sampling.temperature == 0 else draws(steps)
+        self._draws: Tensor | None = None
+        if sampling.temperature > 0:
+            self._draws = Draws(prompts, n_samples, seed=seed, device=device)(steps)
 
     def read(self, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
         """Record tokens [b, t] for the repetition penalty where `mask`, bool [b, t], is True; by default all."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CountFlops: TypeAlias = Callable[[Graph, int, int], int]
 """Returns the FLOPs of a forward and backward pass for a model, a number of sequences, and their length."""
+OBJECTIVE = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
 CONTENT = "data_content"
 """Path of the digest of the data."""
 WEIGHTS_CONTENT = "weights_content"
@@ -411,26 +412,24 @@ def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None
     """Raise SpecError for a metric of targets that the data lacks, or that the loss does not predict."""
     first, loss = run.data.examples("train", "sequential").batch(np.zeros(1, np.int64)), run.config.loss
     for number, metric in enumerate(metrics):
-        if loss.fills and not metric.objective:
-            message = f"the metric `{metric.kind_name()}` cannot be combined with the loss `{loss.kind_name()}`"
-            message = f"{message}, which alone computes the input `{next(iter(loss.fills))}` of the model"
-            help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
-            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
-        if first.targets is None and not metric.objective:
-            message = f"the metric `{metric.kind_name()}` needs targets, which the data does not have"
-            help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
-            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
-        if not metric.objective and metric.of_numbers == first.has_ids:
+        if metric.objective:
+            continue
+        name, kind, help = metric.kind_name(), loss.kind_name(), OBJECTIVE
+        if loss.fills:
+            message = f"the metric `{name}` cannot be combined with the loss `{kind}`, which alone computes the input"
+            message = f"{message} `{next(iter(loss.fills))}` of the model"
+        elif first.targets is None:
+            message = f"the metric `{name}` needs targets, which the data does not have"
+        elif metric.of_numbers == first.has_ids:
             targets, needed = ("ids", "real numbers") if first.has_ids else ("real numbers", "ids")
-            message = f"the metric `{metric.kind_name()}` needs targets that are {needed}; the data has {targets}"
+            message = f"the metric `{name}` needs targets that are {needed}; the data has {targets}"
             suitable = "[loss, accuracy]" if first.has_ids else "[mse, mae, r2]"
             help = f"choose metrics of the targets of the data, `eval: {{metrics: {suitable}}}`"
-            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
-        if metric.cross_entropy and not loss.predicts_targets:
-            name, kind = metric.kind_name(), loss.kind_name()
+        elif metric.cross_entropy and not loss.predicts_targets:
             message = f"the metric `{name}` is the cross-entropy of the data's targets, which `{kind}` does not predict"
-            help = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
-            raise run.error(message, *((*path, str(number)) if path else ()), help=help)
+        else:
+            continue
+        raise run.error(message, *((*path, str(number)) if path else ()), help=help)
 
 
 def check_length(run: Run, split: str, *path: str) -> None:

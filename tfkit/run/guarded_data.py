@@ -100,10 +100,12 @@ class GuardedData:
             _check_array("targets", targets, count, "float32", max(np.ndim(targets), 1))
         elif targets is not None:
             _check_array("targets", targets, count, "integers", 1 if np.ndim(targets) == 1 else 2)
-            if not isinstance(self.n_classes, Mapping):
-                _check_range("targets", targets[targets != IGNORE_INDEX], self.n_classes or self.vocab_size)
-            elif "" in self.n_classes:
-                _check_range("targets", targets[targets != IGNORE_INDEX], self.n_classes[""])
+            by_output = (
+                self.n_classes if isinstance(self.n_classes, Mapping) else {"": self.n_classes or self.vocab_size}
+            )
+            classes = by_output.get("")
+            if classes is not None:
+                _check_range("targets", targets[targets != IGNORE_INDEX], classes)
 
 
 class _GuardedExamples:

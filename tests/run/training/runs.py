@@ -34,6 +34,26 @@ PLUGIN_OPTIONS = [
 ]
 """The options of a command that load these plugins alone."""
 TEXT = "".join(f"{number} sheep and {number * 7 % 13} goats went up the hill.\n" for number in range(150))
+BUMP = '''"""An activation of a test."""
+
+from typing import Literal
+
+import tfkit
+from torch import nn
+
+
+class BumpConfig(tfkit.ActivationConfig):
+    kind: Literal["bump"] = "bump"
+
+    def build(self, make: tfkit.Make) -> nn.Module:
+        return nn.Tanh()
+
+
+@tfkit.hookimpl
+def tfkit_register(register: tfkit.Register) -> None:
+    register(BumpConfig)
+'''
+"""A plugin with the activation `bump`."""
 RUN = """\
 tfkit: 1
 name: small

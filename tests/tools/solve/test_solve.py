@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import tfkit
 from tfkit.plugin.manager import load_plugins
 from tfkit.tools.params.count import count_params
+from tfkit.tools.solve.budget import Budget, Size, parameters_of
 from tfkit.tools.solve.search import Form, Grid
 from tfkit.tools.solve.sizes import Family, HiddenWidth
-from tfkit.tools.solve.solve import Budget, Size, parameters_of, solve
+from tfkit.tools.solve.solve import solve
 
 from ...sampling import chosen, slow, some
 from ...small_specs import PROGRAMS

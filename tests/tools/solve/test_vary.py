@@ -11,7 +11,7 @@ import tfkit
 from tests.run.training.runs import write_run
 from tfkit.cli import main
 from tfkit.tools.params.count import count_params
-from tfkit.tools.solve.solve import Budget
+from tfkit.tools.solve.budget import Budget
 from tfkit.tools.solve.vary import PRECISION, nearest_value
 
 

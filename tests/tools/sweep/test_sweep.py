@@ -18,6 +18,7 @@ from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep import tuning as tuning_module
 from tfkit.tools.sweep.scaling import law_of
 
+from ...run.training.runs import BUMP
 from ...sampling import slow
 from .small import MEMORY, SWEEP, TUNE, drawn, result, sweep, write
 
@@ -339,30 +340,9 @@ def test_commands_train_the_missing_runs_alone(finished: list[str], capsys: pyte
     assert "--commands cannot be combined with --jobs" in capsys.readouterr().err
 
 
-PLUGIN = '''"""An activation of a test."""
-
-from typing import Literal
-
-import tfkit
-from torch import nn
-
-
-class BumpConfig(tfkit.ActivationConfig):
-    kind: Literal["bump"] = "bump"
-
-    def build(self, make: tfkit.Make) -> nn.Module:
-        return nn.Tanh()
-
-
-@tfkit.hookimpl
-def tfkit_register(register: tfkit.Register) -> None:
-    register(BumpConfig)
-'''
-
-
 def test_the_command_in_an_error_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Also with a plugin that only an option loads."""
-    Path("bump.py").write_text(PLUGIN, encoding="utf-8")
+    Path("bump.py").write_text(BUMP, encoding="utf-8")
     wide = "variants: {narrow: {}, wide: {model.decoder.ffn: {kind: mlp, activation: bump, d_ff: 90}}}"
     write(f"tfkit: 1\nbase: small.yaml\n{wide}\nseeds: [0]\nequal: {{params: 1%}}\ncompare: {{on: val.loss}}\n")
     assert main(["sweep", "sweep.yaml", "-o", "out", "--plugin-dir", "bump.py"]) == 1

@@ -251,12 +251,10 @@ def column_numbers(row: Row, column: str, expected: str, *, axes: int) -> NDArra
 
 
 @dataclass(frozen=True)
-class LabelledExamples:
-    """Inputs with their classes by output, for each example or each position. The name of a single target is empty."""
+class InputExamples:
+    """Inputs of examples: texts as ids, or features."""
 
     inputs: Ragged
-    labels: Mapping[str, Ragged]
-    each: Mapping[str, bool]
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -266,17 +264,28 @@ class LabelledExamples:
         """The number of positions of all examples, without padding."""
         return int(self.inputs.sizes.sum())
 
+    def padded_inputs(self, indices: Ids) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.bool_]]]:
+        """Return the inputs of a batch, and their masks."""
+        inputs, mask = self.inputs.padded(indices)
+        name = "tokens" if inputs.ndim == 2 else "features"
+        return {name: inputs}, masks_of({name: mask})
+
+
+@dataclass(frozen=True)
+class LabelledExamples(InputExamples):
+    """Inputs with their classes by output, for each example or each position. The name of a single target is empty."""
+
+    labels: Mapping[str, Ragged]
+    each: Mapping[str, bool]
+
     def digest(self) -> bytes:
         return self.inputs.digest() + b"".join(labels.digest() for labels in self.labels.values())
 
     def batch(self, indices: Ids) -> Batch:
-        inputs, mask = self.inputs.padded(indices)
-        name = "tokens" if inputs.ndim == 2 else "features"
+        inputs, masks = self.padded_inputs(indices)
         targets = {output: self._targets(output, indices) for output in self.labels}
         further = {output: ids for output, ids in targets.items() if output}
-        return Batch(
-            {name: inputs}, next(iter(targets.values())), masks=masks_of({name: mask}), further_targets=further
-        )
+        return Batch(inputs, next(iter(targets.values())), masks=masks, further_targets=further)
 
     def _targets(self, output: str, indices: Ids) -> Ids:
         ids = self.labels[output].padded(indices, IGNORE_INDEX)[0]

@@ -10,9 +10,9 @@ import numpy as np
 
 from tfkit.errors import Invalid, quoted
 from tfkit.run.contract import Batch, Data, Ids
-from tfkit.run.kinds.columns import Names, Ragged, data_fingerprint, fitting_indices, masks_of
+from tfkit.run.kinds.columns import Names, Ragged, data_fingerprint, fitting_indices
 from tfkit.run.kinds.examples import RowsData
-from tfkit.run.kinds.labelled import InputColumnsConfig, column_numbers
+from tfkit.run.kinds.labelled import InputColumnsConfig, InputExamples, column_numbers
 from tfkit.run.kinds.text import tokenizer_for
 from tfkit.run.read_rows import Row
 
@@ -114,36 +114,25 @@ class MeasuredConfig(InputColumnsConfig):
 
 
 @dataclass(frozen=True)
-class MeasuredExamples:
+class MeasuredExamples(InputExamples):
     """Inputs with their targets, for each example or each position.
 
     Attributes:
         each: True if each position has targets.
     """
 
-    inputs: Ragged
     targets: Ragged
     each: bool
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    @property
-    def positions(self) -> int:
-        """The number of positions of all examples, without padding."""
-        return int(self.inputs.sizes.sum())
 
     def digest(self) -> bytes:
         return self.inputs.digest() + self.targets.digest()
 
     def batch(self, indices: Ids) -> Batch:
-        inputs, mask = self.inputs.padded(indices)
+        inputs, masks = self.padded_inputs(indices)
         targets, counted = self.targets.padded(indices, np.nan)
-        name = "tokens" if inputs.ndim == 2 else "features"
-        masks = masks_of({name: mask})
         if not self.each:
-            return Batch({name: inputs}, targets[:, 0], masks=masks)
-        return Batch({name: inputs}, targets, masks=masks, counted=counted)
+            return Batch(inputs, targets[:, 0], masks=masks)
+        return Batch(inputs, targets, masks=masks, counted=counted)
 
 
 @dataclass(frozen=True)

@@ -92,12 +92,12 @@ class SpanForm:
         spans = len(self.sentinels)
         kept = random_parts(self.length - self.replaced, spans, generator)
         sizes = np.stack([kept, random_parts(self.replaced, spans, generator)], axis=1).ravel()
-        pieces = np.split(window, sizes.cumsum()[:-1])
+        parts = np.split(window, sizes.cumsum()[:-1])
         source: list[Ids | Sequence[int]] = []
         target: list[Ids | Sequence[int]] = []
         for number, sentinel in enumerate(self.sentinels):
-            source += [pieces[2 * number], [sentinel]]
-            target += [[sentinel], pieces[2 * number + 1]]
+            source += [parts[2 * number], [sentinel]]
+            target += [[sentinel], parts[2 * number + 1]]
         return np.concatenate([*source, [self.end]]), np.concatenate([*target, [self.end]])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from tfkit.nn import part
 from tfkit.run.contract import LossConfig
 from tfkit.run.run_meaning import content_paths
 from tfkit.spec.folder import STATE, TENSORS
-from tfkit.spec.header import quoted_path
+from tfkit.spec.header import quoted_path, read_object
 from tfkit.spec.weight_files import content_of
 from tfkit.torch_private.sharding import local_part
 from tfkit.torch_private.tensors import storage_key, version_of
@@ -126,7 +125,7 @@ def named_for(owner: str | int, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return {f"{owner}{SEPARATOR}{name}": tensor for name, tensor in tensors.items()}
 
 
-def checked_tensors(file: TensorFiles, path: Path, digest: str) -> dict[str, Tensor]:
+def checked_tensors(file: TensorFiles, path: Path, digest: object) -> dict[str, Tensor]:
     """Return the tensors of a file; raise SpecError if it was changed after the checkpoint was written."""
     if content_of(path) != digest:
         raise SpecError(Diagnostic(f"the tensors in {quoted_path(path)} were changed after the checkpoint was written"))
@@ -138,7 +137,7 @@ def loss_tensors(folder: Path) -> dict[str, Tensor]:
     path = folder / TENSORS
     if not path.is_file():
         return {}
-    digest = json.loads((folder / STATE).read_text(encoding="utf-8"))["tensors"]
+    digest = read_object(folder / STATE).get("tensors")
     with TensorFiles.open(path) as file:
         return tensors_of_owner(checked_tensors(file, path, digest), LOSS)
 

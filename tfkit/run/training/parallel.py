@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, TypeVar
 
 import click
@@ -65,20 +65,19 @@ class Together(Processes):
         return device
 
     def build(self, run: Run, device: torch.device) -> fx.GraphModule:
-        sums: list[str] = []
-        model = self._sharded(run, device, sums)
-        self.check_equal(" ".join(sums), "began with different weights")
+        model, checksum = self._sharded(run, device)
+        self.check_equal(checksum, "began with different weights")
         if self.rank == 0:
             warn_of_first_losses(model, run.graph)
-        model.meta[COPY] = partial(self._sharded, run, device, [], reshard=True)
+        model.meta[COPY] = lambda: self._sharded(run, device, reshard=True)[0]
         return model
 
-    def _sharded(self, run: Run, device: torch.device, sums: list[str], *, reshard: bool = False) -> fx.GraphModule:
-        """Build the sharded model. Append a checksum per layer to `sums`. `reshard` frees the root after a forward."""
+    def _sharded(self, run: Run, device: torch.device, *, reshard: bool = False) -> tuple[fx.GraphModule, str]:
+        """Return the sharded model, and a checksum of its weights. `reshard` frees the root after a forward."""
         machine = run.config.machine
         shard = machine.shard or self.count
         mesh = init_device_mesh(device.type, (self.count // shard, shard), mesh_dim_names=("replicate", "shard"))
-        backend = machine.attention
+        backend, sums = machine.attention, []
         model = build(run.graph, device="meta", attention_backend=backend)
         layers = [layer for _, layer in layers_of(model, once=True)]
         filled = filled_by_layer(model, layers, device=device, seed=run.config.seed, attention_backend=backend)
@@ -93,7 +92,7 @@ class Together(Processes):
                 )
             else:
                 _shard_module(module, mesh, reshard=reshard)
-        return model
+        return model, " ".join(sums)
 
     def reshard(self, model: fx.GraphModule) -> None:
         if isinstance(model, FSDPModule):

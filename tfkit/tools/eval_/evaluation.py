@@ -18,6 +18,7 @@ from tfkit.run.contract import MetricConfig
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.checkpoint import LossState, loss_tensors
 from tfkit.run.training.evaluate import evaluate_splits as numbers_of
+from tfkit.run.training.guarded import guarded_component_call
 from tfkit.spec.folder import has_weights, model_folder
 from tfkit.spec.merge import as_changes
 from tfkit.tools.common.loading_weights import check_weights
@@ -94,7 +95,8 @@ def evaluate_run(
 def _trained_loss(run: Run, model: fx.GraphModule, weights: Path) -> nn.Module:
     """Build the loss of a run, with its state from the checkpoint; raise SpecError if only a checkpoint has it."""
     config = run.config.loss
-    loss = config.build(model)
+    with guarded_component_call(run, model, config, "`build`", "loss"):
+        loss = config.build(model)
     try:
         LossState(loss, model, config).restore(loss_tensors(weights), branch=False)
     except ValueError as error:

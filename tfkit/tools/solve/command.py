@@ -27,8 +27,9 @@ from tfkit.commands import (
 from tfkit.errors import printable_text
 
 if TYPE_CHECKING:
+    from tfkit.tools.solve.budget import Budget, Size, Solved
     from tfkit.tools.solve.of_run import SizedRun
-    from tfkit.tools.solve.solve import Budget, Kept, Size, Solved
+    from tfkit.tools.solve.solve import Kept
 
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
@@ -112,8 +113,9 @@ def solve(
         raise click.UsageError(f"--vary cannot be combined with {'--keep' if keep else '--memory'}")
     if output is not None:
         check_file(output)
+    from tfkit.tools.solve.budget import Budget, Memory
     from tfkit.tools.solve.sizes import Family
-    from tfkit.tools.solve.solve import Budget, Memory, sizes_of
+    from tfkit.tools.solve.solve import sizes_of
 
     kept = [keep] if keep else []
     with stages() as stage:

@@ -21,9 +21,10 @@ from tfkit.spec.document import MODEL
 from tfkit.spec.read_document import find_document, of_model
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.solve.budget import Memory, Size, Solved, parameters_of
 from tfkit.tools.solve.search import KINDS, Form, Grid, GridPoint
 from tfkit.tools.solve.sizes import Family
-from tfkit.tools.solve.solve import Memory, Size, Solved, grid_of, parameters_of, size_of
+from tfkit.tools.solve.solve import grid_of, size_of
 from tfkit.tools.train.per_process import PerProcess, per_process
 from tfkit.tools.train.plan import states_of
 

@@ -89,7 +89,7 @@ class Family:
         self.own = self.load(())
         self.tree = without_keys(self.tree, {"checkpoint"})  # long, and without effect on sizes
         fixed = [paths[change] for change in self.sets]
-        changed = functools.reduce(lambda tree, change: apply_set(tree, change, self._fields), self.sets, self.tree)
+        changed = changed_tree(self.tree, self.sets, plugins)
         numbers = {
             path: n
             for path, n in written_numbers(changed, ())
@@ -268,3 +268,9 @@ def node_at(tree: Node | None, path: Path) -> Node | None:
 def _adjacent_multiples(number: int, step: int) -> str:
     below = number // step * step
     return f"{below} or {below + step}" if below else str(step)
+
+
+def changed_tree(tree: Tree, sets: Iterable[str], plugins: Plugins) -> Tree:
+    """Return the tree of a spec with changes, as `--set` takes them."""
+    fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
+    return functools.reduce(lambda changed, change: apply_set(changed, change, fields), sets, tree)

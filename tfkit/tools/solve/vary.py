@@ -14,12 +14,12 @@ from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar_name_he
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.load import resolve_spec
-from tfkit.spec.merge import apply_set, without_keys
+from tfkit.spec.merge import without_keys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.tree import Mapping as Tree
 from tfkit.spec.tree import Scalar
-from tfkit.tools.solve.sizes import MAX_DIM, node_at, written_numbers
-from tfkit.tools.solve.solve import Budget, Solved, size_of_graph
+from tfkit.tools.solve.budget import Budget, Solved, size_of_graph
+from tfkit.tools.solve.sizes import MAX_DIM, changed_tree, node_at, written_numbers
 
 PRECISION = 0.001
 """Difference from the budget, as a fraction, up to which the value is rounded to a power of two."""
@@ -40,17 +40,10 @@ def vary_value(tree: Tree, file: str, plugins: Plugins, path: str, budget: Budge
         more = () if value is None else (f"{path}={value}",)
         return expand(resolve_spec(tree, plugins, sets=(*changes, *more), file=file))
 
-    start = _integer_at(graph(), _changed(tree, changes, plugins), path, plugins)
+    start = _integer_at(graph(), changed_tree(tree, changes, plugins), path, plugins)
     value = nearest_value(cache(lambda number: budget.count(graph(number))), start, budget, path)
     size = size_of_graph(graph(value), budget, (*changes, f"{path}={value}"))
     return Solved(graph().name, budget, (size,))
-
-
-def _changed(tree: Tree, changes: Iterable[str], plugins: Plugins) -> Tree:
-    fields = frozenset(ModelSpec.model_fields) | plugins.registry.shared_names()
-    for change in changes:
-        tree = apply_set(tree, change, fields)
-    return tree
 
 
 def _integer_at(graph: Graph, tree: Tree, path: str, plugins: Plugins) -> int:

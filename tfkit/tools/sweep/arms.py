@@ -28,8 +28,9 @@ from tfkit.spec.read_document import of_model
 from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Scalar
 from tfkit.tools.cost.of_run import flops_of_step
+from tfkit.tools.solve.budget import Budget, parameters_of
 from tfkit.tools.solve.sizes import Family
-from tfkit.tools.solve.solve import Budget, parameters_of, sizes_of
+from tfkit.tools.solve.solve import sizes_of
 from tfkit.tools.solve.vary import vary_value
 
 T = TypeVar("T")
