@@ -19,7 +19,6 @@ from tfkit.tools.train.train import train_run
 ERRORS = {
     ("--label", "8"): "`labels` must be 2 classes below 8; got 8, 8",
     ("--length", "5"): "`length` has no effect",
-    ("--guidance", "2"): "`guidance` must be combined with `labels`",
     ("--label", "1", "--guidance", "2", "--set", "loss.drop=0"): "`--guidance` must have a model",
 }
 
@@ -55,5 +54,7 @@ def test_a_run_of_another_loss_has_no_samples(
     monkeypatch.chdir(tmp_path)
     assert main(["sample", "small.yaml", "-o", "samples.npy", "--no-plugins"]) == 1
     assert "samples must come from a run with the loss `flow_matching`" in capsys.readouterr().err
+    assert main(["sample", "small.yaml", "-o", "samples.npy", "--guidance", "2", "--no-plugins"]) == 2
+    assert "--guidance has no effect without a class: add a --label" in capsys.readouterr().err
     assert main(["sample", "small.yaml", "-o", "samples.png", "--no-plugins"]) == 2
     assert "`samples.png` must end in .npy" in capsys.readouterr().err

@@ -64,6 +64,8 @@ LOSS = "flow_matching"
 @options.output_option("FILE", "The file: a name that ends in .npy.", required=True, dir_okay=False)
 @options.json_option
 def sample(reader: Reader, run: str, output: Path, json: bool, **arguments: Any) -> None:
+    if arguments["guidance"] != 1 and not arguments["label"]:
+        raise click.UsageError("--guidance has no effect without a class: add a --label")
     if output.suffix != ".npy":
         raise click.BadParameter(f"`{output.name}` must end in .npy", param_hint="--output")
     import numpy as np

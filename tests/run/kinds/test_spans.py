@@ -119,6 +119,14 @@ def test_counts_of_a_window(length: int, rate: float, span: float, counts: tuple
     assert SpanExamples(np.arange(3 * length), form, stride=length).positions == 3 * max(len(source), len(targets))
 
 
+def test_examples_of_short_spans_are_longer_than_their_window(tmp_path: Path) -> None:
+    data = run_of(tmp_path, "data.rate=0.5", "data.span=1").config.data.build(20)
+    examples = data.examples("train", "sequential")
+    batch = examples.batch(np.arange(len(examples)))
+    assert batch.inputs["source"].shape[1] == batch.targets.shape[1] == data.length == 21
+    assert len(examples) == int(0.9 * len(TEXT)) // 20
+
+
 def test_a_run_trains_and_passes_its_check(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     memory, _ = trained(run)

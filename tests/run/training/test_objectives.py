@@ -16,6 +16,7 @@ import tfkit
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import LossConfig, LossSum, Ratio
+from tfkit.run.training.checkpoint import loss_tensors
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.noise import Noise
 from tfkit.run.training.processes import COPY
@@ -245,6 +246,9 @@ def test_a_folder_is_evaluated_with_the_state_of_its_loss(tmp_path: Path) -> Non
     assert evaluate_run(run, checkpoint, PLUGINS, (), (), **options)["val.objective"] == pytest.approx(logged, rel=1e-6)
     with pytest.raises(SpecError, match="the loss `masked` has a state, which must come from a checkpoint"):
         evaluate_run(run, checkpoint / "model.safetensors", PLUGINS, (), (), **options)
+    (checkpoint / "state.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(SpecError, match=r"the tensors in .*state\.safetensors` were changed"):
+        loss_tensors(checkpoint)
 
 
 def test_a_frozen_copy_of_a_sharded_model_has_its_weights(tmp_path: Path) -> None:

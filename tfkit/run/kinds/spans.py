@@ -63,7 +63,8 @@ class SpansConfig(TextFilesConfig):
             texts = [self.sentinel.replace("{}", str(number)) for number in range(spans)]
             sentinels = [id_of(text, tokenizer, "sentinel") for text in texts]
         form = SpanForm(length, replaced, start, end, tuple(sentinels))
-        return SpansData(parts, length, vocab_size, tokenizer, content, start, end, form)
+        positions = max(length, form.positions)  # with short spans, an example is longer than its window
+        return SpansData(parts, positions, vocab_size, tokenizer, content, start, end, form)
 
 
 def span_counts(length: int, rate: float, span: float) -> tuple[int, int]:
@@ -86,6 +87,11 @@ class SpanForm:
     def source_size(self) -> int:
         """The number of tokens of a source."""
         return self.length - self.replaced + len(self.sentinels) + 1
+
+    @property
+    def positions(self) -> int:
+        """The number of positions of an example: of the source, or of the target if it is longer."""
+        return max(self.source_size, self.replaced + len(self.sentinels) + 1)
 
     def example(self, window: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
         """Return the source and the targets of a window. It begins with a token that is kept, and ends with a span."""
@@ -116,7 +122,7 @@ class SpansData(StreamData):
     form: SpanForm
 
     def examples(self, split: str, order: Order) -> Examples:
-        return SpanExamples(self.parts[split], self.form, stride=1 if order == "sampled" else self.length)
+        return SpanExamples(self.parts[split], self.form, stride=1 if order == "sampled" else self.form.length)
 
 
 class SpanExamples:
@@ -130,9 +136,8 @@ class SpanExamples:
 
     @property
     def positions(self) -> int:
-        """The number of positions of all examples: of the source, or of the target if it is longer."""
-        form = self._form
-        return len(self) * max(form.source_size, form.replaced + len(form.sentinels) + 1)
+        """The number of positions of all examples."""
+        return len(self) * self._form.positions
 
     def batch(self, indices: Ids) -> Batch:
         starts = indices * self._stride

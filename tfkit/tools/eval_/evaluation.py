@@ -97,8 +97,9 @@ def _trained_loss(run: Run, model: fx.GraphModule, weights: Path) -> nn.Module:
     config = run.config.loss
     with guarded_component_call(run, model, config, "`build`", "loss"):
         loss = config.build(model)
+    tensors = loss_tensors(weights)
     try:
-        LossState(loss, model, config).restore(loss_tensors(weights), branch=False)
+        LossState(loss, model, config).restore(tensors, branch=False)
     except ValueError as error:
         message = f"the loss `{config.kind_name()}` has a state, which must come from a checkpoint of the run: {error}"
         raise SpecError(Diagnostic(message, help="evaluate the folder of the run, without --weights")) from error
