@@ -94,36 +94,53 @@ def import_config(
         if family is not None:
             raise ValueError(f"`family` has no effect: {CONFIG} contains the spec that tfkit wrote")
         return _embedded_spec(text, name, plugins, weights)
-    family = family or family_of(config, plugins.specs)
-    standard, fields, notes = _tree_and_family(family, plugins), tuple[str, ...](), list[Diagnostic]()
-    contained = contains_text_model(config.items, standard[1])
-    outer = config
-    if contained:
-        fields, notes = fields_left_out(config), [*text_model_notes(config, standard[1])]
-        config = text_config(config, standard[1], path.parent)
-    tree, rules = _family_of_class(config, family, standard, plugins, path.parent)
-    rules = text_family(outer, rules) if contained else rules
-    tree = read_fields(config, tree, rules)
-    for path_in_spec in _paths_set_by_weights(rules, path.parent):
-        tree = _with_value(tree, path_in_spec, True)
-    model_name = (
-        name or _UNSAFE_CHARACTERS.sub("_", path.resolve().parent.name).strip("_.-") or plain_data(tree)["name"]
-    )
-    kept = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
-    tree = merge(
-        Mapping(kept, tree.keys, tree.span),
-        Mapping({"name": Scalar(model_name, tree.span)}, {"name": tree.span}, tree.span),
-    )
-    tree = without_idle(tree, plugins)
-    with _convert_errors(config.span, rules):
+    source = _source(config, family or family_of(config, plugins.specs), plugins, path.parent)
+    model_name = name or _UNSAFE_CHARACTERS.sub("_", path.resolve().parent.name).strip("_.-")
+    tree = without_idle(_spec_tree(source, path.parent, model_name), plugins)
+    with _convert_errors(source.config.span, source.rules):
         graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
-    notes += (Diagnostic(f"{rules.architecture} {DIFFERS}", notes=(text,)) for text in rules.differences)
-    tensors = _tensors_left_out(rules, path.parent)
+    notes = [*source.notes]
+    notes += (Diagnostic(f"{source.rules.architecture} {DIFFERS}", notes=(text,)) for text in source.rules.differences)
+    tensors = _tensors_left_out(source.rules, path.parent)
     if tensors:
         from tfkit.checkpoint.fitting import left_out_note
 
         notes.append(left_out_note(tensors, quoted_path(path.parent)))
-    return Imported(render_tree(tree), graph, str(family), tuple(notes), fields, counts_by_module(tensors))
+    modules = counts_by_module(tensors)
+    return Imported(render_tree(tree), graph, str(source.family), tuple(notes), source.fields_left_out, modules)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What defines an imported spec: the fields of a config.json, and the spec and the family that interpret them."""
+
+    config: Mapping
+    family: AnyPath
+    tree: Mapping
+    rules: FamilyConfig
+    notes: tuple[Diagnostic, ...] = ()
+    fields_left_out: tuple[str, ...] = ()
+
+
+def _source(config: Mapping, family: AnyPath, plugins: Plugins, folder: Path) -> _Source:
+    """Return the source of a spec: a config.json, or the config of the text model that its model contains."""
+    standard = _tree_and_family(family, plugins)
+    if not contains_text_model(config.items, standard[1]):
+        return _Source(config, family, *_family_of_class(config, family, standard, plugins, folder))
+    text = text_config(config, standard[1], folder)
+    tree, rules = _family_of_class(text, family, standard, plugins, folder)
+    notes = tuple(text_model_notes(config, standard[1]))
+    return _Source(text, family, tree, text_family(config, rules), notes, fields_left_out(config))
+
+
+def _spec_tree(source: _Source, folder: Path, name: str) -> Mapping:
+    """Return the spec that the fields and the weights in a folder define; without a name, it has its family's name."""
+    tree = read_fields(source.config, source.tree, source.rules)
+    for path in _paths_set_by_weights(source.rules, folder):
+        tree = _with_value(tree, path, True)
+    header = _mapping_of({"name": name or plain_data(tree)["name"]}, tree.span)
+    items = {key: node for key, node in tree.items.items() if key not in ("description", "source", "parameters")}
+    return merge(Mapping(items, tree.keys, tree.span), header)
 
 
 def _config_path(path: Path) -> Path:
