@@ -11,6 +11,7 @@ from tfkit.component import Component
 from tfkit.testing import check_component
 from tfkit.tools.check.components import options_of
 
+from .models import RetentionConfig
 from .newcomer import (
     AttentionOfANewcomer,
     FFNOfANewcomer,
@@ -157,3 +158,8 @@ def test_the_right_mixer_is_not() -> None:
 def test_the_right_one_is_not() -> None:
     only = [red for config, _, red, _ in FAULTS.values() if config is AttentionOfANewcomer]
     check_component(AttentionOfANewcomer, fields={"n_heads": 2}, within=["decoder"], plugins=PLUGINS, only=only)
+
+
+def test_a_product_of_keys_and_values_reads_its_memory() -> None:
+    fields = {"n_heads": 2, "bias": False}
+    check_component(RetentionConfig, fields=fields, within=["memory"], plugins=PLUGINS, only=["memory"])

@@ -26,7 +26,7 @@ from tfkit.spec.extending import SUFFIXES
 from tfkit.spec.folder import CONFIG, SPEC, holds_code
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.model_inputs import LENGTH, random_inputs
-from tfkit.tools.compare.other_model import other_model
+from tfkit.tools.compare.other_model import Other, other_model
 
 RETURNED = "(output of the model)"
 FADED = 1e-4
@@ -146,17 +146,8 @@ def compare(
     b = Path(b) if isinstance(b, str | os.PathLike) and not is_spec(b) else as_model(b, measured)
     graph = a.graph if isinstance(b, Path) else b.graph
     inputs, renamed = common_inputs(a.graph, graph, batch=batch, length=length, device=device, seed=seed)
-    chosen = weights or a.graph.weights
-    source = chosen or (None if a.module is not None else _weights_of(b))
     options: dict[str, Any] = {"device": device, "dtype": dtype_of(dtype), "seed": seed}
-    model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
-    default = None if isinstance(b, MeasuredModel) and b.module is not None else _weights_of(b) or source
-    other = other_model(model, b, other_weights or weights or default, **options)
-    if isinstance(b, MeasuredModel) and isinstance(other.model, fx.GraphModule):
-        if a.module is not None and all(value is None for value in (b.module, other_weights, b.graph.weights)):
-            copy_weights(other.model, model)
-        if b.module is not None and a.module is None and chosen is None:
-            copy_weights(model, other.model)
+    model, other = _built_models(a, b, weights, other_weights, allow_change, options)
     names = {**other.names, "": ""}
 
     def run() -> Any:
@@ -165,11 +156,7 @@ def compare(
     with torch.no_grad():
         ours, order = module_outputs(model, other.names, run, "A")
         theirs, _ = module_outputs(other.model, other.names.values(), lambda: other.run(renamed), "B")
-        exact: Outputs = {}
-        if float64:
-            double = copy.deepcopy(model).double()
-            wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
-            exact, _ = module_outputs(double, other.names, lambda: double(**wide), "A")
+        exact = _float64_outputs(model, other.names, inputs) if float64 else {}
         results = {
             name: _compared_component(name, names[name], ours[name], theirs.get(names[name]), exact.get(name))
             for name in [*order, ""]
@@ -196,6 +183,34 @@ def compare(
         float64=float64,
         left_out=counts_by_module(model.meta.get("left_out", ())),
     )
+
+
+def _built_models(
+    a: MeasuredModel,
+    b: MeasuredModel | Path,
+    weights: AnyPath | None,
+    other_weights: AnyPath | None,
+    allow_change: bool,
+    options: dict[str, Any],
+) -> tuple[fx.GraphModule, Other]:
+    """Build both models; a model without weights gets the weights of the other model."""
+    chosen = weights or a.graph.weights
+    source = chosen or (None if a.module is not None else _weights_of(b))
+    model = build_with_weights(a, source, allow_change=allow_change or chosen is None, **options).eval()
+    default = None if isinstance(b, MeasuredModel) and b.module is not None else _weights_of(b) or source
+    other = other_model(model, b, other_weights or weights or default, **options)
+    if isinstance(b, MeasuredModel) and isinstance(other.model, fx.GraphModule):
+        if a.module is not None and all(value is None for value in (b.module, other_weights, b.graph.weights)):
+            copy_weights(other.model, model)
+        if b.module is not None and a.module is None and chosen is None:
+            copy_weights(model, other.model)
+    return model, other
+
+
+def _float64_outputs(model: fx.GraphModule, names: Iterable[str], inputs: Mapping[str, Tensor]) -> Outputs:
+    double = copy.deepcopy(model).double()
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    return module_outputs(double, names, lambda: double(**wide), "A")[0]
 
 
 def _first_of(differ: list[str], cleared: Callable[[str], bool]) -> str | None:

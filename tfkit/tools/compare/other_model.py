@@ -137,6 +137,22 @@ def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.devic
     if not os.path.isfile(folder / CONFIG):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is not a transformers model"))
     architecture = _architecture_name(folder / CONFIG) or family.architecture
+    theirs = _loaded_model(folder, architecture, dtype).to(device).eval()
+    theirs.config.use_cache = False
+    modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
+    links = published_map(model, family).for_names(theirs.state_dict()).links
+    if getattr(theirs.config, "pad_token_id", None) is None:
+        theirs.config.pad_token_id = -1  # without it, a classifier of transformers rejects several sequences
+    parameters = inspect.signature(theirs.forward).parameters
+
+    def run(inputs: Mapping[str, Tensor]) -> Any:
+        return _first_output(theirs(**_renamed_inputs(inputs, parameters)))
+
+    return Other(run, theirs, matching_modules(model, links, modules))
+
+
+def _loaded_model(folder: Path, architecture: str, dtype: torch.dtype) -> Any:
+    """Load the model of a folder by its class in transformers."""
     read_headers(folder)  # explains what is wrong with a file, and rejects pickles
     try:
         import transformers
@@ -164,18 +180,7 @@ def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.devic
         shapes = [f"{name}: {[*shape]}; expected {[*expected]}" for name, shape, expected in misfits[:MAX_SHAPES]]
         message = f"tensors of {quoted_path(folder)} do not have the shapes of {architecture}"
         raise ShapeError(Diagnostic(message, notes=tuple(shapes)))
-    theirs = theirs.to(device).eval()
-    theirs.config.use_cache = False
-    modules = {path: not list(module.children()) for path, module in theirs.named_modules()}
-    links = published_map(model, family).for_names(theirs.state_dict()).links
-    if getattr(theirs.config, "pad_token_id", None) is None:
-        theirs.config.pad_token_id = -1  # without it, a classifier of transformers rejects several sequences
-    parameters = inspect.signature(theirs.forward).parameters
-
-    def run(inputs: Mapping[str, Tensor]) -> Any:
-        return _first_output(theirs(**_renamed_inputs(inputs, parameters)))
-
-    return Other(run, theirs, matching_modules(model, links, modules))
+    return theirs
 
 
 def _architecture_name(config: Path) -> str | None:

@@ -178,8 +178,9 @@ def memory_effect(subject: ModelUnderTest) -> Iterator[Deviation]:
     for attention, module, x, context in _attention_calls(subject, subject.inputs()):
         if attention.step.reads_memory:
             assert context.memory is not None
+            memories = (context.memory, context.memory.flip(-1))  # negated, it has the products of keys and values
             with torch.no_grad():
-                outputs = [module(x, context._replace(memory=memory)) for memory in (context.memory, -context.memory)]
+                outputs = [module(x, context._replace(memory=memory)) for memory in memories]
             if torch.equal(*outputs):
                 yield Deviation.fault(
                     "the memory is not read: the output is equal with a different memory", attention.path
