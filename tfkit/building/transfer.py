@@ -153,8 +153,8 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
     reject_changes(not_allowed(_changes_of(old, model), transfer), folder, help=CHANGE)
     state, new_state = old.state_dict(), model.state_dict()
     weights = {name: location.view(state) for name, location in tensor_locations_of(old).items()}
-    new_places, outline = tensor_locations_of(model), outlines(new_state)
-    views = {name: location.view(outline) for name, location in new_places.items()}
+    locations, outline = tensor_locations_of(model), outlines(new_state)
+    views = {name: location.view(outline) for name, location in locations.items()}
     missing = [name for name in views if matches_any(name, transfer.missing)]
     sources = {name: _source_and_rule(name, rules) for name in views if name not in missing}
     _check_effect(rules, sources)
@@ -164,21 +164,21 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
     check_matches("missing", transfer.missing, views, weights, "no weight of the model matches")
     check_matches("tokens", transfer.tokens, sources, (), "no weight that is read matches")
     check_matches("unused", transfer.unused, unread, views, "no weight that the map leaves out matches")
-    tensors: dict[str, Tensor] = {}
-    lost, misfits = dict[str, str](), dict[str, str]()
-    for name, (source, rule) in sources.items():
-        # Names as in the entry, without the numbers of layers, so that equal layers are listed once.
-        origin = "" if rule is None else f" from {quoted(rule.source)}"
-        if source not in weights:
-            lost[name] = origin
-            continue
-        view = views[name]
+    for name in sources:
         if matches_any(name, transfer.tokens):  # new tokens keep their rows
-            location = new_places[name]
-            view = location.view({location.parameter: whole(new_state[location.parameter])})
-        tensors[name] = _mapped_tensor(name, weights[source], view, rule, transfer, model)
-        if tensors[name].shape != views[name].shape:
-            misfits[name] = f": {list(tensors[name].shape)}{origin}, {list(views[name].shape)} in the model"
+            parameter = locations[name].parameter
+            views[name] = locations[name].view({parameter: whole(new_state[parameter])})
+    lost = {name: _origin(rule) for name, (source, rule) in sources.items() if source not in weights}
+    tensors = {
+        name: _mapped_tensor(name, weights[source], views[name], rule, transfer, model)
+        for name, (source, rule) in sources.items()
+        if name not in lost
+    }
+    misfits = {
+        name: f": {list(tensor.shape)}{_origin(sources[name][1])}, {list(views[name].shape)} in the model"
+        for name, tensor in tensors.items()
+        if tensor.shape != views[name].shape
+    }
     surplus = {name: f" {list(weights[name].shape)}" for name in unread if name not in unused}
     titles = "weights that the old model lacks", "other shapes", "weights of the old model that the model does not use"
     if lost or misfits or surplus:
@@ -189,10 +189,15 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
         )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            new_places[name].fill(new_state, tensor)
+            locations[name].fill(new_state, tensor)
     count = f"{len(tensors):,} of {len(views):,} weights from {short_path(folder)}"
     rows = f"; {len(transfer.rows):,} tokens are in both vocabularies" if transfer.tokens else ""
     return weights_description(count + rows, missing=missing, unused=unused)
+
+
+def _origin(rule: TransferRule | None) -> str:
+    """Name the source of a rule as in its entry, without numbers of layers, so that equal layers are listed once."""
+    return "" if rule is None else f" from {quoted(rule.source)}"
 
 
 def _mapped_tensor(
