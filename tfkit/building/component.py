@@ -19,6 +19,7 @@ from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.data import NAME, read_data
 from tfkit.spec.load import resolve_spec
 from tfkit.spec.merge import merge, nested_patch
+from tfkit.spec.tree import Mapping as Tree
 
 
 @checked
@@ -80,16 +81,7 @@ def component(
         )
     memory = (d_memory or d_model) if slot == "cross_attention" else None
     inputs = _inputs(None if kind is None else kind.config, keys, d_model, memory)
-    stack: dict[str, Any] = {"block": "decoder" if causal else "encoder", "n_layers": 1, "placement": "post"}
-    stack |= {"input": "x", **{name: name for name in inputs if name != "x"}}
-    if slot in ("norm", "activation"):
-        stack["ffn"] = {"kind": "mlp", "d_ff": 1, "activation": "relu"}
-    else:
-        stack["sublayers"] = [{"sublayer": slot, "norm_after": False, "residual": {"onto": "nothing"}}]
-    path = ["graph", slot, *(["ffn"] if slot == "activation" else [])]
-    tree = read_data({"tfkit": 1, "name": slot, "d_model": d_model, "inputs": inputs, "graph": {slot: stack}})
-    part = read_data({slot: keys, "init": init}).items  # errors have the paths of this mapping
-    tree = merge(merge(tree, nested_patch([*path, slot], part[slot])), nested_patch(["init"], part["init"]))
+    tree, path = _model_around(slot, keys, inputs, d_model, init, causal=causal)
     try:
         graph = expand(resolve_spec(tree, plugins, file=NAME))
         x = replace(graph.inputs["x"], mask="mask")
@@ -100,12 +92,34 @@ def component(
         prefix = ".".join([*path, ""])
         diagnostics = (replace(d, path=d.path.removeprefix(prefix)) for d in error.diagnostics)
         raise SpecError(*diagnostics) from error.__cause__
+    return _module_of(model, slot, conditioned="condition" in inputs)
+
+
+def _model_around(
+    slot: str, keys: Mapping[str, Any], inputs: dict[str, Any], d_model: int, init: Any, *, causal: bool
+) -> tuple[Tree, list[str]]:
+    """Return the spec of a model of one layer around a component, and the path of the sublayer in it."""
+    stack: dict[str, Any] = {"block": "decoder" if causal else "encoder", "n_layers": 1, "placement": "post"}
+    stack |= {"input": "x", **{name: name for name in inputs if name != "x"}}
+    if slot in ("norm", "activation"):
+        stack["ffn"] = {"kind": "mlp", "d_ff": 1, "activation": "relu"}
+    else:
+        stack["sublayers"] = [{"sublayer": slot, "norm_after": False, "residual": {"onto": "nothing"}}]
+    path = ["graph", slot, *(["ffn"] if slot == "activation" else [])]
+    tree = read_data({"tfkit": 1, "name": slot, "d_model": d_model, "inputs": inputs, "graph": {slot: stack}})
+    part = read_data({slot: keys, "init": init}).items  # errors have the paths of this mapping
+    tree = merge(merge(tree, nested_patch([*path, slot], part[slot])), nested_patch(["init"], part["init"]))
+    return tree, path
+
+
+def _module_of(model: Any, slot: str, *, conditioned: bool) -> nn.Module:
+    """Return the module of a component in the model around it."""
     layers: Any = model.get_submodule(slot).layers
     if slot == "activation":
         return layers[0].ffn.activation
     if slot == "norm":
         norm = layers[0].ffn_norm_after
-        if "condition" not in inputs:
+        if not conditioned:
             return norm
         program = Program()
         arguments_of_layer = program.input("x"), program.input("context", Context)
