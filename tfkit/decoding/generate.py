@@ -142,42 +142,75 @@ def generate(
     if (signal := graph.node(graph.outputs[0]).output).type != "logits":
         raise ValueError(f"`{graph.name}` returns {signal.in_words()}, but tokens are chosen from logits")
     ends = _Ends(_stop_sequences(stop), on_token)
-    prompt, mask = left_padded(tokens, mask, pad=pad)
-    sizes, prompts = (prompt.size(1), max_new_tokens, length), range(first_prompt, first_prompt + prompt.size(0))
-    device = next(built.parameters()).device
+    tokens, mask = left_padded(tokens, mask, pad=pad)
+    sizes, numbers = (tokens.size(1), max_new_tokens, length), range(first_prompt, first_prompt + tokens.size(0))
+    request = _Request(tokens, mask, _padded_inputs(inputs, pad), max_new_tokens, sampling, n_samples, numbers, seed)
     with evaluation_mode(built):
         if generation is not None:
             _checked_room(graph, *sizes)
-            _check_unmasked(prompt if mask is None else prompt[mask], generation.mask_token)
-            repeated = partial(torch.repeat_interleave, repeats=n_samples, dim=0)
-            arguments = {name: repeated(value) for name, value in _padded_inputs(inputs, pad).items()}
-            arguments |= _answer_mask(graph, main, mask if mask is None else repeated(mask), max_new_tokens)
-            full_model = _FullModel(built, graph, main, arguments)
-            draws = Draws(prompts, n_samples, seed=seed, device=device)
-            blocks = generation.blocks(full_model, repeated(prompt).to(device), max_new_tokens, sampling, draws)
-            steps = list(_block_tokens(blocks, ends))
-            return ends.generated(torch.stack(steps, dim=1), pad, full_model.forwards)
-        drafting = _drafts(model, full, graph, drafts, _checked_room(graph, *sizes), compile) if drafts else None
-        cached = drafting.cached if drafting else _cached_model(model, graph, *sizes, compile)
-        arguments = _padded_inputs(inputs, pad)
-        for error in input_errors(graph, {main: prompt, **arguments}):
-            raise error
-        cached.start(prompt.size(0), **{name: value.to(device) for name, value in arguments.items()})
-        prompt, mask = prompt.to(device), None if mask is None else mask.to(device)
-        sampler = Sampler(sampling, prompts, n_samples, max_new_tokens, seed=seed, device=device)
-        result = cached(prompt, mask, keep=1)
-        logits = (drafting.read(result) if drafting else result)[:, -1]
-        if n_samples > 1:
-            cached.repeat(n_samples)
-            logits, prompt = (tensor.repeat_interleave(n_samples, dim=0) for tensor in (logits, prompt))
-            mask = None if mask is None else mask.repeat_interleave(n_samples, dim=0)
-        sampler.read(prompt, mask, logits.size(-1))
-        if drafting:
-            drafting.start(prompt, mask, n_samples)
-            steps = list(_draft_steps(drafting, logits, sampler, ends, max_new_tokens))
+            steps, forwards = _denoise(built, graph, main, request, generation, ends)
         else:
-            steps = list(_step_tokens(cached, logits, sampler, ends, max_new_tokens))
-    return ends.generated(torch.stack(steps, dim=1), pad, drafting.forwards if drafting else len(steps))
+            drafting = _drafts(model, full, graph, drafts, _checked_room(graph, *sizes), compile) if drafts else None
+            cached = drafting.cached if drafting else _cached_model(model, graph, *sizes, compile)
+            steps, forwards = _continue(cached, drafting, graph, main, request, ends)
+    return ends.generated(torch.stack(steps, dim=1), pad, forwards)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Prompts [b, t] with their padding mask and the further inputs of the model, and what to generate after them."""
+
+    tokens: Tensor
+    mask: Tensor | None
+    inputs: Mapping[str, Tensor]
+    max_new_tokens: int
+    sampling: Sampling
+    n_samples: int
+    numbers: range
+    """The numbers of the prompts, which determine the random numbers of their samples."""
+    seed: int
+
+
+def _denoise(
+    model: fx.GraphModule, graph: Graph, main: str, request: _Request, generation: MaskedDiffusion, ends: _Ends
+) -> tuple[list[Tensor], int]:
+    """Generate by masked diffusion. Return the tokens [b] of each position, and the number of forwards."""
+    _check_unmasked(request.tokens if request.mask is None else request.tokens[request.mask], generation.mask_token)
+    repeated = partial(torch.repeat_interleave, repeats=request.n_samples, dim=0)
+    arguments = {name: repeated(value) for name, value in request.inputs.items()}
+    mask = None if request.mask is None else repeated(request.mask)
+    arguments |= _answer_mask(graph, main, mask, request.max_new_tokens)
+    full_model, device = _FullModel(model, graph, main, arguments), next(model.parameters()).device
+    draws = Draws(request.numbers, request.n_samples, seed=request.seed, device=device)
+    tokens = repeated(request.tokens).to(device)
+    blocks = generation.blocks(full_model, tokens, request.max_new_tokens, request.sampling, draws)
+    return list(_block_tokens(blocks, ends)), full_model.forwards
+
+
+def _continue(
+    cached: CachedModel, drafting: Drafts | None, graph: Graph, main: str, request: _Request, ends: _Ends
+) -> tuple[list[Tensor], int]:
+    """Generate one token after the other. Return the tokens [b] of each step, and the number of forwards."""
+    for error in input_errors(graph, {main: request.tokens, **request.inputs}):
+        raise error
+    n_samples, most = request.n_samples, request.max_new_tokens
+    device = next(cached.model.parameters()).device
+    cached.start(len(request.tokens), **{name: value.to(device) for name, value in request.inputs.items()})
+    tokens, mask = request.tokens.to(device), None if request.mask is None else request.mask.to(device)
+    sampler = Sampler(request.sampling, request.numbers, n_samples, most, seed=request.seed, device=device)
+    result = cached(tokens, mask, keep=1)
+    logits = (drafting.read(result) if drafting else result)[:, -1]
+    if n_samples > 1:
+        cached.repeat(n_samples)
+        logits, tokens = (tensor.repeat_interleave(n_samples, dim=0) for tensor in (logits, tokens))
+        mask = None if mask is None else mask.repeat_interleave(n_samples, dim=0)
+    sampler.read(tokens, mask, logits.size(-1))
+    if drafting is None:
+        steps = list(_step_tokens(cached, logits, sampler, ends, most))
+        return steps, len(steps)
+    drafting.start(tokens, mask, n_samples)
+    steps = list(_draft_steps(drafting, logits, sampler, ends, most))
+    return steps, drafting.forwards
 
 
 def _step_input(graph: Graph) -> str:
