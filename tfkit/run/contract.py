@@ -406,7 +406,7 @@ class LossSum:
     count. The loop divides the gradients once, after all micro-batches and processes."""
     numbers: Mapping[str, Ratio] = field(default_factory=dict)
     """Further numbers of the step by name, each as two sums: the loop adds them up over the step, and logs their ratio.
-    All calls must return the same names."""
+    An evaluation of the metric `objective` reports the ratio of its split. All calls must return the same names."""
 
 
 class GroupConfig(Config):
