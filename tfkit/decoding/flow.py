@@ -144,7 +144,8 @@ def sample_flow(
 ) -> Tensor:
     """Return samples [n_samples, ...]: noise that follows the velocities of a model from level 1 to level 0.
 
-    Samples are in float32, or in float64 for a model in float64. All steps are equally long. The noise of a sample depends only on the seed and its index.
+    Samples are in float32, or in float64 for a model in float64. All steps are equally long. The noise of a sample
+    depends only on the seed and its index.
 
     Args:
         flow: the model, without dropout even if it is in train mode.

@@ -320,6 +320,8 @@ class LossConfig(Component):
     """Slot `loss`: the function that training minimizes."""
 
     slot = "loss"
+    of_numbers: ClassVar[bool] = False
+    """True if the loss needs targets that are real numbers."""
 
     @property
     def terms(self) -> Mapping[str, OutputConfig]:

@@ -14,14 +14,17 @@ from torch.nn import functional as F
 
 import tfkit
 from tests.run.training.runs import Memory
-from tfkit.run.checked_run import Run
+from tfkit.run.checked_run import Run, load_run
 from tfkit.run.kinds import masked_diffusion
 from tfkit.run.kinds.masked_diffusion import MaskedDiffusionConfig, MaskedDiffusionLoss
 from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.cost.cost import cost
+from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.checkpoints import run_companions
+from tfkit.tools.train.plan import run_plan
 
-from .small import small_run
+from .small import PLUGINS, small_run
 
 MASK = 5
 DATA = "{kind: copy, task: sort, symbols: 10, items: 3, sequences: 60}"
@@ -164,6 +167,18 @@ def test_a_model_that_cannot_fill_in_masks_is_an_error_when_the_run_is_read(
 ) -> None:
     with pytest.raises(tfkit.SpecError, match=message):
         diffusion_run(tmp_path, ONE_MORE, *sets)
+
+
+def test_the_plan_counts_the_position_of_the_last_target(tmp_path: Path) -> None:
+    run = diffusion_run(tmp_path, ONE_MORE, "eval={every: 1, splits: {val: {batches: 2}}, metrics: [objective]}")
+    size, steps = run.config.batch.largest, run.steps
+    expected, longest = cost(run.graph, batch=size, length=run.data.length + 1), run_plan(run)
+    assert longest.tokens == steps * size * run.data.length
+    assert longest.flops == steps * (expected.total.flops_forward + expected.total.flops_backward)
+    assert longest.flops_of_evaluations == (1 + steps) * 2 * expected.total.flops_forward
+    assert longest.memory == cost(run.graph, batch=size, length=run.data.length + 1, dtype=torch.float32, optimizer="adamw").peak
+    sets = [ONE_MORE, "model.decoder.block=encoder", "loss=masked_diffusion", "steps=null", f"flops={longest.flops}"]
+    assert load_run(tmp_path / "small.yaml", PLUGINS, sets=sets, count=flops_of_step).steps == steps
 
 
 def test_samples_metrics_and_saved_weights_fill_in_masks(tmp_path: Path) -> None:
