@@ -48,8 +48,8 @@ def model_of(**changes: Any) -> fx.GraphModule:
 def velocity_of(model: fx.GraphModule, x: Tensor, level: float, label: int | None, scale: float = 1000.0) -> Tensor:
     """The velocity at a point [3], written anew: the model takes cosines, then sines, and a row of the identity."""
     angles = [scale * level * 10_000.0 ** (-i / 3) for i in range(3)]
-    time = torch.tensor([*map(math.cos, angles), *map(math.sin, angles)])
-    one_hot = torch.zeros(5)
+    time = torch.tensor([*map(math.cos, angles), *map(math.sin, angles)], dtype=x.dtype)
+    one_hot = torch.zeros(5, dtype=x.dtype)
     if label is not None:
         one_hot[label] = 1
     return model(point=x[None], time=time[None], label=one_hot[None])[0]
@@ -89,9 +89,9 @@ class Zero(tfkit.FlowModel):
 @pytest.mark.parametrize("method", ["euler", "heun"])
 @pytest.mark.parametrize("guidance", [1.0, 2.5])
 def test_steps_equal_an_independent_loop(method: Any, guidance: float) -> None:
-    model, expected = model_of(), []
+    model, expected = model_of().double(), []
     flow = tfkit.FlowModel(model, label="label", scale=3.0)
-    noise = tfkit.sample_flow(Zero(model, label="label"), 4, seed=7)
+    noise = tfkit.sample_flow(Zero(model, label="label"), 4, seed=7).double()
     grid = [1.0, 0.75, 0.5, 0.25, 0.0]
     with torch.no_grad():
         for x, label in zip(noise, LABELS, strict=True):
@@ -108,26 +108,27 @@ def test_steps_equal_an_independent_loop(method: Any, guidance: float) -> None:
             expected.append(end)
     samples = tfkit.sample_flow(flow, 4, steps=4, method=method, labels=LABELS, guidance=guidance, seed=7)
     assert float((torch.stack(expected) - noise).abs().max()) > 0.5
-    torch.testing.assert_close(samples, torch.stack(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(samples, torch.stack(expected), rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow  # diffusers takes four seconds to import
 def test_steps_equal_the_scheduler_of_diffusers() -> None:
     diffusers = pytest.importorskip("diffusers")
     embeddings = pytest.importorskip("diffusers.models.embeddings")
-    model = model_of()
+    model = model_of().double()
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=np.linspace(1, 1 / 8, 8).tolist())
-    x = tfkit.sample_flow(Zero(model, label="label"), 4, seed=7)
-    labels = torch.eye(5)[LABELS]
+    x = tfkit.sample_flow(Zero(model, label="label"), 4, seed=7).double()
     with torch.no_grad():
         for time in scheduler.timesteps:
-            features = embeddings.get_timestep_embedding(
-                time.expand(4), 6, flip_sin_to_cos=True, downscale_freq_shift=0
-            )
-            x = scheduler.step(model(point=x, time=features, label=labels), time, x).prev_sample
+            level = float(time) / 1000
+            velocities = [velocity_of(model, point, level, label) for point, label in zip(x, LABELS, strict=True)]
+            x = scheduler.step(torch.stack(velocities), time, x).prev_sample
     samples = tfkit.sample_flow(tfkit.FlowModel(model, label="label"), 4, steps=8, labels=LABELS, seed=7)
-    torch.testing.assert_close(samples, x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(samples, x, rtol=0, atol=1e-6)  # the scheduler adds steps to samples in float32
+    times = embeddings.get_timestep_embedding(torch.tensor([437.5]), 6, flip_sin_to_cos=True, downscale_freq_shift=0)
+    angles = [437.5 * 10_000.0 ** (-i / 3) for i in range(3)]
+    assert times[0].tolist() == pytest.approx([*map(math.cos, angles), *map(math.sin, angles)], abs=1e-4)
 
 
 def test_a_sample_depends_only_on_the_seed_and_its_index() -> None:

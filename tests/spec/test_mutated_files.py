@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -228,6 +229,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place.write_text(small(path), encoding="utf-8")
     data = gzip.decompress((resources.files("tfkit") / "data" / "tinyshakespeare.txt.gz").read_bytes()).decode()
     (folder / "data.txt").write_text("".join(sorted(set(data))) + data[:20_000], encoding="utf-8")
+    for path in (built_in_specs_folder() / "runs").glob("*.*"):
+        if path.suffix != ".yaml":
+            shutil.copyfile(path, folder / "runs" / path.name)
     save_file({"weight": torch.zeros(1)}, folder / "runs" / "base")
     return folder
 

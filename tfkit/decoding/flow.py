@@ -106,7 +106,8 @@ class FlowModel:
             mask: the padding mask of `x`, [b, t].
         """
         dtype = next(self.module.parameters()).dtype
-        arguments = {self.x: x.to(dtype), self.time: self._times(levels).to(dtype)}
+        times = self._times(levels.to(torch.promote_types(dtype, torch.float32)))
+        arguments = {self.x: x.to(dtype), self.time: times.to(dtype)}
         if self.label is not None:
             labels = torch.full_like(levels, -1, dtype=torch.int64) if labels is None else labels
             classes = torch.arange(self.n_classes, device=x.device)
@@ -124,7 +125,8 @@ class FlowModel:
         times, half = self.scale * levels[:, None], (self._inputs[self.time].width or 0) // 2
         if not half:
             return times
-        frequencies = torch.exp(-math.log(PERIOD) / half * torch.arange(half, device=levels.device))
+        indices = torch.arange(half, device=levels.device, dtype=levels.dtype)
+        frequencies = torch.exp(-math.log(PERIOD) / half * indices)
         return torch.cat([(times * frequencies).cos(), (times * frequencies).sin()], dim=-1)
 
 
@@ -140,9 +142,10 @@ def sample_flow(
     length: Positive | None = None,
     seed: Seed = 0,
 ) -> Tensor:
-    """Return samples [n_samples, ...] in float32: noise that follows the velocities of a model from level 1 to level 0.
+    """Return samples [n_samples, ...]: noise that follows the velocities of a model from level 1 to level 0.
 
-    All steps are equally long. The noise of a sample depends only on the seed and its index.
+    Samples are in float32, or in float64 for a model in float64. All steps are equally long. The noise of a sample
+    depends only on the seed and its index.
 
     Args:
         flow: the model, without dropout even if it is in train mode.
@@ -175,7 +178,7 @@ def sample_flow(
     classes = None if labels is None else torch.tensor(labels, device=device)
 
     def velocities(x: Tensor, level: float) -> Tensor:
-        levels = torch.full((len(x),), level, device=device)
+        levels = torch.full((len(x),), level, device=device, dtype=x.dtype)
         if classes is None or guidance == 1:
             return flow.velocities(x, levels, classes)
         none = torch.full_like(classes, -1)

@@ -89,7 +89,7 @@ class Run:
         assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
             size = config.batch.largest
-            of_example = Fraction(self.count(self.graph, size, self.length)) / size * self._mean_length / self.length
+            of_example = Fraction(self.count(self.graph, size, self.length)) / size * self.parts(self._mean_length)
             return config.batch.sizes().steps_for(Fraction(config.flops) / of_example)
         except SpecError as error:
             raise self.file.placed(error, "flops") from error
@@ -114,17 +114,26 @@ class Run:
 
     @cached_property
     def length(self) -> int:
-        """The length at which FLOPs are counted: the mean of the training examples, rounded up.
+        """The length at which FLOPs are counted: the rounded mean of the training examples, plus positions of the loss.
 
         The FLOPs of an example are `fill` times this count. The FLOPs of attention grow with the square of the length,
         so for examples of unequal lengths the count is slightly too low.
         """
-        return math.ceil(self._mean_length)
+        return math.ceil(self._mean_length) + self.config.loss.further_positions
+
+    @property
+    def longest(self) -> int:
+        """The number of positions that the model takes for the longest example."""
+        return self.data.length + self.config.loss.further_positions
+
+    def parts(self, mean_length: Fraction) -> Fraction:
+        """Return the positions of the model for an example of a mean length, divided by `length`."""
+        return (mean_length + self.config.loss.further_positions) / self.length
 
     @cached_property
     def fill(self) -> float:
-        """The mean number of positions of a training example, divided by `length`; 1 for examples of equal length."""
-        return float(self._mean_length / self.length)
+        """The positions of the model for a mean training example, divided by `length`; 1 for equal lengths."""
+        return float(self.parts(self._mean_length))
 
     def factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step. Raise SpecError if the schedule fails."""
@@ -456,6 +465,10 @@ def _check_targets(run: Run) -> None:
     if loss.predicts_targets and batch.targets is not None and not batch.has_ids:
         message = f"the loss `{loss.kind_name()}` needs targets that are ids; the data has real numbers"
         raise run.error(message, "loss", help="use a loss of real numbers, such as `loss: regression`")
+    if loss.of_numbers and (batch.targets is None or batch.has_ids):
+        message = f"the loss `{loss.kind_name()}` needs targets that are real numbers; the data has"
+        help = "use data with real targets, such as `measured`"
+        raise run.error(f"{message} {'ids' if batch.has_ids else 'no targets'}", "loss", help=help)
     for output, targets in batch.targets_of(loss.terms).items() if loss.predicts_targets and batch.has_ids else ():
         node = graph.node(output or graph.outputs[0])
         wires = [wire if isinstance(wire, list) else [wire] for wire in node.signals.values()]

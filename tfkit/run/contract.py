@@ -320,6 +320,8 @@ class LossConfig(Component):
     """Slot `loss`: the function that training minimizes."""
 
     slot = "loss"
+    of_numbers: ClassVar[bool] = False
+    """True if the loss needs targets that are real numbers."""
 
     @property
     def terms(self) -> Mapping[str, OutputConfig]:
@@ -406,7 +408,7 @@ class LossSum:
     count. The loop divides the gradients once, after all micro-batches and processes."""
     numbers: Mapping[str, Ratio] = field(default_factory=dict)
     """Further numbers of the step by name, each as two sums: the loop adds them up over the step, and logs their ratio.
-    All calls must return the same names."""
+    An evaluation of the metric `objective` reports the ratio of its split. All calls must return the same names."""
 
 
 class GroupConfig(Config):

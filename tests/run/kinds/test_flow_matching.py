@@ -39,7 +39,8 @@ def expected_rows(model: Any, config: FlowMatchingConfig, labels: list[int | Non
         levels = noise.rand().tolist()
     else:
         levels = [1 / (1 + math.exp(-(config.mean + config.std * z))) for z in noise.randn().tolist()]
-    for x, level, e, label in zip(X, levels, noise.randn(3), labels, strict=True):
+    points = X.to(next(model.parameters()).dtype)
+    for x, level, e, label in zip(points, levels, noise.randn(3).to(points.dtype), labels, strict=True):
         velocity = velocity_of(model, x + level * (e - x), level, label, config.scale)
         rows.append(((velocity + x - e) ** 2).sum() / 3)
     return torch.stack(rows)
@@ -50,17 +51,17 @@ def expected_rows(model: Any, config: FlowMatchingConfig, labels: list[int | Non
 )
 def test_loss_and_gradients_equal_the_definition(fields: dict[str, Any]) -> None:
     config = FlowMatchingConfig(**{"label": "label", **fields})
-    model = model_of()
+    model, x = model_of().double(), X.double()
     loss = config.build(model)
-    result = loss({"point": X}, TARGETS, noise_of())
+    result = loss({"point": x}, TARGETS, noise_of())
     expected = expected_rows(model, config, TARGETS.tolist()).sum()
     assert result.count == 4
-    assert result.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert result.total.item() == pytest.approx(expected.item(), rel=1e-6)
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(result.total, parameters)
     for actual, gradient in zip(gradients, torch.autograd.grad(expected, parameters), strict=True):
-        torch.testing.assert_close(actual, gradient, rtol=1e-4, atol=1e-5)
-    parts = [loss({"point": X[i : i + 1]}, TARGETS[i : i + 1], noise_of(range(i, i + 1))).total for i in range(4)]
+        torch.testing.assert_close(actual, gradient, rtol=1e-6, atol=1e-6)
+    parts = [loss({"point": x[i : i + 1]}, TARGETS[i : i + 1], noise_of(range(i, i + 1))).total for i in range(4)]
     assert torch.stack(parts).sum().item() == pytest.approx(result.total.item(), rel=1e-6)
 
 

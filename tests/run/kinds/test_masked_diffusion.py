@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,15 +14,19 @@ from torch.nn import functional as F
 
 import tfkit
 from tests.run.training.runs import Memory
-from tfkit.run.checked_run import Run
+from tfkit.run.checked_run import Run, load_run
+from tfkit.run.kinds import masked_diffusion
 from tfkit.run.kinds.masked_diffusion import MaskedDiffusionConfig, MaskedDiffusionLoss
 from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.cost.cost import cost
+from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.checkpoints import run_companions
+from tfkit.tools.train.plan import run_plan
 
-from .small import small_run
+from .small import PLUGINS, small_run
 
-MASK, ROWS = 5, 60_000
+MASK = 5
 DATA = "{kind: copy, task: sort, symbols: 10, items: 3, sequences: 60}"
 ONE_MORE = "model.vocab_size=data.vocab_size + 1"
 
@@ -32,20 +36,20 @@ class Table(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(6**4, 4, 6, generator=torch.Generator().manual_seed(1)))
+        self.table = nn.Parameter(torch.randn(6**4, 4, 6, generator=torch.Generator().manual_seed(1)).double())
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.table[tokens @ torch.tensor([216, 36, 6, 1])]
 
 
-class Drawn:
-    """Numbers of a generator for `ROWS` rows."""
+class Fixed:
+    """The first numbers of some rows of a table."""
 
-    def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(2)
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
 
     def rand(self, *size: int) -> Tensor:
-        return torch.rand(ROWS, *size, generator=self.generator)
+        return self.rows[:, :1] if size == (1,) else self.rows[:, 1 : 1 + size[0]]
 
 
 def any_order(model: nn.Module, ids: list[int], asked: list[int]) -> Tensor:
@@ -61,36 +65,33 @@ def any_order(model: nn.Module, ids: list[int], asked: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("asked", [[1, 2, 3], [2, 3]])
-def test_its_expectation_is_the_mean_over_all_orders(asked: list[int]) -> None:
+def test_its_expectation_is_the_mean_over_all_orders(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expectation is a sum over all masks, and an integral over their probability, a polynomial of degree 2."""
+    monkeypatch.setattr(masked_diffusion, "MIN_LEVEL", 0.0)
     ids, model = [3, 1, 4, 2], Table()
-    targets = torch.tensor([ids[i] if i in asked else -100 for i in range(1, 4)])
-    loss = MaskedDiffusionLoss(model, "tokens", MASK)
-    noise: Any = Drawn()
-    result = loss({"tokens": torch.tensor(ids[:3]).expand(ROWS, -1)}, targets.expand(ROWS, -1), noise)
-    assert result.count == ROWS * len(asked)
+    targets = torch.tensor([[ids[i] if i in asked else -100 for i in range(1, 4)]])
+    loss, total = MaskedDiffusionLoss(model, "tokens", MASK), torch.zeros((), dtype=torch.float64)
+    nodes, weights = np.polynomial.legendre.leggauss(2)
+    for level, weight in zip(((1 + nodes) / 2).tolist(), (weights / 2).tolist(), strict=True):
+        for hidden in product([True, False], repeat=len(asked)):
+            draws = dict(zip(asked, hidden, strict=True))  # other tokens would be hidden, but are not asked for
+            row = [0.0 if draws.get(i, True) else 0.999 for i in range(4)]
+            noise: Any = Fixed(torch.tensor([[level, *row]], dtype=torch.float64))
+            result = loss({"tokens": torch.tensor([ids[:3]])}, targets, noise)
+            assert (result.count, result.numbers["hidden"].total) == (len(asked), sum(hidden))
+            probability = level ** sum(hidden) * (1 - level) ** (len(asked) - sum(hidden))
+            total = total + weight * probability * result.total
     expected = any_order(model, ids, asked)
-    assert result.total.item() / ROWS == pytest.approx(expected.item(), rel=0.03)
-    (actual,) = torch.autograd.grad(result.total / ROWS, model.table)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-6)
+    (actual,) = torch.autograd.grad(total, model.table)
     (gradient,) = torch.autograd.grad(expected, model.table)
-    assert (actual - gradient).norm() < 0.05 * gradient.norm()
-    hidden = result.numbers["hidden"]
-    assert float(hidden.total / hidden.count) == pytest.approx(0.5, abs=0.01)
+    torch.testing.assert_close(actual, gradient, rtol=1e-6, atol=1e-12)
 
 
 def stack_model(block: str) -> fx.GraphModule:
     stack = {"block": block, "n_layers": 1, "attention": {"n_heads": 2}, "ffn": {"kind": "relu", "d_ff": 8}}
     graph = {"embedding": {"block": "embedding", "position": "sinusoidal"}, "stack": stack, "head": "lm_head"}
     return tfkit.build({"tfkit": 1, "name": "small", "d_model": 8, "vocab_size": 13, "graph": graph})
-
-
-class Fixed:
-    """The first numbers of some rows of a table."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def rand(self, *size: int) -> Tensor:
-        return self.rows[:, :1] if size == (1,) else self.rows[:, 1 : 1 + size[0]]
 
 
 NUMBERS = torch.tensor([[0.7, 0.4, 0.9, 0.2, 0.8, 0.1, 0.6, 0.3], [0.5, 0.1, 0.7, 0.3, 0.2, 0.9, 0.6, 0.4]])
@@ -166,6 +167,18 @@ def test_a_model_that_cannot_fill_in_masks_is_an_error_when_the_run_is_read(
 ) -> None:
     with pytest.raises(tfkit.SpecError, match=message):
         diffusion_run(tmp_path, ONE_MORE, *sets)
+
+
+def test_the_plan_counts_the_position_of_the_last_target(tmp_path: Path) -> None:
+    run = diffusion_run(tmp_path, ONE_MORE, "eval={every: 1, splits: {val: {batches: 2}}, metrics: [objective]}")
+    size, steps = run.config.batch.largest, run.steps
+    expected, longest = cost(run.graph, batch=size, length=run.data.length + 1), run_plan(run)
+    assert longest.tokens == steps * size * run.data.length
+    assert longest.flops == steps * (expected.total.flops_forward + expected.total.flops_backward)
+    assert longest.flops_of_evaluations == (1 + steps) * 2 * expected.total.flops_forward
+    assert longest.memory == cost(run.graph, batch=size, length=run.data.length + 1, dtype=torch.float32, optimizer="adamw").peak
+    sets = [ONE_MORE, "model.decoder.block=encoder", "loss=masked_diffusion", "steps=null", f"flops={longest.flops}"]
+    assert load_run(tmp_path / "small.yaml", PLUGINS, sets=sets, count=flops_of_step).steps == steps
 
 
 def test_samples_metrics_and_saved_weights_fill_in_masks(tmp_path: Path) -> None:

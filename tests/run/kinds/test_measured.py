@@ -249,3 +249,10 @@ def changed(index: int, **values: Any) -> list[dict[str, Any]]:
 )  # fmt: skip
 def test_errors(data: str, n: int, sets: tuple[str, ...], lines: Any, message: str, tmp_path: Path) -> None:
     assert message in error_of(tmp_path, data, n, *sets, lines=lines)
+
+
+def test_ids_are_an_error_when_the_run_is_read(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row | {"word": "tall" if row["y"] > 900 else "short"} for row in rows()])
+    data = f"data={{kind: labelled, files: {tmp_path}/rows.jsonl, features: x, target: word}}"
+    with pytest.raises(SpecError, match="the loss `regression` needs targets that are real numbers; the data has ids"):
+        run_of(tmp_path, "target: y", 2, data, "eval=null")

@@ -1,4 +1,4 @@
-"""Preferences: the data has two documents in a row, and the losses are the published formulas."""
+"""Preferences: the data has two documents in a row, and the losses and their gradients equal TRL's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
 from tfkit.run.checked_run import load_run
 from tfkit.run.contract import IGNORE_INDEX
-from tfkit.run.kinds.preferences import PreferencesConfig, PreferencesLoss
+from tfkit.run.kinds.columns import Ragged
+from tfkit.run.kinds.preferences import PreferenceExamples, PreferencesConfig, PreferencesLoss
 from tfkit.run.training.evaluate import batch_tensors
 from tfkit.run.training.loop import Trainer
 
@@ -116,23 +117,6 @@ def expected_sums(model: Any) -> tuple[Tensor, Tensor]:
     return torch.stack(sums).view(-1, 2), torch.tensor(sizes).view(-1, 2)
 
 
-def trl_losses(form: str, beta: float, sums: Tensor, reference: Tensor, sizes: Tensor, margin: float) -> Tensor:
-    """The losses of TRL: DPOTrainer.dpo_loss, CPOTrainer.cpo_loss and ORPOTrainer.odds_ratio_loss."""
-    means = sums / sizes
-    if form == "dpo":
-        pi_logratios, ref_logratios = sums[:, 0] - sums[:, 1], reference[:, 0] - reference[:, 1]
-        return -F.logsigmoid(beta * (pi_logratios - ref_logratios))
-    if form == "ipo":
-        logits = (means[:, 0] - means[:, 1]) - (reference / sizes)[:, 0] + (reference / sizes)[:, 1]
-        return (logits - 1 / (2 * beta)) ** 2
-    if form == "simpo":
-        return -F.logsigmoid(beta * (means[:, 0] - means[:, 1] - margin / beta))
-    log_odds = (means[:, 0] - means[:, 1]) - (
-        torch.log1p(-torch.exp(means[:, 0])) - torch.log1p(-torch.exp(means[:, 1]))
-    )
-    return -means[:, 0] - beta * torch.log(torch.sigmoid(log_odds))
-
-
 def models() -> tuple[Any, Any]:
     model, reference = (tfkit.build(tfkit.load(SPEC, plugins=PLUGINS)).double() for _ in range(2))
     torch.manual_seed(6)
@@ -148,35 +132,104 @@ def tensors_of(run: Any) -> tuple[dict[str, Tensor], Tensor]:
     return batch_tensors(batch, trainer_model, torch.device("cpu"), run.config.loss)
 
 
-@pytest.mark.parametrize(
-    ("form", "beta", "margin"), [("dpo", 0.3, 0.0), ("ipo", 0.7, 0.0), ("simpo", 2.0, 0.8), ("orpo", 0.25, 0.0)]
-)
-def test_losses_and_gradients_are_those_of_the_formulas(form: Any, beta: float, margin: float, tmp_path: Path) -> None:
+class Table(nn.Module):
+    """A model of rows with two documents, whose numbers are stored for each document: [2 b, t, v], chosen first."""
+
+    def __init__(self, numbers: list[Any]) -> None:
+        super().__init__()
+        self.numbers = nn.Parameter(torch.tensor(numbers, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = self.numbers.new_full((*tokens.shape, self.numbers.size(-1)), 9.0)
+        for row, sizes in enumerate(zip(*TRL_SIZES, strict=True)):
+            parts = [self.numbers[row + side * len(rows), :size] for side, size in enumerate(sizes)]
+            rows[row, : sum(sizes)] = torch.cat(parts)
+        return rows
+
+
+TRL = json.loads((Path(__file__).parent / "trl_losses.json").read_text(encoding="utf-8"))
+TRL_SIZES = [
+    [len(prompt) + len(answer) for prompt, answer in zip(TRL["prompts"], TRL[side], strict=True)]
+    for side in ("chosen", "rejected")
+]
+
+
+@pytest.mark.parametrize("form", TRL["forms"])
+def test_losses_and_gradients_equal_those_of_trl(form: Any, tmp_path: Path) -> None:
+    values = TRL["forms"][form]
+    prompts, chosen, rejected = (Ragged(TRL[name]) for name in ("prompts", "chosen", "rejected"))
+    batch = PreferenceExamples(prompts, chosen, rejected).batch(np.arange(3))
+    model = Table([[[score] for score in row] for row in TRL["scores"]] if form == "reward" else TRL["logits"])
+    reference = Table(TRL["reference"]) if form in ("dpo", "ipo") else None
+    fields = {name: values[name] for name in ("beta", "margin") if name in values}
+    config = PreferencesConfig(form=form, reference=str(tmp_path) if reference else None, **fields)
+    result = PreferencesLoss(model, reference, config)(
+        {"tokens": torch.from_numpy(batch.inputs["tokens"])}, torch.from_numpy(batch.ids)
+    )
+    assert result.count == 3
+    loss = result.total / 3  # of TRL: the mean over pairs
+    assert loss.item() == pytest.approx(values["loss"], rel=1e-6)
+    (gradient,) = torch.autograd.grad(loss, model.numbers)
+    expected = torch.tensor(values["gradient"], dtype=torch.float64).view_as(gradient)
+    assert int((expected != 0).sum()) >= 6  # of rewards: one for each answer
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("form", ["dpo", "ipo", "simpo", "orpo"])
+def test_margins_are_those_of_answers_alone(form: Any, tmp_path: Path) -> None:
+    """The loss and its gradients equal TRL's for stored logits; here, a model computes the logits of both documents."""
     inputs, targets = tensors_of(run_of(tmp_path))
     model, reference = models()
     relative = form in ("dpo", "ipo")
-    path = str(tmp_path) if relative else None
-    config = PreferencesConfig(form=form, beta=beta, margin=margin or None, reference=path)
+    config = PreferencesConfig(form=form, beta=0.3, reference=str(tmp_path) if relative else None)
     result = PreferencesLoss(model, reference if relative else None, config)(inputs, targets)
-    sums, sizes = expected_sums(model)
-    with torch.no_grad():
-        reference_sums, _ = expected_sums(reference)
-    expected = trl_losses(form, beta, sums, reference_sums, sizes, margin)
-    torch.testing.assert_close(result.total, expected.sum(), rtol=1e-6, atol=1e-8)
     assert result.count == 5
-    parameters = list(model.parameters())
-    for actual, gradient in zip(
-        torch.autograd.grad(result.total, parameters), torch.autograd.grad(expected.sum(), parameters), strict=True
-    ):
-        torch.testing.assert_close(actual, gradient, rtol=1e-6, atol=1e-8)
-    scores = sums if form == "dpo" else sums / sizes
-    if relative:
-        scores = scores - (reference_sums if form == "dpo" else reference_sums / sizes)
-    rewards = beta * (scores[:, 0] - scores[:, 1]).detach()
+    with torch.no_grad():
+        sums, sizes = expected_sums(model)
+        reference_sums, _ = expected_sums(reference)
+    scores = (sums - reference_sums if relative else sums) / (1 if form == "dpo" else sizes)
+    rewards = 0.3 * (scores[:, 0] - scores[:, 1])
     margins, accuracy = result.numbers["reward_margin"], result.numbers["reward_accuracy"]
-    assert float(margins.total / margins.count) == pytest.approx(float(rewards.mean()))
+    assert float(margins.total / margins.count) == pytest.approx(float(rewards.mean()), rel=1e-6)
     assert float(accuracy.total / accuracy.count) == pytest.approx(float((rewards > 0).double().mean()))
     assert 0 < float(accuracy.total) < 5
+
+
+REWARD = ("model.head={block: linear, d_model: 1}", "loss={kind: preferences, form: reward}")
+
+
+def test_a_reward_model_learns_and_is_evaluated_by_the_accuracy_of_pairs(tmp_path: Path) -> None:
+    run, memory = run_of(tmp_path, *REWARD, "steps=12", "machine.micro_batch=2"), Memory()
+    trainer = Trainer(run, memory)
+    trainer.train()
+    lines = [line for line in memory.lines if "val.objective" in line]
+    with torch.no_grad():
+        rewards = torch.tensor(
+            [
+                [trainer.model(torch.tensor([[*prompt, *answer]]))[0, -1, 0].item() for answer in pair]
+                for prompt, pair in answers()
+            ]
+        )
+    margins = rewards[:, 0] - rewards[:, 1]
+    assert lines[-1]["val.reward_margin"] == pytest.approx(margins.mean().item(), rel=1e-4)
+    assert lines[-1]["val.reward_accuracy"] == pytest.approx((margins > 0).float().mean().item())
+    assert lines[-1]["val.objective"] == pytest.approx(-F.logsigmoid(margins).mean().item(), rel=1e-4)
+    assert lines[-1]["val.objective"] < lines[0]["val.objective"] - 0.1
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (REWARD[1:], "`reward` must have a model with a single output"),
+        (REWARD[:1], "`simpo` must have a model that returns logits of tokens"),
+        ((REWARD[0].replace("1}", "2}"), REWARD[1]), "of one number for each position"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_form_is_an_error_before_the_first_step(
+    sets: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(tfkit.SpecError, match=message):
+        Trainer(run_of(tmp_path, *sets), Memory())
 
 
 def test_a_row_has_the_prompt_with_each_answer(tmp_path: Path) -> None:
@@ -225,6 +278,7 @@ def test_a_run_begins_at_its_reference(tmp_path: Path) -> None:
         ({"form": "dpo"}, "`reference` is missing: `dpo` compares with a model"),
         ({"form": "orpo", "reference": "folder"}, "`reference` has no effect: `orpo` has none"),
         ({"form": "ipo", "reference": "folder", "margin": 0.7}, "`margin` has no effect: `ipo` has none"),
+        ({"form": "reward", "beta": 0.3}, "`beta` has no effect: `reward` has none"),
     ],
 )
 def test_fields_without_effect_are_errors(fields: dict[str, Any], message: str) -> None:

@@ -22,22 +22,40 @@ SMALL_RUNS = {
     "calculator_exact": ("data.problems=100", "data.test=4", "model.decoder.n_layers=1", "schedule.warmup=2"),
     "hybrid_recall": ("schedule.warmup=2", "data.pairs=4"),
     "hybrid_text": ("schedule.warmup=2", "batch.length=16"),
+    "diffusion_addition": ("schedule.warmup=2",),
     "dit_shapes": ("schedule.warmup=2", "data.count=60", "model.encoder.n_layers=1"),
     "masked": ("schedule.warmup=2", "model.encoder.n_layers=1"),
     "minigpt_relu": ("model.decoder.n_layers=1",),
     "minigpt_swiglu": ("model.decoder.n_layers=1",),
     "nanogpt_char": ("schedule.warmup=2", "model.d_model=48", "model.decoder.n_layers=1", "batch.length=16"),
+    "preferred_sums": ("schedule.warmup=2",),
     "reverse": ("schedule.warmup=2", "data.sequences=500"),
+    "t5_spans": ("schedule.warmup=2", "model.encoder.n_layers=1", "batch.length=20"),
+    "waves": ("schedule.warmup=2",),
 }
 STEPS = {
     "addition": 1000,
     "calculator_exact": 100_000,
+    "diffusion_addition": 1200,
     "dit_shapes": 1000,
     "hybrid_recall": 400,
     "hybrid_text": 300,
+    "preferred_sums": 1000,
     "reverse": 3000,
+    "t5_spans": 1000,
+    "waves": 1000,
 }
-VARIED = ("addition", "dit_shapes", "hybrid_recall", "hybrid_text", "masked", "reverse")
+METRICS = {
+    "diffusion_addition": "val.decoded_exact_match",
+    "dit_shapes": "val.objective",
+    "preferred_sums": "val.reward_accuracy",
+    "waves": "val.r2",
+}
+"""Metrics of runs without `val.loss`."""
+VARIED = (
+    *("addition", "diffusion_addition", "dit_shapes", "hybrid_recall", "hybrid_text", "masked", "preferred_sums"),
+    *("reverse", "t5_spans", "waves"),
+)
 """Runs whose models state no number of parameters."""
 
 
@@ -64,7 +82,7 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ), capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
-    metric = "val.objective" if name == "dit_shapes" else "val.loss"
+    metric = METRICS.get(name, "val.loss")
     assert [line["step"] for line in lines if metric in line] == [0, 2, 3]
 
 

@@ -76,7 +76,7 @@ class Masked(nn.Module):
             return losses.mean()
         if self.fault == "detached":
             return LossSum(total.detach(), masked.sum())
-        name = "lr" if self.fault == "taken" else "masked"
+        name = {"taken": "lr", "metric": "accuracy"}.get(self.fault, "masked")
         right = (logits.argmax(-1) == targets) & masked
         numbers = {name: Ratio(masked.sum(), masked.numel()), "right": Ratio(right.sum(), masked.sum())}
         return LossSum(total, masked.sum(), numbers)
@@ -198,6 +198,28 @@ def test_evaluations_compute_the_loss_with_equal_noise(tmp_path: Path) -> None:
     assert len(values) == 3
     assert values[1] / values[0] == pytest.approx(scales[2] / scales[0], rel=1e-5)
     assert values[2] / values[0] == pytest.approx(scales[4] / scales[0], rel=1e-5)
+
+
+def test_evaluations_report_the_further_numbers_of_the_loss(tmp_path: Path) -> None:
+    full, divided = (Memory(), Memory())
+    trained(run_of(tmp_path, "masked"), full)
+    trained(run_of(tmp_path, "masked", "machine.micro_batch=1"), divided)
+    names = ["val.objective", "val.masked", "val.right"]
+    rows, parts = (
+        [[line.get(name) for name in names] for line in memory.lines if "val.objective" in line]
+        for memory in (full, divided)
+    )
+    assert len(rows) == 3
+    assert [row[1] for row in rows] == [rows[0][1]] * 3  # the same noise
+    assert 0.3 < rows[0][1] < 0.9
+    assert 0 < rows[0][2] < rows[-1][2]
+    np.testing.assert_allclose(parts, rows, rtol=1e-5)
+
+
+def test_a_further_number_with_the_name_of_a_metric_is_an_error(tmp_path: Path) -> None:
+    metrics = "eval={every: 4, splits: {val: 3}, metrics: [objective, accuracy]}"
+    with pytest.raises(SpecError, match="the loss must not log `accuracy`, which is a metric of the run"):
+        trained(run_of(tmp_path, "{kind: masked, fault: metric}", metrics))
 
 
 def test_the_objective_of_cross_entropy_is_its_loss(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class FlowMatchingLoss(nn.Module):
 
     def forward(self, inputs: Mapping[str, Any], targets: Tensor | None, noise: tfkit.Noise) -> tfkit.LossSum:
         examples: Tensor = inputs[self.flow.x]
-        levels, ends = self._levels(noise), noise.randn(*examples.shape[1:])
+        levels, ends = self._levels(noise).to(examples.dtype), noise.randn(*examples.shape[1:])
         labels = None if self.config.label is None else self._labels(targets, noise)
         fractions = levels[(..., *[None] * (examples.dim() - 1))]
         points = (1 - fractions) * examples + fractions * ends

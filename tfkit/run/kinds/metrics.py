@@ -86,7 +86,8 @@ class LossMetricConfig(MetricConfig):
 class ObjectiveConfig(MetricConfig):
     """The loss of the run, with all of its terms and their weights: comparable between runs of equal losses only.
 
-    It is computed in eval mode, with the same noise in every evaluation. If the loss is `undivided`, batches have the
+    It is computed in eval mode, with the same noise in every evaluation, and reported with the further numbers of the
+    loss, such as `val.reward_accuracy`. If the loss is `undivided`, batches have the
     size of the run's batches, and a shorter last batch is left out.
     """
 

@@ -1,7 +1,7 @@
 """Preferences: data with a preferred and a rejected answer to each prompt, and losses that learn from their difference.
 
 DPO: https://arxiv.org/abs/2305.18290. IPO: https://arxiv.org/abs/2310.12036. SimPO: https://arxiv.org/abs/2405.14734.
-ORPO: https://arxiv.org/abs/2403.07691.
+ORPO: https://arxiv.org/abs/2403.07691. Reward models: https://arxiv.org/abs/2203.02155, equation 1.
 
 b pairs, t positions.
 """
@@ -136,15 +136,16 @@ class PreferencesConfig(LossConfig):
     """Learn to prefer one of two answers to a prompt; the data is of the kind `preferences`.
 
     P is the logarithm of the probability of an answer; with a reference, minus the reference's. In `ipo`, `simpo` and
-    `orpo`, it is divided by the number of tokens of the answer.
+    `orpo`, it is divided by the number of tokens of the answer. With `reward`, the model is a reward model, which
+    returns a number for each position: R is its number at the last token of an answer.
     """
 
     kind: Literal["preferences"] = "preferences"
 
-    form: Literal["dpo", "ipo", "simpo", "orpo"] = "dpo"
+    form: Literal["dpo", "ipo", "simpo", "orpo", "reward"] = "dpo"
     """dpo: -log sigmoid(beta (P_chosen - P_rejected)); ipo: (P_chosen - P_rejected - 1 / (2 beta))^2; simpo:
     -log sigmoid(beta (P_chosen - P_rejected) - margin); orpo: -P_chosen - beta log sigmoid(log of the ratio of the odds
-    of both answers)."""
+    of both answers); reward: -log sigmoid(R_chosen - R_rejected)."""
     beta: PositiveFloat = 0.1
     """The strength of the preference."""
     margin: NonNegative | None = None
@@ -164,8 +165,19 @@ class PreferencesConfig(LossConfig):
             raise Invalid("reference", f"`reference` has no effect: `{self.form}` has none", help="remove it")
         if self.form != "simpo" and self.margin is not None:
             raise Invalid("margin", f"`margin` has no effect: `{self.form}` has none", help="remove it")
+        if self.form == "reward" and "beta" in self.model_fields_set:
+            raise Invalid("beta", "`beta` has no effect: `reward` has none", help="remove it")
 
     def build(self, model: fx.GraphModule) -> nn.Module:
+        graph: tfkit.Graph = model.meta["graph"]
+        output = graph.node(graph.outputs[0]).output
+        if self.form == "reward" and (len(graph.outputs), output.type, output.width) != (1, "sequence", 1):
+            message = "`reward` must have a model with a single output, of one number for each position"
+            help = "use a linear layer as its output: `reward: {block: linear, d_model: 1}`"
+            raise Invalid("form", message, help=help)
+        if self.form != "reward" and output.type != "logits":
+            message = f"`{self.form}` must have a model that returns logits of tokens"
+            raise Invalid("form", message, help="use an `lm_head` as the output, or `form: reward`")
         reference = None if self.reference is None else tfkit.build(self.reference)
         return PreferencesLoss(model, reference, self)
 
@@ -193,6 +205,25 @@ class PreferencesLoss(nn.Module):
             raise SpecError(Diagnostic(message, path="loss", help="use data of the kind `preferences`"))
         rejected = starts.cumsum(1) == 2
         sides = torch.stack([counted & ~rejected, counted & rejected])  # [2, b, t]
+        margins, losses = (self._of_rewards if self.config.form == "reward" else self._of_tokens)(
+            inputs, targets, sides
+        )
+        numbers = {
+            "reward_margin": Ratio(margins.detach().sum(), len(margins)),
+            "reward_accuracy": Ratio((margins.detach() > 0).sum(), len(margins)),
+        }
+        return LossSum(losses.sum(), len(losses), numbers)
+
+    def _of_rewards(self, inputs: Mapping[str, Any], _targets: Tensor, sides: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the margin and the loss of each pair, [b], for a model that returns rewards [b, t, 1]."""
+        rewards = self.model(**inputs).squeeze(-1)
+        before = sides & ~F.pad(sides[..., 1:], (0, 1))  # the target of this position is the last token of an answer
+        last = F.pad(before, (1, 0))[..., :-1]
+        chosen, other = (rewards.to(torch.promote_types(rewards.dtype, torch.float32)) * last).sum(-1)
+        return chosen - other, -F.logsigmoid(chosen - other)
+
+    def _of_tokens(self, inputs: Mapping[str, Any], targets: Tensor, sides: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the margin and the loss of each pair, [b], for a model that returns logits [b, t, v]."""
         form, beta = self.config.form, self.config.beta
         sizes = 1 if form == "dpo" else sides.sum(-1)
         chosen, other = (_log_probabilities(self.model, inputs, targets) * sides).sum(-1) / sizes
@@ -202,20 +233,14 @@ class PreferencesLoss(nn.Module):
             with torch.no_grad():
                 expected = (_log_probabilities(reference, inputs, targets) * sides).sum(-1) / sizes
             rewards = rewards - beta * expected
-        margins = rewards[0] - rewards[1]  # [b]
+        margins = rewards[0] - rewards[1]
         if form == "ipo":
-            losses = (margins / beta - 1 / (2 * beta)) ** 2
-        elif form == "orpo":
+            return margins, (margins / beta - 1 / (2 * beta)) ** 2
+        if form == "orpo":
             odds = [side - torch.log1p(-side.exp()) for side in (chosen, other)]
-            losses = -chosen - beta * F.logsigmoid(odds[0] - odds[1])
-        else:
-            margin = 0.0 if form == "dpo" else 0.5 if self.config.margin is None else self.config.margin
-            losses = -F.logsigmoid(margins - margin)
-        numbers = {
-            "reward_margin": Ratio(margins.detach().sum(), len(margins)),
-            "reward_accuracy": Ratio((margins.detach() > 0).sum(), len(margins)),
-        }
-        return LossSum(losses.sum(), len(losses), numbers)
+            return margins, -chosen - beta * F.logsigmoid(odds[0] - odds[1])
+        margin = 0.0 if form == "dpo" else 0.5 if self.config.margin is None else self.config.margin
+        return margins, -F.logsigmoid(margins - margin)
 
 
 def _log_probabilities(model: nn.Module, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:

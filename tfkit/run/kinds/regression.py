@@ -18,6 +18,7 @@ from tfkit.run.contract import Data, LogitMetric, LossConfig, LossSum, Metric, M
 class RegressionConfig(LossConfig):
     """Error of real targets; of several numbers, the mean. Positions whose targets are NaN do not count."""
 
+    of_numbers = True
     kind: Literal["regression"] = "regression"
 
     form: Literal["mse", "mae", "huber"] = "mse"
@@ -52,9 +53,6 @@ class Regression(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor], targets: Tensor) -> LossSum:
         """Return the loss of outputs [b, n] or [b, t, n]. Without an axis n, the targets have one number each."""
         outputs = self.model(**inputs)
-        if not targets.is_floating_point():
-            help = "use data `measured`, or the loss `cross_entropy`"
-            raise Invalid("", "the loss `regression` needs targets that are real numbers; got ids", help=help)
         targets = targets_like(outputs, targets)
         counted = ~targets.isnan().any(-1)
         predictions, targets = outputs.float()[counted], targets[counted]

@@ -37,6 +37,7 @@ from tfkit.run.contract import (
     LossSum,
     Metric,
     MetricConfig,
+    Ratio,
 )
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.guarded import guarded_component_call, guarded_loss_call
@@ -92,8 +93,10 @@ def evaluate_splits(
                 built = [measure for measure in built if measure.applies(split, splits)]
             totals = _Evaluation(model, run, built, processes, loss).totals(split, part, micro_batch, between)
             for measure, total in zip(built, processes.total(totals), strict=True):
+                further = total.numbers_of(split, run, built) if isinstance(total, _ObjectiveSums) else {}
                 with measure.guarded("compute"):
-                    numbers[measure.name] = float(measure.metric.compute(total))
+                    sums = total.terms if isinstance(total, _ObjectiveSums) else total
+                    numbers |= {measure.name: float(measure.metric.compute(sums)), **further}
     return numbers
 
 
@@ -147,6 +150,33 @@ class _BuiltMetric:
             if self.config.of_numbers:
                 return self.metric.sums(values, targets.reshape(values.shape))
             return self.metric.sums(*((values, targets) if targets.dim() > 1 else (values[:, None], targets[:, None])))
+
+
+@dataclass(frozen=True)
+class _ObjectiveSums:
+    """Sums of the run's loss over some examples.
+
+    Attributes:
+        terms: the weighted total and the count of each term, [n, 2].
+        ratios: the further numbers of the loss by name; empty if no row counts.
+    """
+
+    terms: NDArray[np.float64]
+    ratios: Mapping[str, Ratio]
+
+    def __add__(self, further: _ObjectiveSums) -> _ObjectiveSums:
+        ratios = dict(self.ratios)
+        for name, ratio in further.ratios.items():
+            ratios[name] = ratios[name] + ratio if name in ratios else ratio
+        return _ObjectiveSums(self.terms + further.terms, ratios)
+
+    def numbers_of(self, split: str, run: Run, metrics: Sequence[_BuiltMetric]) -> dict[str, float]:
+        """Return the further numbers of the loss. Raise SpecError if a metric has the same name."""
+        taken = {f"{split}.{name}" for name in self.ratios} & {measure.name for measure in metrics}
+        if taken:
+            message = f"the loss must not log `{min(taken).removeprefix(f'{split}.')}`, which is a metric of the run"
+            raise run.error(message, "loss")
+        return {f"{split}.{name}": float(ratio.total) / float(ratio.count or 1) for name, ratio in self.ratios.items()}
 
 
 class _Evaluation:
@@ -216,11 +246,11 @@ class _Evaluation:
 
     def _of_objective(
         self, batch: Batch, share: range, noise: Callable[[Iterable[int]], Noise], size: int
-    ) -> NDArray[np.float64]:
-        """Return the weighted total and the count of each term, [n, 2], of the rows in `share`; see `_from_logits`."""
+    ) -> _ObjectiveSums:
+        """Return the sums of the loss over the rows in `share`; see `_from_logits`."""
         assert self._objective is not None
         terms = self._run.config.loss.terms
-        sums = np.zeros((max(len(terms), 1), 2))
+        sums = _ObjectiveSums(np.zeros((max(len(terms), 1), 2)), {})
         if self._run.config.loss.undivided:
             size = self._run.config.batch.largest
             if batch.size < size:
@@ -234,7 +264,9 @@ class _Evaluation:
             if start < end:
                 counts = rows.counts_of(terms) if result.count is None else [float(result.count)]
                 weights = np.array([term.weight for term in terms.values()] or [1.0])
-                sums += np.stack([weights * result.total.double().cpu().numpy(), np.asarray(counts, float)], axis=1)
+                totals = np.stack([weights * result.total.double().cpu().numpy(), np.asarray(counts, float)], axis=1)
+                ratios = {name: Ratio(float(part.total), float(part.count)) for name, part in result.numbers.items()}
+                sums += _ObjectiveSums(totals, ratios)
         return sums
 
     def _targets(self, batch: Batch, output: str | None) -> Ids:

@@ -96,12 +96,12 @@ def per_process(
     counted = {} if counted is None else counted
     if micro not in counted:
         bfloat16 = run.config.precision == "bfloat16"
-        counted[micro] = memory_of_step(run.graph, micro, run.data.length, bfloat16=bfloat16)
+        counted[micro] = memory_of_step(run.graph, micro, run.longest, bfloat16=bfloat16)
     memory, total = counted[micro], counted[micro].parameters
     layers = _layer_sizes(run, memory)
     largest, single = max(layers, default=0), total - sum(layers)
     sent = NUMBER if machine.gather == "float32" else 2
-    rows = micro * run.data.length
+    rows = micro * run.longest
     vocabulary = max((node.output.width or 0 for node in run.graph.nodes if node.output.type == "logits"), default=0)
     steps = -(-sequences // micro)
     gathers = (shard - 1) / shard * (2 * sent * sum(layers) + NUMBER * single + NUMBER * total)

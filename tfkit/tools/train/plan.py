@@ -70,9 +70,9 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
     """
     config = run.config
     micro = config.micro_batch
-    longest = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=states_of(run))
+    longest = cost(run.graph, batch=micro, length=run.longest, dtype=torch.float32, optimizer=states_of(run))
     costs = longest
-    if run.length != run.data.length:
+    if run.length != run.longest:
         costs = cost(run.graph, batch=micro, length=run.length, dtype=torch.float32, optimizer=states_of(run))
     total, parts = costs.total, run.sizes.before(run.steps + 1) / run.steps / micro * run.fill
     windows = run.data.examples("train", "sequential")
@@ -123,7 +123,7 @@ def _evaluated_examples(run: Run) -> float:
     batch = run.config.batch.largest
     examples = (
         (len(run.data.examples(split, "sequential")) if part.batches == "all" else part.batches * batch)
-        * float(mean_length(run.data, split) / run.length)
+        * float(run.parts(mean_length(run.data, split)))
         for split, part in config.splits.items()
     )
     return times * sum(examples)
@@ -175,7 +175,7 @@ def device_utilisation(run: Run, tokens_per_second: float, device: Device | None
         return None
     precision = run.config.precision
     total = cost(run.graph, batch=1, length=run.length, dtype=precision).total
-    examples = tokens_per_second / run.length
+    examples = tokens_per_second / float(mean_length(run.data)) * run.fill
     share = examples / device.flops(precision)
     full = total.flops_forward + total.flops_backward
     return Utilisation(causal=(total.visible_forward + total.visible_backward) * share, full=full * share)
