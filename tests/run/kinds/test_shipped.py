@@ -27,6 +27,7 @@ SMALL_RUNS = {
     "minigpt_relu": ("model.decoder.n_layers=1",),
     "minigpt_swiglu": ("model.decoder.n_layers=1",),
     "nanogpt_char": ("schedule.warmup=2", "model.d_model=48", "model.decoder.n_layers=1", "batch.length=16"),
+    "numerals": ("schedule.warmup=2", "data.numbers=60", "model.query_encoder.n_layers=1"),
     "reverse": ("schedule.warmup=2", "data.sequences=500"),
 }
 STEPS = {
@@ -35,9 +36,10 @@ STEPS = {
     "dit_shapes": 1000,
     "hybrid_recall": 400,
     "hybrid_text": 300,
+    "numerals": 400,
     "reverse": 3000,
 }
-VARIED = ("addition", "dit_shapes", "hybrid_recall", "hybrid_text", "masked", "reverse")
+VARIED = ("addition", "dit_shapes", "hybrid_recall", "hybrid_text", "masked", "numerals", "reverse")
 """Runs whose models state no number of parameters."""
 
 
@@ -64,7 +66,7 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ), capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
-    metric = "val.objective" if name == "dit_shapes" else "val.loss"
+    metric = "val.objective" if name in ("dit_shapes", "numerals") else "val.loss"
     assert [line["step"] for line in lines if metric in line] == [0, 2, 3]
 
 
