@@ -143,6 +143,22 @@ def test_a_repeated_document_is_no_negative(symmetric: bool) -> None:
     torch.testing.assert_close(loss({}, targets), total)
 
 
+def test_scores_are_computed_in_float32() -> None:
+    vectors = [tensor.float() for tensor in oracle_vectors(2)]
+    loss, targets = ContrastiveLoss(Vectors(*vectors), ContrastiveConfig()), torch.arange(5)
+    expected = loss({}, targets).item()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert loss({}, targets).item() == pytest.approx(expected, rel=1e-6)
+    half = ContrastiveLoss(Vectors(*(tensor.bfloat16() for tensor in vectors)), ContrastiveConfig())
+    assert half({}, targets).dtype == torch.float32
+
+
+@pytest.mark.parametrize("targets", [None, torch.zeros(5, 2).long(), torch.zeros(5)])
+def test_targets_must_be_numbers_of_documents(targets: Tensor | None) -> None:
+    with pytest.raises(Invalid, match="needs the number of a document as the target of each example"):
+        ContrastiveLoss(Vectors(*oracle_vectors(2)), ContrastiveConfig())({}, targets)
+
+
 def pairs_model(**fields: Any) -> fx.GraphModule:
     """Return a model of logits of pairs."""
     logits = {"block": "contrast", "inputs": MODEL["outputs"], **fields}

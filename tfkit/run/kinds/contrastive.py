@@ -79,7 +79,10 @@ class ContrastiveLoss(nn.Module):
         super().__init__()
         self.model, self.config = model, config
 
-    def forward(self, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
+    def forward(self, inputs: Mapping[str, Any], targets: Tensor | None) -> Tensor:
+        if targets is None or targets.dim() != 1 or targets.is_floating_point():
+            message = "the loss `contrastive` needs the number of a document as the target of each example"
+            raise Invalid("", message, help="use data such as `text_pairs`")
         outputs = self.model(**inputs)
         logits = outputs if isinstance(outputs, Tensor) else self._scaled_cosines(outputs)  # [b, n]
         logits, pairs = logits.to(torch.promote_types(logits.dtype, torch.float32)), len(logits)
@@ -95,10 +98,12 @@ class ContrastiveLoss(nn.Module):
 
     def _scaled_cosines(self, outputs: tuple[Tensor, ...]) -> Tensor:
         """Return the cosine of each query and each document, divided by the temperature."""
-        queries, *documents = (
-            F.normalize(vectors.float() if vectors.dtype.itemsize < 4 else vectors, dim=-1) for vectors in outputs
-        )
-        return queries @ torch.cat(documents).T / (self.config.temperature or TEMPERATURE)
+        with torch.autocast(outputs[0].device.type, enabled=False):
+            queries, *documents = (
+                F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
+                for vectors in outputs
+            )
+            return queries @ torch.cat(documents).T / (self.config.temperature or TEMPERATURE)
 
 
 class RecallConfig(MetricConfig):
