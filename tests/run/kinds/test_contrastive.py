@@ -11,8 +11,10 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 import tfkit
+from tfkit.cli import main
 from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.kinds.contrastive import ContrastiveConfig, ContrastiveLoss, Embeddings, MRRConfig, RecallConfig
@@ -146,14 +148,14 @@ def test_a_repeated_document_is_no_negative(symmetric: bool) -> None:
 def test_scores_are_computed_in_float32() -> None:
     vectors = [tensor.float() for tensor in oracle_vectors(2)]
     loss, targets = ContrastiveLoss(Vectors(*vectors), ContrastiveConfig()), torch.arange(5)
-    expected = loss({}, targets).item()
+    expected = ContrastiveLoss(Vectors(*oracle_vectors(2)), ContrastiveConfig())({}, targets).item()
     with torch.autocast("cpu", torch.bfloat16):
         assert loss({}, targets).item() == pytest.approx(expected, rel=1e-6)
     half = ContrastiveLoss(Vectors(*(tensor.bfloat16() for tensor in vectors)), ContrastiveConfig())
     assert half({}, targets).dtype == torch.float32
 
 
-@pytest.mark.parametrize("targets", [None, torch.zeros(5, 2).long(), torch.zeros(5)])
+@pytest.mark.parametrize("targets", [None, torch.zeros(5, 2).long(), torch.zeros(5), torch.arange(5) - 1])
 def test_targets_must_be_numbers_of_documents(targets: Tensor | None) -> None:
     with pytest.raises(Invalid, match="needs the number of a document as the target of each example"):
         ContrastiveLoss(Vectors(*oracle_vectors(2)), ContrastiveConfig())({}, targets)
@@ -248,14 +250,16 @@ def test_metrics_search_all_distinct_documents_of_the_split() -> None:
         scores = {number: float(torch.cosine_similarity(query, vector, 0)) for number, vector in distinct.items()}
         ranks.append(1 + sum(score > scores[target] for score in scores.values()))
     assert len({*ranks}) > 2
-    vectors = torch.nn.functional.normalize(torch.stack([queries, documents], 1), dim=-1)
+    vectors = F.normalize(torch.stack([queries, documents], 1), dim=-1)
     for config, expected in (
         (RecallConfig(), np.mean(np.array(ranks) == 1)),
         (RecallConfig(at=3), np.mean(np.array(ranks) <= 3)),
         (MRRConfig(), np.mean(1 / np.array(ranks))),
     ):
         metric = config.build(None)  # type: ignore[arg-type]
-        parts = [metric.sums(vectors[rows][:, None], targets[rows][:, None]) for rows in (slice(0, 3), slice(3, 7))]
+        ignored = torch.where(torch.arange(9) < 7, F.pad(targets, (0, 2)), -100)[:, None]
+        values = torch.cat([vectors, vectors[:2].flip(1)])[:, None]
+        parts = [metric.sums(values[rows], ignored[rows]) for rows in (slice(0, 3), slice(3, 9))]
         assert metric.compute(parts[0] + parts[1]) == pytest.approx(expected)
 
 
@@ -294,6 +298,11 @@ def test_a_batch_is_never_divided(tmp_path: Path) -> None:
 def test_models_and_losses_that_do_not_fit_are_errors(sets: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=message):
         Trainer(run_of(tmp_path, *sets), Memory(), until=0)
+
+
+@pytest.mark.slow
+def test_a_run_of_pairs_passes_its_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "numerals", "--set", "data.numbers=300", "--no-plugins"]) == 0, capsys.readouterr().out
 
 
 def test_a_metric_of_retrieval_needs_vectors(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from tfkit.component import PositiveFloat
 from tfkit.errors import Invalid
-from tfkit.run.contract import Data, DecodedMetric, LossConfig, Metric, MetricConfig, Name, PositiveCount
+from tfkit.run.contract import IGNORE_INDEX, Data, DecodedMetric, LossConfig, Metric, MetricConfig, Name, PositiveCount
 
 TEMPERATURE = 0.05
 QUERIES = 1024
@@ -80,7 +80,8 @@ class ContrastiveLoss(nn.Module):
         self.model, self.config = model, config
 
     def forward(self, inputs: Mapping[str, Any], targets: Tensor | None) -> Tensor:
-        if targets is None or targets.dim() != 1 or targets.is_floating_point():
+        numbers = targets is not None and targets.dim() == 1 and not targets.is_floating_point()
+        if targets is None or not numbers or (not torch.compiler.is_compiling() and bool((targets < 0).any())):
             message = "the loss `contrastive` needs the number of a document as the target of each example"
             raise Invalid("", message, help="use data such as `text_pairs`")
         outputs = self.model(**inputs)
@@ -169,7 +170,8 @@ class RetrievalMetric(DecodedMetric):
         return F.normalize(torch.stack(model(**inputs)[:2], dim=1).double(), dim=-1)
 
     def sums(self, values: Tensor, targets: Tensor) -> Embeddings:
-        return Embeddings(values[:, 0], targets[:, 0].cpu())
+        counted = targets[:, 0].cpu() != IGNORE_INDEX
+        return Embeddings(values[counted, 0], targets[:, 0].cpu()[counted])
 
     @abstractmethod
     def compute(self, sums: Embeddings) -> float:
