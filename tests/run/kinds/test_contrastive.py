@@ -305,6 +305,12 @@ def test_a_run_of_pairs_passes_its_checks(capsys: pytest.CaptureFixture[str]) ->
     assert main(["check", "numerals", "--set", "data.numbers=300", "--no-plugins"]) == 0, capsys.readouterr().out
 
 
+def test_metrics_of_logits_are_not_computed_from_vectors(tmp_path: Path) -> None:
+    trainer = Trainer(run_of(tmp_path, "eval.metrics=[accuracy]"), Memory(), until=0)
+    with pytest.raises(SpecError, match="`accuracy` needs logits of ids, which `query_vector` does not return"):
+        trainer.evaluate()
+
+
 def test_a_metric_of_retrieval_needs_vectors(tmp_path: Path) -> None:
     model = {**MODEL, "outputs": ["query_vector", "document_encoder", "document_vector"]}
     metric = RecallConfig().build(None)  # type: ignore[arg-type]

@@ -44,6 +44,9 @@ class SentenceTransformersLayout(Layout):
         check_transformers()
         graph = graph_of(model)
         pooler = _pooler_of(graph)
+        if not origin.companions.tokenizer_names:
+            message = f"`{graph.name}` cannot be written for sentence-transformers without a tokenizer"
+            raise SpecError(Diagnostic(message, help="name a folder with a tokenizer: --files-from FOLDER"))
         encoder = _encoder_of(model, pooler, origin.plugins)
         parts_of(graph_of(encoder))  # raises an error before the process starts
         with Folders() as process:
@@ -105,10 +108,7 @@ def _encoder_of(model: fx.GraphModule, pooler: Node, plugins: Plugins) -> fx.Gra
 
 
 def _padded_settings(folder: Path, graph: Graph) -> dict[str, Any]:
-    """Return the settings of the tokenizer with a token for padding. Raise SpecError if there is none."""
-    if not (folder / SETTINGS).exists():
-        message = f"`{graph.name}` cannot be written for sentence-transformers without a tokenizer"
-        raise SpecError(Diagnostic(message, help="name a folder with a tokenizer: --files-from FOLDER"))
+    """Return the settings of the tokenizer with a token for padding. Raise SpecError if there is no suitable token."""
     settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     if settings.get("pad_token") is None:  # padding is masked, so its token has no effect
         tokenizer = json.loads((folder / FILE).read_text(encoding="utf-8"))
