@@ -19,7 +19,9 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.errors import SpecError
+from tfkit.tools.common.companions import companions_of
 from tfkit.tools.eject.remote_code.sentence_transformers import _encoder_of, _padded_settings, _pooler_of
+from tfkit.tools.save.layouts import layouts_of
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 SYMBOLS = " ,abcdefghijklmnopqrstuvwxyzé"
@@ -124,7 +126,7 @@ def test_sentence_transformers_has_the_same_embeddings(select: str, tmp_path: Pa
     characters.write_text(json.dumps({"characters": SYMBOLS}), encoding="utf-8")
     model, folder = twins(select), tmp_path / "out"
     tfkit.save(model, folder, layout="sentence_transformers", files_from=characters.parent, plugins=PLUGINS)
-    tfkit.save(model, folder, layout="sentence_transformers", files_from=characters.parent, plugins=PLUGINS, force=True)
+    layouts_of(PLUGINS).check_folder(folder, force=True, companions=companions_of(characters.parent, None))
     pooling = json.loads((folder / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
     assert [name for name, value in pooling.items() if value is True] == [
         f"pooling_mode_{({'mean': 'mean_tokens', 'first': 'cls_token', 'last': 'lasttoken'})[select]}"
