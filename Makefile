@@ -22,11 +22,12 @@ PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/py
 
 # Parts of the tests, for PART=: training, code writing and plugins build on the core, and the core on none of them.
 TESTS_train   := tests/run $(wildcard $(addprefix tests/tools/,train eval_ sweep runs solve tokenizer test_tokens.py))
-TESTS_code    := tests/tools/eject $(addprefix tests/tools/save/test_,altered_specs.py opened_in_transformers.py transformers.py trained_and_evaluated.py)
+TESTS_code    := tests/tools/eject $(addprefix tests/tools/save/test_,altered_specs.py opened_in_transformers.py sentence_transformers.py transformers.py trained_and_evaluated.py)
 TESTS_plugins := plugins
 TESTS_core    := tests $(TESTS_train:%=--ignore %) $(TESTS_code:%=--ignore %)
 TESTS_around  := $(addprefix tests/,docs/test_around.py docs/test_attention.py tools/trace/test_transformer_lens.py \
-                 tools/save/test_trained_and_evaluated.py run/training/test_float8.py)
+                 tools/save/test_trained_and_evaluated.py tools/save/test_sentence_transformers.py run/kinds/test_contrastive.py \
+                 run/training/test_float8.py)
 TESTS_all     :=
 ifeq ($(filter undefined,$(origin TESTS_$(or $(PART),all))),undefined)
 $(error PART must be core, train, code or plugins; got '$(PART)')

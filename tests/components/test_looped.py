@@ -1,15 +1,19 @@
-"""Stacks that run all layers several times: the formula, the caches, and the reports of tools."""
+"""Stacks that run layers several times: the formula, the caches, and the reports of tools."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import pytest
 import torch
+from torch import Tensor, fx
 
 import tfkit
 from tfkit.graph.semantics import semantics_of, value_changes
 from tfkit.testing import check_model
+from tfkit.tools.draw.model_scene import scene_of
+from tfkit.tools.eject.proof import check
 from tfkit.tools.show.layer_programs import programs_of
 
 TEXT = """
@@ -77,6 +81,104 @@ def test_tools_name_the_loop() -> None:
     assert graph.node("decoder").stack.runs == [0, 1, 0, 1, 0, 1]
     assert "layer 1, wide, each 3 times, in a loop over all layers" in [program.title for program in programs_of(graph)]
     assert "2 sets of weights, each 3 times, in a loop over all layers" in str(tfkit.draw(graph)._repr_svg_())
+
+
+ORDER = [0, 1, 0, 0, 2, 1, 3, 1]
+ORDERED = TEXT.replace("n_layers: 6", f"n_layers: {len(ORDER)}").replace(
+    "{groups: 2, order: looped, ", f"{{order: {ORDER}, "
+)
+"""Layers 1 and 3 are wide, and layers 0 and 2 are not."""
+
+
+def ordered_outputs(model: fx.GraphModule, tokens: Tensor) -> Tensor:
+    x, stack = model.embedding(tokens), model.decoder
+    context = stack.contexts(x, None, None, None, None)[0]
+    for number in ORDER:
+        x = stack.layers[number](x, context)
+    return model.logits(stack.final_norm(x))
+
+
+def test_layers_run_in_a_listed_order_and_have_one_entry_each() -> None:
+    model = tfkit.build(tfkit.loads(ORDERED), seed=2).eval()
+    tokens = torch.arange(14).view(2, 7)
+    expected = ordered_outputs(model, tokens)
+    torch.testing.assert_close(model(tokens), expected, rtol=0, atol=0)
+    assert [len(module.ffn.down.weight[0]) for module in model.decoder.layers] == [48, 64, 48, 64]
+    names = {name.split(".")[2] for name in model.state_dict() if name.startswith("decoder.layers.")}
+    assert names == {"0", "1", "2", "3"}
+    model(tokens).square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    ordered_outputs(model, tokens).square().sum().backward()
+    torch.testing.assert_close(gradients, [parameter.grad for parameter in model.parameters()], rtol=0, atol=0)
+
+
+def test_an_order_is_scripted_and_decoded() -> None:
+    model = tfkit.build(tfkit.loads(ORDERED), seed=2).eval()
+    tokens = torch.arange(14).view(2, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = torch.jit.script(model)
+    torch.testing.assert_close(scripted(tokens), model(tokens), rtol=0, atol=0)
+    cached = tfkit.CachedModel(model, length=8)
+    steps = torch.cat([cached(tokens[:, :4]), cached(tokens[:, 4:5]), cached(tokens[:, 5:])], dim=1)
+    torch.testing.assert_close(steps, model(tokens), rtol=1e-5, atol=1e-5)
+    tensors = [(path, tensor.data_ptr()) for path, _, tensor in cached.tensors()]
+    assert Counter(path for path, _ in tensors) == {f"decoder.layers.{i}": 2 * ORDER.count(i) for i in range(4)}
+    assert len({pointer for _, pointer in tensors}) == len(tensors)
+
+
+def test_a_ring_has_the_slots_of_the_first_run_of_its_layer() -> None:
+    """The last layer alone has a window, so its cache is shorter than the caches of the other layers."""
+    local = "{order: [1, 0, 1], variants: {wide: {attention: {mask: {left: 2, right: 0}}}}, pattern: [wide, base]}"
+    text = TEXT.replace("n_layers: 6", "n_layers: 3")
+    text = text.replace(text[text.index("{groups") : text.index("\n  logits")], local)
+    model = tfkit.build(tfkit.loads(text), seed=3).eval()
+    tokens = torch.arange(20).view(2, 10)
+    cached = tfkit.CachedModel(model, length=12)
+    steps = torch.cat([cached(tokens[:, i : i + 1]) for i in range(10)], dim=1)
+    torch.testing.assert_close(steps, model(tokens), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("decoder.layers.order=[0, 1, 0, 3, 1, 3, 1, 1]", "from 0 to 3; layer 2 is missing"),
+        ("decoder.layers.order=[0, 1, 0, 2, 3]", "`order` must list n_layers .8. layers; got 5"),
+        ("decoder.layers.order=[0, 1, 2, 3, 4, 5, 6, 7]", "`order` has no effect: no layer runs several times"),
+        ("decoder.layers.groups=4", "`groups` has no effect: `order` lists the layers"),
+    ],
+)
+def test_orders_that_do_not_fit(change: str, message: str) -> None:
+    with pytest.raises(tfkit.SpecError, match=message):
+        tfkit.loads(ORDERED, sets=[change])
+
+
+def test_tools_name_the_order() -> None:
+    graph = tfkit.loads(ORDERED)
+    assert graph.node("decoder").stack.depth == 8
+    assert "layers 1, 3, wide, in the order 0 1 0 0 2 1 3 1" in [program.title for program in programs_of(graph)]
+    assert "4 sets of weights, in the order 0 1 0 0 2 1 3 1" in str(tfkit.draw(graph)._repr_svg_())
+    assert [layer.times for layer in scene_of(graph).nodes["decoder"].layers] == [4, 4]
+    assert "shared: decoder runs 8 layers with the weights of 4, counted once" in tfkit.count_params(graph).notes
+
+
+def test_no_layer_is_added_to_an_order() -> None:
+    model = tfkit.build(tfkit.loads(ORDERED.replace("variants: {wide: {ffn: {d_ff: 64}}}, pattern: [base, wide]", "")))
+    model.decoder.layers.append(model.decoder.layers[0])
+    with pytest.raises(TypeError, match="the layers of this stack have an order"):
+        model(torch.arange(14).view(2, 7))
+
+
+@pytest.mark.slow
+def test_an_ordered_stack_keeps_all_guarantees() -> None:
+    check_model(tfkit.loads(ORDERED))
+
+
+@pytest.mark.slow
+def test_an_ordered_stack_is_ejected() -> None:
+    graph = tfkit.loads(ORDERED)
+    assert check(graph, tfkit.eject(graph)).ran
 
 
 @pytest.mark.slow

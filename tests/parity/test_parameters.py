@@ -81,8 +81,8 @@ FORMULAS: dict[str, int] = {
     "char_relu": character_model(96, 2 * 96 * 384, 8, 128),
     "char_swiglu": character_model(96, 3 * 96 * 256, 8, 128),
     "palm_540b": palm(18432, 48, 256, 118, 256000),
-    # BERT without segments: tables with their norm, once, 12 layers, and the scale of the logits
-    "sentence_bert_base": (30522 + 512 + 2) * 768 + 12 * (12 * 768**2 + 13 * 768) + 1,
+    # BERT without segments: tables with their norm and 12 layers, once
+    "sentence_bert_base": (30522 + 512 + 2) * 768 + 12 * (12 * 768**2 + 13 * 768),
     "block_512": 1_048_576 + 2_097_152 + 2_048,
 }
 

@@ -104,6 +104,15 @@ STACKS: dict[str, Part] = {
         },
         "n_layers": 6,
     },
+    "layers in a listed order": {
+        **heads("position: t5"),
+        "layers": {
+            "order": [1, 0, 0, 2, 1],
+            "variants": {"wide": {"ffn": {"d_ff": 20}}},
+            "pattern": ["wide", "base"],
+        },
+        "n_layers": 5,
+    },
 }
 GRAPHS = {
     "a prefix": """

@@ -279,10 +279,8 @@ class Layers:
 
     layers: tuple[Layer, ...]
     """The layers with separate weights, in order."""
-    repeats: int = 1
-    """The number of times that each layer runs."""
-    looped: bool = False
-    """True if the sequence of layers is repeated; False if each layer runs its repetitions in a row."""
+    order: tuple[int, ...] | None = None
+    """The index of the layer at each depth; None if each layer runs once."""
     final_norm: NormConfig | None = None
     """Norm after the last layer; its module is `final_norm`."""
     pattern: tuple[str, ...] | Mapping[str, str] | None = None
@@ -297,18 +295,27 @@ class Layers:
     @property
     def depth(self) -> int:
         """The number of layers that run, repetitions included."""
-        return len(self.layers) * self.repeats
+        return len(self.runs)
 
     @property
     def runs(self) -> list[int]:
         """The index of the layer at each depth, repetitions included."""
-        numbers = list(range(len(self.layers)))
-        return numbers * self.repeats if self.looped else [n for n in numbers for _ in range(self.repeats)]
+        return list(range(len(self.layers)) if self.order is None else self.order)
+
+    @property
+    def repeated(self) -> bool:
+        """True if a layer runs several times."""
+        return self.depth > len(self.layers)
 
     @property
     def repetition(self) -> str:
-        """The repetition of each layer as text."""
-        return f"{self.repeats} times, in a loop over all layers" if self.looped else f"{self.repeats} times in a row"
+        """The repetition of the layers as text."""
+        numbers, times = list(range(len(self.layers))), self.depth // len(self.layers)
+        if self.runs == [number for number in numbers for _ in range(times)]:
+            return f"each {times} times in a row"
+        if self.runs == numbers * times:
+            return f"each {times} times, in a loop over all layers"
+        return f"in the order {' '.join(map(str, self.runs))}"
 
     @property
     def variants(self) -> dict[str, list[int]]:

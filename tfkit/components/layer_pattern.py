@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from tfkit.component import Config, Count, PatchMarker
+from tfkit.component import Config, Count, Extent, PatchMarker
 from tfkit.components.layer import LayerConfig
 from tfkit.errors import Invalid, listing, quoted, similar_name_help
 
@@ -28,18 +28,17 @@ class LayersConfig(Config):
     (`{0-2: dense, rest: experts}`), in which `"-1"` is the last."""
     groups: Count | None = None
     """Number of layers with separate weights; each of them runs n_layers / groups times."""
-    order: Literal["in_a_row", "looped"] = "in_a_row"
+    order: Literal["in_a_row", "looped"] | tuple[Extent, ...] = "in_a_row"
     """Order of the runs: each layer runs its times in a row, 0 0 1 1; or all layers run, and then all run again,
-    0 1 0 1 (https://arxiv.org/abs/1807.03819)."""
+    0 1 0 1 (https://arxiv.org/abs/1807.03819); or, without `groups`, a list of n_layers layers: `[0, 1, 0, 2]`."""
 
     def check(self) -> None:
         """Raise `Invalid` for unknown variants in a pattern, and for variants that no pattern uses."""
         super().check()
-        if self.pattern is None and self.groups is None and not self.variants:
+        listed = isinstance(self.order, tuple)
+        if self.pattern is None and self.groups is None and not self.variants and not listed:
             raise Invalid("", "`layers` has no effect: it is empty", help="write `pattern:` or `groups:`, or remove it")
-        if self.groups is None and self.order != "in_a_row":
-            help = "set `groups`, the number of layers with separate weights"
-            raise Invalid("order", "`order` has no effect: no layer runs several times", help=help)
+        self._check_order()
         if BASE in self.variants:
             raise Invalid(f"variants.{BASE}", "a variant cannot be named `base`, the name of the layer without changes")
         for name in self.variants:
@@ -57,6 +56,33 @@ class LayersConfig(Config):
             if name not in used.values():
                 why = "there is no `pattern`" if self.pattern is None else "the pattern does not use it"
                 raise Invalid(f"variants.{name}", f"variant `{name}` has no effect: {why}")
+
+    def _check_order(self) -> None:
+        """Raise `Invalid` for an order without effect, and for a list that omits a layer."""
+        if not isinstance(self.order, tuple):
+            if self.groups is None and self.order != "in_a_row":
+                help = "set `groups`, the number of layers with separate weights"
+                raise Invalid("order", "`order` has no effect: no layer runs several times", help=help)
+            return
+        if self.groups is not None:
+            raise Invalid("groups", "`groups` has no effect: `order` lists the layers", help="remove it")
+        last = max(self.order, default=0)
+        if missing := sorted({*range(last)} - {*self.order}):
+            message = f"`order` must contain every layer from 0 to {last}; layer {missing[0]} is missing"
+            raise Invalid("order", message)
+        if len({*self.order}) == len(self.order):
+            raise Invalid("order", "`order` has no effect: no layer runs several times", help="remove it")
+
+    def runs(self, n_layers: int) -> tuple[int, ...] | None:
+        """Return the layer at each depth of a stack; None if each layer runs once."""
+        if isinstance(self.order, tuple):
+            return self.order
+        if self.groups is None:
+            return None
+        times, numbers = n_layers // self.groups, range(self.groups)
+        if self.order == "looped":
+            return (*numbers,) * times
+        return tuple(number for number in numbers for _ in range(times))
 
     def _used(self) -> dict[str, str]:
         """Return the variants in the pattern, by the key or index of the entry."""
@@ -83,6 +109,8 @@ class LayersConfig(Config):
 
     def period(self) -> tuple[int | None, int]:
         """Return the period of the pattern in layers, None if it fixes their number, and the minimum number."""
+        if isinstance(self.order, tuple):
+            return None, len(self.order)
         if self.groups is not None:
             return self.groups, self.groups
         if isinstance(self.pattern, dict):

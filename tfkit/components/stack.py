@@ -94,6 +94,9 @@ class StackConfig(LayerConfig, BlockConfig):
                 f"n_layers ({self.n_layers}) must be a multiple of groups ({groups})",
                 notes=[f"divisors of {self.n_layers}: {divisors(self.n_layers)}"],
             )
+        if self.layers is not None and isinstance(order := self.layers.order, tuple) and len(order) != self.n_layers:
+            message = f"`order` must list n_layers ({self.n_layers}) layers; got {len(order)}"
+            raise Invalid("layers.order", message, help=f"write `n_layers: {len(order)}`")
         for path, layer in self.distinct():
             if layer.d_model != self.d_model:
                 raise Invalid(f"{path}d_model", f"a variant must have the width of its stack, {self.d_model}")
@@ -161,7 +164,8 @@ class StackConfig(LayerConfig, BlockConfig):
         """Variant and config of each layer that has separate weights, in order."""
         if self.layers is None:
             return [(BASE, self)] * self.n_layers
-        names = self.layers.arrange(self.layers.groups or self.n_layers)
+        runs = self.layers.runs(self.n_layers)
+        names = self.layers.arrange(self.n_layers if runs is None else max(runs) + 1)
         return [(name, self.layers.variants.get(name, self)) for name in names]
 
     def distinct(self) -> list[tuple[str, LayerConfig]]:
@@ -263,8 +267,7 @@ class StackConfig(LayerConfig, BlockConfig):
         period, least = (1, 1) if self.layers is None else self.layers.period()
         return Layers(
             layers=tuple(replace(variants[name], context=f"shared.{context}") for (name, _), (context, _) in pairs),
-            repeats=self.n_layers // len(self.plan()),
-            looped=self.layers is not None and self.layers.order == "looped",
+            order=None if self.layers is None else self.layers.runs(self.n_layers),
             final_norm=self.closing_norm(),
             pattern=self.layers.pattern if self.layers else None,
             period=period,
@@ -295,8 +298,7 @@ class StackConfig(LayerConfig, BlockConfig):
             contexts=[order.index(name) for name, _ in contexts],
             slots=_slots(stack),
             orders_tokens=stack.keeps_state,
-            repeats=1 if stack.looped else stack.repeats,
-            loops=stack.repeats if stack.looped else 1,
+            runs=stack.runs,
             recompute=make.recompute,
             enter=None if streams is None else make(streams, "enter", self.d_model),
             leave=None if streams is None else make(streams, "leave", self.d_model),
@@ -336,6 +338,21 @@ def _slots(stack: Layers) -> list[tuple[int, int] | None]:
     return slots
 
 
+def _times(runs: Sequence[int], n: int) -> list[int]:
+    """Return how often each of `n` layers runs in each loop over all layers: 0 1 0 2 gives 1 1 0, 1 0 1.
+
+    TorchScript cannot select a module by a number, so an order is written as loops over the layers.
+    """
+    times: list[int] = []
+    latest = n
+    for number in runs:
+        if number < latest:
+            times += [0] * n
+        times[len(times) - n + number] += 1
+        latest = number
+    return times
+
+
 class Stack(nn.Module):
     """Layers one after the other: [b, t, d_model] -> [b, t, d_model].
 
@@ -355,8 +372,7 @@ class Stack(nn.Module):
         contexts: list[int],
         slots: list[tuple[int, int] | None],
         orders_tokens: bool,
-        repeats: int,
-        loops: int,
+        runs: Sequence[int],
         recompute: bool,
         enter: nn.Module | None,
         leave: nn.Module | None,
@@ -373,11 +389,12 @@ class Stack(nn.Module):
             next((slots[layer] for layer, used in enumerate(contexts) if used == number and slots[layer]), None)
             for number in range(len(shared))
         ]
-        self.first_run = [-1 if place is None else repeats * place[0] for place in places]
+        self.first_run = [-1 if place is None else runs.index(place[0]) for place in places]
         self.first_slots = [-1 if place is None else place[1] for place in places]
         self.orders_tokens = orders_tokens
-        self.repeats = repeats
-        self.loops = loops
+        times = _times(runs, len(layers))
+        self.loops = len(times) // len(layers)
+        self.times = times
         self.recompute = recompute
         self.enter = enter
         self.leave = leave
@@ -440,20 +457,21 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Run the layers in order; `cross` is the context of all cross-attentions."""
         if len(self.layers) != len(self.context_of):  # layers were added or removed
-            if len(self.shared) > 1 or self.wired or layer_features is not None:
+            if len(self.shared) > 1 or self.wired or layer_features is not None or min(self.times) < max(self.times):
                 raise TypeError(
-                    "the layers of this stack have different contexts or tensors of other layers, so none can be added "
-                    "or removed: change the layers in the spec"
+                    "the layers of this stack have an order, different contexts or tensors of other layers, so none "
+                    "can be added or removed: change the layers in the spec"
                 )
             self.context_of = [0] * len(self.layers)
+            self.times = [self.times[0]] * (self.loops * len(self.layers))
         contexts = self.contexts(x, mask, prefix, caches, past, condition)
         x = x if self.enter is None else self.enter(x)
         features = None if layer_features is None else layer_features.chunk(self.n_parts, dim=2)
         wires: dict[str, Tensor] = {}
         run = 0
-        for _ in range(self.loops):
+        for loop in range(self.loops):
             for i, layer in enumerate(self.layers):
-                for _ in range(self.repeats):
+                for _ in range(self.times[loop * len(self.context_of) + i]):
                     context = cache_of_layer(contexts[self.context_of[i]], caches, run)
                     if self.wired:
                         context = with_values(context, wires=wires)
@@ -486,8 +504,9 @@ class Stack(nn.Module):
         contexts = [names[i] for i in self.context_of]
         by_name = {name: number_ranges([i for i, context in enumerate(contexts) if context == name]) for name in names}
         shown = by_name if len(names) > 1 else None
-        repeats, loops = (times if times > 1 else None for times in (self.repeats, self.loops))
-        return named(contexts=shown, repeats=repeats, loops=loops, recompute=self.recompute)
+        times = self.times if len({*self.times}) > 1 else self.times[0] if self.times[0] > 1 else None
+        loops = self.loops if self.loops > 1 else None
+        return named(contexts=shown, times=times, loops=loops, recompute=self.recompute)
 
 
 class MemoryStack(Stack):

@@ -49,16 +49,14 @@ def stack(
 ) -> Value:
     """Apply layers, then a norm. In a causal stack, a decoder, positions attend to earlier positions and the prefix."""
     config, x, names = part.config, input.x, [*_variants(part.config)]
-    times, shared = config.n_layers // len(names), [*_shared(config, names, causal)]
+    order, shared = _order(config, len(names)), [*_shared(config, names, causal)]
     resolved = part.graph.node(part.path).stack
     assert resolved is not None
     if resolved.streams is not None:
         x = part.at("enter", resolved.streams)("enter", x)
-    looped = config.layers is not None and config.layers.order == "looped"  # https://arxiv.org/abs/1807.03819
     features = np.split(layer_features.x, config.n_layers, axis=1) if layer_features else [None] * config.n_layers
     wires = dict[str, Array]()
-    for run in range(config.n_layers):
-        number = run % len(names) if looped else run // times
+    for run, number in enumerate(order):
         name, row = names[number], Row(input.tokens, condition.x if condition else None, features[run])
         layer = part.at(f"layers.{number}", _layer_config(config, name))
         attention = layer.config.attention
@@ -72,10 +70,20 @@ def stack(
     return Value(_normed(part, "final_norm", config.final_norm, x, row), input.pairs)
 
 
+def _order(config: Any, n: int) -> list[int]:
+    """Return the number of the layer at each depth, of `n` layers that have separate weights."""
+    order, times = config.layers and config.layers.order, config.n_layers // n
+    if isinstance(order, tuple):
+        return list(order)
+    looped = order == "looped"  # https://arxiv.org/abs/1807.03819
+    return [run % n if looped else run // times for run in range(config.n_layers)]
+
+
 def _variants(config: Any) -> Iterator[str]:
     """Yield the variant of each layer that has separate weights."""
     layers = config.layers
-    n = (layers and layers.groups) or config.n_layers
+    listed = len({*layers.order}) if layers and isinstance(layers.order, tuple) else None
+    n = listed or (layers and layers.groups) or config.n_layers
     pattern = (layers and layers.pattern) or ["base"]
     if isinstance(pattern, dict):
         ends = {key: [int(end) % n for end in re.findall(r"^-?\d+|\d+$", key)] for key in pattern}

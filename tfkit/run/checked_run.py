@@ -360,7 +360,8 @@ def _check_model(run: Run) -> None:
     _check_inputs(run, first, inputs)
     n_classes = getattr(data, "n_classes", None)
     for name, classes in (n_classes if isinstance(n_classes, Mapping) else {"": n_classes}).items():
-        width = graph.node(name or graph.outputs[0]).output.width
+        output = graph.node(name or graph.outputs[0]).output
+        width = output.width if output.type == "logits" else None
         if classes is not None and width is not None and width < classes:
             of, key = (f" of `{name}`", f".{name}") if name else ("", "")
             message = f"the data has {classes:,} classes{of}, but the model returns {width:,} logits"

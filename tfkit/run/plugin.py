@@ -11,6 +11,7 @@ MODULES = (
     "calculator",
     "callbacks",
     "columns",
+    "contrastive",
     "distillation",
     "flow_matching",
     "labelled",
@@ -28,6 +29,7 @@ MODULES = (
     "spans",
     "tasks",
     "text",
+    "text_pairs",
     "tokens",
     "wandb",
 )

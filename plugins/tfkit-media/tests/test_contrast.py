@@ -1,4 +1,4 @@
-"""Two towers: the losses are those of transformers, a batch is seen at once, and a run learns to match pairs."""
+"""Two towers: a run learns to match images and texts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 import yaml
-from tfkit_media import ContrastiveConfig
 from tfkit_media.shapes import draw
 
-import tfkit
 from tfkit.cli import main
-
-from .models import PLUGINS
 
 TOWERS: dict[str, Any] = {
     "name": "towers",
@@ -46,40 +40,6 @@ TOWERS: dict[str, Any] = {
         "logits": {"block": "contrast", "inputs": ["image_vector", "text_vector"]},
     },
 }
-INPUTS = {"tokens": torch.randint(13, (5, 4)), "image": torch.randn(5, 1, 16, 16)}
-
-
-def built(**logits: Any) -> torch.fx.GraphModule:
-    graph = {**TOWERS["graph"], "logits": {**TOWERS["graph"]["logits"], **logits}}
-    return tfkit.build(tfkit.load({"tfkit": 1, **TOWERS, "graph": graph}, plugins=PLUGINS))
-
-
-def test_the_softmax_loss_is_that_of_clip() -> None:
-    model = built()
-    logits = model(**INPUTS)
-    expected = transformers.models.clip.modeling_clip.image_text_contrastive_loss(logits)
-    loss = ContrastiveConfig().build(model)(INPUTS, torch.arange(5).clamp(max=1)) / 5
-    torch.testing.assert_close(loss, expected)
-
-
-def test_the_sigmoid_loss_is_that_of_siglip() -> None:
-    model = built(bias=-2.0)
-    logits = model(**INPUTS)
-    pairs = 2 * torch.eye(5) - 1
-    expected = -torch.log(torch.sigmoid(pairs * logits)).sum(dim=1).mean()
-    torch.testing.assert_close(
-        ContrastiveConfig(form="sigmoid").build(model)(INPUTS, torch.arange(5).clamp(max=1)) / 5, expected
-    )
-
-
-def test_a_part_of_a_batch_is_an_error() -> None:
-    with pytest.raises(tfkit.SpecError, match="must compute all pairs of a batch"):
-        ContrastiveConfig().build(built())(INPUTS, torch.ones(5).long())
-
-
-def test_a_model_without_pairs_is_an_error() -> None:
-    with pytest.raises(ValueError, match="must be computed from a block `contrast`"):
-        ContrastiveConfig().build(tfkit.build("gpt2", device="meta"))
 
 
 @pytest.mark.slow

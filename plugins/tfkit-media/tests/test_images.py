@@ -83,12 +83,13 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     assert ((batch.inputs["image"][:, 0, 0, 0] > 0.1) == (batch.targets == 0)).all()
 
 
-def test_the_first_pair_of_a_batch_is_marked(tmp_path: Path) -> None:
+def test_the_target_of_a_pair_is_the_number_of_its_image(tmp_path: Path) -> None:
     tokens = np.arange(2 * N).reshape(N, 2)
     data = ImagePairsConfig(**saved(tmp_path, images=PIXELS, tokens=tokens)).build(None)
     batch = data.examples("train", "shuffled").batch(np.array([3, 1, 7]))
     assert batch.inputs["tokens"].shape == (3, 2)
-    assert batch.targets.tolist() == [0, 1, 1]
+    assert batch.targets.tolist() == (batch.inputs["tokens"][:, 0] // 2).tolist()
+    assert data.n_classes == N
 
 
 @pytest.mark.parametrize(

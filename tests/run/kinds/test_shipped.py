@@ -28,6 +28,7 @@ SMALL_RUNS = {
     "minigpt_relu": ("model.decoder.n_layers=1",),
     "minigpt_swiglu": ("model.decoder.n_layers=1",),
     "nanogpt_char": ("schedule.warmup=2", "model.d_model=48", "model.decoder.n_layers=1", "batch.length=16"),
+    "numerals": ("schedule.warmup=2", "data.numbers=60", "model.query_encoder.n_layers=1"),
     "preferred_sums": ("schedule.warmup=2",),
     "reverse": ("schedule.warmup=2", "data.sequences=500"),
     "t5_spans": ("schedule.warmup=2", "model.encoder.n_layers=1", "batch.length=20"),
@@ -40,6 +41,7 @@ STEPS = {
     "dit_shapes": 1000,
     "hybrid_recall": 400,
     "hybrid_text": 300,
+    "numerals": 400,
     "preferred_sums": 1000,
     "reverse": 3000,
     "t5_spans": 1000,
@@ -48,13 +50,14 @@ STEPS = {
 METRICS = {
     "diffusion_addition": "val.decoded_exact_match",
     "dit_shapes": "val.objective",
+    "numerals": "val.objective",
     "preferred_sums": "val.reward_accuracy",
     "waves": "val.r2",
 }
 """Metrics of runs without `val.loss`."""
 VARIED = (
-    *("addition", "diffusion_addition", "dit_shapes", "hybrid_recall", "hybrid_text", "masked", "preferred_sums"),
-    *("reverse", "t5_spans", "waves"),
+    *("addition", "diffusion_addition", "dit_shapes", "hybrid_recall", "hybrid_text", "masked", "numerals"),
+    *("preferred_sums", "reverse", "t5_spans", "waves"),
 )
 """Runs whose models state no number of parameters."""
 

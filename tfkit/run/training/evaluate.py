@@ -24,7 +24,7 @@ from tfkit.decoding.generate import GENERATION
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.learning.loss import Loss
-from tfkit.run.checked_run import Run, inputs_for, mask_of, padding_mask_of
+from tfkit.run.checked_run import OBJECTIVE, Run, inputs_for, mask_of, padding_mask_of
 from tfkit.run.contract import (
     IGNORE_INDEX,
     Array,
@@ -194,10 +194,22 @@ class _Evaluation:
         self._objective = objective
         self._device = next(model.parameters()).device
         self._of_logits = [(built, built.metric) for built in metrics if isinstance(built.metric, LogitMetric)]
+        self._check_logits()
         try:
             self._loss = Loss(model, outputs=run.config.loss.terms or None) if self._of_logits else None
         except ValueError:  # the head takes all positions together
             self._loss = None
+
+    def _check_logits(self) -> None:
+        """Raise SpecError for a metric of ids if the output that it is computed from has no logits of ids."""
+        graph: Graph = self._model.meta["graph"]
+        for built, _ in self._of_logits:
+            node = graph.node(built.output or next(iter(self._run.config.loss.terms), graph.outputs[0]))
+            if not built.config.of_numbers and (node.output.type == "vector" or node.config.compares_rows):
+                message = (
+                    f"the metric `{built.config.kind_name()}` needs logits of ids, which `{node.name}` does not return"
+                )
+                raise self._run.error(message, *built.path, help=OBJECTIVE)
 
     def totals(self, split: str, part: SplitConfig, micro_batch: MicroBatch, between: Callable[[], None]) -> list[Any]:
         """Return the sums of each metric over a part of a split. Raise SpecError if no position counts."""

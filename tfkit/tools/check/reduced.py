@@ -311,6 +311,8 @@ def _is_fixed(config: Config | None) -> bool:
 
 def _is_selection(stack: Layers) -> bool:
     """Return True if the reduced model has chosen layers: the pattern is too long, or a wire has several givers."""
+    if stack.repeated and stack.period is None:  # a list of all layers
+        return False
     long = stack.pattern is not None and (stack.period is None or max(stack.period, stack.least) > PATTERN)
     return long or bool(_layers_of_several_givers(stack))
 
@@ -322,7 +324,7 @@ def _kept_layers(stack: Layers) -> list[int]:
 
 def _layers_of_several_givers(stack: Layers) -> tuple[int, ...]:
     """Return an early giver of a wire, its last giver, and a taker; empty if no sublayer has two givers before it."""
-    for connection in stack.connections if stack.repeats == 1 else ():
+    for connection in () if stack.repeated else stack.connections:
         for number in range(connection.giving_layer or 0):
             if any(connection.wire in step.gives for step in stack.layers[number].steps):
                 return number, connection.giving_layer or 0, connection.layer
@@ -333,8 +335,9 @@ def _n_layers(stack: Layers) -> int:
     """Return the small number of layers."""
     if _is_selection(stack):
         return max(2, len(_kept_layers(stack)))
-    alike = len(stack.layers) if stack.repeats > 1 else 1
-    return min(2 * alike if alike > 1 or stack.repeats > 1 else max(2, stack.least), stack.depth)
+    if stack.repeated:
+        return stack.depth if stack.period is None else min(2 * len(stack.layers), stack.depth)
+    return min(max(2, stack.least), stack.depth)
 
 
 def _with_divisors(mixer: MixerConfig) -> MixerConfig:

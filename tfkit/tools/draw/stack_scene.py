@@ -195,9 +195,9 @@ def norm_box(norm: Component, key: str, label: str, parameters: int, times: int 
 
 def _stack_notes(node: Node, stack: Layers) -> Iterator[Note]:
     yield Note("width", f"d_model {node.output.width:,}")
-    if stack.repeats > 1:
+    if stack.repeated:
         sets = len(stack.layers)
-        each = f", each {stack.repetition}" if sets > 1 else ""
+        each = f", {stack.repetition}" if sets > 1 else ""
         yield Note("layers", f"{sets} set{'s' if sets > 1 else ''} of weights{each}")
     if len(stack.variants) > 1 and stack.pattern is not None and len(text_of(stack.pattern)) <= MAX_LIST:
         yield Note("pattern", f"pattern {text_of(stack.pattern)}")
@@ -229,7 +229,8 @@ class _Layers:
         shown = not alone and len(where) <= MAX_LIST
         notes = (Note("indices", f"layer{'s' * (len(self.indices) > 1)} {where}"),) if shown else ()
         name = self.node.name if alone else self.layer.name
-        return DrawnLayer(self.key, name, len(self.indices) * self.stack.repeats, notes, each, segments)
+        count = sum(map(self.stack.runs.count, self.indices))
+        return DrawnLayer(self.key, name, count, notes, each, segments)
 
     def values_unlike(self, other: _Layers) -> dict[str, str]:
         """Return the values of this layer that differ from another layer's, by path in the layer."""

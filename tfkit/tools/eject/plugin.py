@@ -1,4 +1,4 @@
-"""The layout `transformers` of `tfkit save`, and the property `eject`, registered as a plugin of tfkit."""
+"""The layouts of `tfkit save` with the code of a model, and the property `eject`, registered as a plugin of tfkit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import tfkit
 
 @tfkit.hookimpl
 def tfkit_save_layouts() -> list[type[tfkit.Layout]]:
-    """Return the layout with the code of a model for transformers."""
+    """Return the layouts with the code of a model for transformers."""
     from tfkit.tools.eject.remote_code.folder import TransformersLayout
+    from tfkit.tools.eject.remote_code.sentence_transformers import SentenceTransformersLayout
 
-    return [TransformersLayout]
+    return [TransformersLayout, SentenceTransformersLayout]
 
 
 @tfkit.hookimpl

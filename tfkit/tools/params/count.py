@@ -170,6 +170,6 @@ def _repetition_notes(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         if node.module != node.name:
             yield f"shared: {node.name} uses the weights of {node.module}, counted once"
-        if node.stack is not None and node.stack.repeats > 1:
+        if node.stack is not None and node.stack.repeated:
             depth, sets = node.stack.depth, len(node.stack.layers)
             yield f"shared: {node.name} runs {depth} layers with the weights of {sets}, counted once"

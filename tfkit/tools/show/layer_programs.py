@@ -33,7 +33,7 @@ def _stack_programs(node: str, stack: Layers) -> Iterator[LayerProgram]:
     for name, indices in stack.variants.items():
         title = f"layers {number_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
         title += "" if name == "base" else f", {name}"
-        title += f", each {stack.repetition}" if stack.repeats > 1 else ""
+        title += f", {stack.repetition}" if stack.repeated else ""
         yield LayerProgram(node, title, tuple(as_code(stack.layers[indices[0]])))
     x = "x" if stack.streams is None else f"{stack.streams.kind_name()}(streams)"
     if stack.final_norm is not None or stack.streams is not None:

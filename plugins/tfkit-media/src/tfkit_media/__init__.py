@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tfkit
-from tfkit_media.contrast import Contrast, ContrastConfig, ContrastiveConfig, ContrastiveLoss, MatchesConfig
+from tfkit_media.contrast import Contrast, ContrastConfig, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
 from tfkit_media.fields import MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ShapesConfig
@@ -19,8 +19,6 @@ __all__ = [
     "AttentionPoolConfig",
     "Contrast",
     "ContrastConfig",
-    "ContrastiveConfig",
-    "ContrastiveLoss",
     "ConvStem",
     "ConvStemConfig",
     "EndPool",
@@ -48,7 +46,6 @@ def tfkit_register(register: tfkit.Register) -> None:
         AttentionPoolConfig,
         ContrastConfig,
         GridRopeConfig,
-        ContrastiveConfig,
         MatchesConfig,
         ImagesConfig,
         ImagePairsConfig,

@@ -1,6 +1,6 @@
-"""Models with two towers: the block that compares images with texts, the contrastive loss, and a metric.
+"""Models with two towers: the block that compares images with texts, and a metric.
 
-Softmax: https://arxiv.org/abs/2103.00020. Sigmoid: https://arxiv.org/abs/2303.15343.
+CLIP: https://arxiv.org/abs/2103.00020. With a bias, SigLIP: https://arxiv.org/abs/2303.15343.
 
 b pairs of an image and a text, m width of their vectors.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit import Diagnostic, Invalid, SpecError
+from tfkit import Invalid
 
 
 class ContrastConfig(tfkit.BlockConfig):
@@ -64,45 +64,6 @@ class Contrast(nn.Module):
         images, texts = F.normalize(inputs[0], dim=-1), F.normalize(inputs[1], dim=-1)
         logits = torch.einsum("i m, j m -> i j", images, texts) * self.log_scale.exp()
         return logits if self.bias is None else logits + self.bias
-
-
-class ContrastiveConfig(tfkit.LossConfig):
-    """Each image has its own text: the cross-entropy of both directions, or the sigmoid loss of each pair."""
-
-    kind: Literal["contrastive"] = "contrastive"
-    form: Literal["softmax", "sigmoid"] = "softmax"
-    """softmax, as in CLIP, or sigmoid, as in SigLIP."""
-
-    def build(self, model: fx.GraphModule) -> nn.Module:
-        graph: tfkit.Graph = model.meta["graph"]
-        output = graph.node(graph.outputs[0])
-        if len(graph.outputs) > 1 or not isinstance(output.config, ContrastConfig):
-            raise ValueError("a contrastive loss must be computed from a block `contrast`, the model's only output")
-        return ContrastiveLoss(model, self.form)
-
-
-class ContrastiveLoss(nn.Module):
-    """Inputs of a model, and the targets 0, 1, 1, ... of a full batch -> the sum of the losses of its pairs."""
-
-    def __init__(self, model: fx.GraphModule, form: str) -> None:
-        super().__init__()
-        self.model = model
-        self.form = form
-
-    def forward(self, inputs: Mapping[str, Any], targets: Tensor) -> Tensor:
-        logits = self.model(**inputs).float()
-        numbers = torch.arange(len(logits), device=logits.device)
-        alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
-        if not torch.compiler.is_compiling() and not (alone and torch.equal(targets, numbers.clamp(max=1))):
-            message = "a contrastive loss must compute all pairs of a batch in a single call"
-            help = "use one process, data such as `image_pairs`, and no `machine.micro_batch` below the batch"
-            raise SpecError(Diagnostic(message, path="loss", help=help))
-        if self.form == "softmax":
-            both = F.cross_entropy(logits, numbers, reduction="sum") + F.cross_entropy(
-                logits.T, numbers, reduction="sum"
-            )
-            return both / 2
-        return -F.logsigmoid(logits * (2 * torch.eye(len(logits), device=logits.device) - 1)).sum()
 
 
 class MatchesConfig(tfkit.MetricConfig):

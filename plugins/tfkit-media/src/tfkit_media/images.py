@@ -51,7 +51,9 @@ class PixelsConfig(tfkit.DataConfig):
                 raise Invalid(name, message)
         return pixels
 
-    def data(self, pixels: Array, arrays: Mapping[str, Array], vocab_size: int) -> ImageData:
+    def data(
+        self, pixels: Array, arrays: Mapping[str, Array], vocab_size: int, n_classes: int | None = None
+    ) -> ImageData:
         """Divide images, and arrays of equal length, into the splits."""
         drawn = self.drawn(len(pixels))
         if empty := next((name for name, indices in drawn.items() if not len(indices)), None):
@@ -62,7 +64,7 @@ class PixelsConfig(tfkit.DataConfig):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         t = 1 if self.patch is None else pixels[0, 0].size // self.patch**2
-        return ImageData(parts, vocab_size, digest.hexdigest(), t)
+        return ImageData(parts, vocab_size, digest.hexdigest(), t, n_classes=n_classes)
 
 
 class ShapesConfig(PixelsConfig):
@@ -129,7 +131,7 @@ class ImagesConfig(ImageFilesConfig):
 
 
 class ImagePairsConfig(ImageFilesConfig):
-    """Images and the tokens of a caption for each; the targets of a batch are 0, 1, 1, ... to recognize its parts."""
+    """Images and the tokens of a caption for each; the target is the number of the image."""
 
     kind: Literal["image_pairs"] = "image_pairs"
     tokens: str
@@ -144,8 +146,8 @@ class ImagePairsConfig(ImageFilesConfig):
         if tokens.ndim != 2 or len(tokens) != len(pixels) or tokens.dtype.kind not in "iu":
             message = f"`tokens` must be ids [n, t] for {len(pixels)} images"
             raise Invalid("tokens", f"{message}; got {tokens.dtype} {list(tokens.shape)}")
-        size = max(int(tokens.max(initial=0)) + 1, 2)
-        return self.data(pixels, {"tokens": tokens.astype(np.int64)}, size)
+        arrays = {"tokens": tokens.astype(np.int64), "targets": np.arange(len(tokens))}
+        return self.data(pixels, arrays, int(tokens.max(initial=0)) + 1, n_classes=len(tokens))
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ class ImageData:
     fingerprint: str
     length: int = 1
     tokenizer: None = None
+    n_classes: int | None = None
 
     @property
     def splits(self) -> list[str]:
@@ -186,12 +189,9 @@ class ImageExamples:
         image = pixels.astype(np.float32) / (255 if pixels.dtype.kind == "u" else 1)
         mean, std = (np.asarray(value, np.float32)[..., None, None] for value in (self.config.mean, self.config.std))
         inputs = {name: array[numbers] for name, array in self.arrays.items() if name != "targets"}
-        targets = (
-            self.arrays["targets"][numbers] if "targets" in self.arrays else np.minimum(np.arange(len(numbers)), 1)
-        )
         image = ((image - mean) / std).astype(np.float32)
         images = {"image": image} if self.config.patch is None else {"patches": _patches(image, self.config.patch)}
-        return Batch({**images, **inputs}, targets)
+        return Batch({**images, **inputs}, self.arrays["targets"][numbers])
 
 
 def _patches(images: Array, size: int) -> Array:

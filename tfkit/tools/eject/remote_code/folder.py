@@ -88,11 +88,11 @@ def write_folder(
     (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
     (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")
     config = with_further_fields(_config_contents(model, code, parts), further)
-    _write_json(target / CONFIG, {**config, **code.fields, SPEC_KEY: spec})
+    write_json(target / CONFIG, {**config, **code.fields, SPEC_KEY: spec})
     if parts.decodes and GENERATION not in companions.files:
-        _write_json(target / GENERATION, {key: further[key] for key in further if GENERATION_FIELDS.fullmatch(key)})
+        write_json(target / GENERATION, {key: further[key] for key in further if GENERATION_FIELDS.fullmatch(key)})
     elif not SETTINGS.isdisjoint(companions.generation):
-        _write_json(target / GENERATION, {k: v for k, v in companions.generation.items() if k not in SETTINGS})
+        write_json(target / GENERATION, {k: v for k, v in companions.generation.items() if k not in SETTINGS})
     metadata = safetensors_metadata(graph)
     for file in write_shards(transformers_map(model, graph), model.state_dict(), target, metadata=metadata):
         shutil.copymode(target / CONFIG, file)
@@ -128,5 +128,6 @@ def _label_fields(classifier: Node) -> dict[str, Any]:
     )
 
 
-def _write_json(path: Path, contents: dict[str, Any]) -> None:
+def write_json(path: Path, contents: object) -> None:
+    """Write a JSON file."""
     path.write_text(f"{json.dumps(contents, indent=2)}\n", encoding="utf-8")

@@ -127,8 +127,9 @@ def _first_valid(builds: Iterable[Callable[[], T]]) -> T | None:
 def _all_values(subject: RunUnderTest) -> Iterator[tuple[FieldPath, list[Any]]]:
     """Yield each value of a run with alternatives to try, including the texts that describe the run."""
     config = subject.run.config
+    left_out = {*LEFT_OUT, ("machine", "micro_batch")} if config.loss.undivided else LEFT_OUT
     for path, alternatives in other_values((), config, of_all=True):
-        if path[0] != "tfkit" and path not in LEFT_OUT:
+        if path[0] != "tfkit" and path not in left_out:
             yield path, alternatives
     yield from (((name,), ["other"]) for name in ("name", "description", "source"))
 
