@@ -86,6 +86,7 @@ class Matrices:
         in_folder: layers by their names in a folder with code for transformers.
         published: by the name of a module of the published model.
         fused: names of published modules that are no single matrix of the model, with the reason.
+        prefix: the prefix of most published names, which a class without a head does not have.
     """
 
     layers: Mapping[str, Matrix]
@@ -93,6 +94,7 @@ class Matrices:
     in_folder: Mapping[str, Matrix]
     published: Mapping[str, Matrix]
     fused: Mapping[str, str]
+    prefix: str = ""
 
     @classmethod
     def of(cls, model: fx.GraphModule) -> Matrices:
@@ -118,12 +120,14 @@ class Matrices:
                     published[name] = found
                 else:
                     fused[name] = found
+            return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix)
         return cls(layers, parts, in_folder, published, fused)
 
     def named(self, module: str) -> Matrix | None:
         """Return the matrix of a module in a file; None if the model has none."""
-        names = (self.layers, self.parts, self.in_folder, self.published)
-        return next((matrices[module] for matrices in names if module in matrices), None)
+        named = {**self.published, **self.in_folder, **self.parts, **self.layers}
+        names = (module, f"{self.prefix}{module}", module.removeprefix(self.prefix))
+        return next((named[name] for name in names if name in named), None)
 
     @cached_property
     def of_base(self) -> Mapping[str, Matrix]:
@@ -256,7 +260,7 @@ class LowRankAddition:
 
 
 def additions_of(model: fx.GraphModule, checkpoint: TensorFiles) -> tuple[LowRankAddition, ...]:
-    """Return what the adapters of a checkpoint add to the weights of a model. Raise SpecError if an adapter does not fit the model."""
+    """Return what the adapters of a checkpoint add to the weights of a model. Raise SpecError if they do not fit."""
     if not checkpoint.adapters:
         return ()
     matrices = Matrices.of(model)

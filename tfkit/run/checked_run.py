@@ -28,7 +28,16 @@ from tfkit.run.run_spec import RunSpec, WeightsConfig
 from tfkit.run.step_values import StepValues
 from tfkit.spec.document import MODEL
 from tfkit.spec.extending import short_path
-from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, model_folder, step_of, tokenizer_in
+from tfkit.spec.folder import (
+    ADAPTER_WEIGHTS,
+    OPTIMIZER,
+    RUN,
+    WEIGHTS,
+    checkpoints_in,
+    model_folder,
+    step_of,
+    tokenizer_in,
+)
 from tfkit.spec.messages import diagnostic_of, fault_in
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_document import of_model
@@ -162,14 +171,15 @@ class Run:
     def _start(self) -> tuple[dict[str, Value], SpecError | None]:
         """Digests of the weights or the branch that the run begins with.
 
-        A run that continues does not need them any more: if they cannot be read, its folder has the digests.
+        A run that continues does not need them any more, unless it has adapters: if they cannot be read, its folder has
+        the digests.
         """
         recorded = {name: value for name, value in (self.recorded or {}).items() if name in START}
         try:
             return self._read_start(), None
         except SpecError as error:
             step = self._branch_step()
-            if not recorded or step != recorded.get("branch_step", step):
+            if not recorded or step != recorded.get("branch_step", step) or self.config.adapters is not None:
                 raise
             return recorded, error
 
@@ -212,6 +222,9 @@ class Run:
             raise self.error(
                 f"the run in {quoted(str(short_path(folder)))} has no checkpoint {which}", "branch", help=help
             )
+        if os.path.lexists(checkpoints[step] / ADAPTER_WEIGHTS):
+            message = f"`branch` must be a run without adapters; got {quoted(str(short_path(folder)))}"
+            raise self.error(message, "branch", help="start from its merged weights instead: `weights: DIR`")
         if step >= self.steps:
             message = f"a branch from step {step:,} must have a later last step; got {self.steps:,}"
             raise self.error(message, "branch", help="raise `steps`, which includes the steps before the branch")
