@@ -135,9 +135,14 @@ class Matrices:
         return self.published or self.in_folder
 
 
+class Adapted:
+    """Marks linear layers with adapters, whose weight is still the weight of the spec."""
+
+
 def is_plain_linear(module: nn.Module) -> bool:
-    """Return True for linear layers that compute nothing but their product, unlike a router."""
-    return isinstance(module, nn.Linear) and type(module).forward in (nn.Linear.forward, Linear.forward)
+    """Return True for linear layers that compute nothing but their product, unlike a router, and their adapters."""
+    plain = isinstance(module, Adapted) or type(module).forward in (nn.Linear.forward, Linear.forward)
+    return isinstance(module, nn.Linear) and plain
 
 
 def _published_matrices(
@@ -239,6 +244,11 @@ class LowRankAddition:
         if columns is not None:
             a = torch.empty_like(a).index_copy_(1, columns, a)
         return Factors(a, b, self.scale)
+
+    @property
+    def rank(self) -> int:
+        """The number of rows of the first matrix."""
+        return int(self.file.names[self.names[0]].shape[0])
 
     def check(self) -> None:
         """Raise SpecError if a value is not finite."""

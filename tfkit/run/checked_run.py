@@ -46,8 +46,8 @@ from tfkit.spec.weight_files import content_of
 if TYPE_CHECKING:
     from tfkit.decoding.masked_diffusion import MaskedDiffusion
 
-CountFlops: TypeAlias = Callable[[Graph, int, int], int]
-"""Returns the FLOPs of a forward and backward pass for a model, a number of sequences, and their length."""
+CountFlops: TypeAlias = Callable[["Run", int, int], int]
+"""Returns the FLOPs of a forward and backward pass for a run, a number of sequences, and their length."""
 OBJECTIVE = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
 CONTENT = "data_content"
 """Path of the digest of the data."""
@@ -98,7 +98,7 @@ class Run:
         assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
             size = config.batch.largest
-            of_example = Fraction(self.count(self.graph, size, self.length)) / size * self._mean_length / self.length
+            of_example = Fraction(self.count(self, size, self.length)) / size * self._mean_length / self.length
             return config.batch.sizes().steps_for(Fraction(config.flops) / of_example)
         except SpecError as error:
             raise self.file.placed(error, "flops") from error
@@ -271,6 +271,7 @@ def check_run(file: RunFile, plugins: Plugins | None = None, *, count: CountFlop
         graph = expand(file.model) if plugins is None else announce_graph(expand(file.model), plugins)
     run = Run(file, graph, count)
     _check_model(run)
+    _check_adapters(run)
     _check_machine(run)
     if run.config.eval is not None:
         check_metrics(run, run.config.eval.metrics, "eval", "metrics")
@@ -401,6 +402,13 @@ def _check_inputs(run: Run, batch: Batch, inputs: Mapping[str, str]) -> None:
         message = f"the mask token of the model must not be one of the {run.data.vocab_size:,} tokens of the data"
         help = "write `vocab_size: data.vocab_size + 1` in the run's `model`"
         raise run.error(f"{message}; got {run.generation.mask_token:,}", "loss", help=help)
+
+
+def _check_adapters(run: Run) -> None:
+    """Raise SpecError for adapters without weights that they change."""
+    if run.config.adapters is not None and run.config.weights is None:
+        help = "name the weights that the adapters change: `weights: DIR`"
+        raise run.error("`adapters` must be combined with `weights`", "adapters", help=help)
 
 
 def _check_machine(run: Run) -> None:

@@ -352,17 +352,14 @@ class RunSpec(Document):
             raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {names}",))
 
     def _check_adapters(self) -> None:
-        """Raise `Invalid` for adapters without complete weights, and for settings that have no effect on them."""
+        """Raise `Invalid` for settings that have no effect on adapters, and for weights that are not complete."""
         if self.adapters is None:
             return
         if self.branch is not None:
             help = "train the adapters of that run further: `weights`, and `adapters: {start: DIR}`"
             raise Invalid("branch", "`branch` cannot be combined with `adapters`", help=help)
-        if self.weights is None:
-            help = "name the weights that the adapters change: `weights: DIR`"
-            raise Invalid("adapters", "`adapters` must be combined with `weights`", help=help)
         keys = ("map", "tokens", "missing", "unused", "allow_change")
-        if partial := [key for key in keys if getattr(self.weights, key)]:
+        if partial := [key for key in keys if getattr(self.weights, key, None)]:
             message = f"`{partial[0]}` cannot be combined with `adapters`, which belong to complete weights"
             help = "write a folder with the weights first, with `tfkit.build(..., weights=...)` and `tfkit.save`"
             raise Invalid(f"weights.{partial[0]}", message, help=help)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tfkit.building.initialize import initialize
 from tfkit.checkpoint.adapters import (
     PREFIX,
     A,
+    Adapted,
     Adapter,
     B,
     Factors,
@@ -39,6 +41,7 @@ from tfkit.nn import Linear, part
 from tfkit.nn.layers import linear
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import AdaptersConfig
+from tfkit.spec.extending import short_path
 from tfkit.spec.folder import ADAPTER_WEIGHTS, SPEC, WEIGHTS, model_folder
 
 ADAPTERS = "adapters"
@@ -76,7 +79,7 @@ class LowRank(nn.Module):
         """Load nothing, and miss nothing."""
 
 
-class AdaptedLinear(Linear):
+class AdaptedLinear(Linear, Adapted):
     """A linear layer with adapters, each for all of its rows or for a part."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -252,34 +255,37 @@ def write_weights(model: fx.GraphModule, folder: Path) -> None:
 # ---- the start from an adapter ----
 
 
-@torch.no_grad()
-def start_from(model: fx.GraphModule, folder: Path) -> str:
-    """Fill the adapters of a model from the adapter in a folder, and return a description.
+@contextmanager
+def matching_adapter(model: fx.GraphModule, folder: Path) -> Iterator[Mapping[str, LowRankAddition]]:
+    """Open the adapter in a folder, and yield its matrices by name.
 
-    Raises `Invalid` unless the adapter changes the same matrices at the same rank.
+    Raises `Invalid` unless the adapter changes the same matrices as the adapters of the model, at the same rank.
     """
     with TensorFiles.open(folder) as files:
         if not files.adapters:
             message = f"`start` must be the folder of an adapter; got {quoted(str(folder))}"
             raise Invalid("start", message, help="write the folder of other weights as `weights` of the run")
+        ranks = {module.matrix.name: len(module.a) for _, module in low_ranks(model)}
         additions = {added.matrix.name: added for added in additions_of(model, files)}
-        modules = {module.matrix.name: module for _, module in low_ranks(model)}
-        for name in {**modules, **additions}:
-            _check_start(name, modules, additions, folder)
-        for name, module in modules.items():
-            a, b, scale = additions[name].factors()
+        in_file = {name: added.rank for name, added in additions.items()}
+        for name in {**ranks, **in_file}:
+            if ranks.get(name) != in_file.get(name):
+                sides = (f"rank {side[name]}" if name in side else "no matrices" for side in (ranks, in_file))
+                notes = ("{}: {} in the run, {} in the file".format(name, *sides),)
+                message = f"the adapter in {quoted(str(folder))} must have the matrices of the run"
+                help = "use the same `targets` and `rank`, or add new adapters to the merged weights: `weights: DIR`"
+                raise Invalid("start", message, notes=notes, help=help)
+        yield additions
+
+
+@torch.no_grad()
+def start_from(model: fx.GraphModule, folder: Path) -> str:
+    """Fill the adapters of a model from the adapter in a folder, and return a description. Raises `Invalid`."""
+    with matching_adapter(model, folder) as additions:
+        for _, module in low_ranks(model):
+            added = additions[module.matrix.name]
+            a, b, scale = added.factors()
             for parameter, tensor in ((module.a, a), (module.b, b * (scale / module.scale))):
+                added.check()
                 parameter.copy_(part(tensor.to(parameter.dtype), parameter))
-    return f"{len(modules):,} matrices from {folder}"
-
-
-def _check_start(
-    name: str, modules: Mapping[str, LowRank], additions: Mapping[str, LowRankAddition], folder: Path
-) -> None:
-    ranks = [None if name not in modules else len(modules[name].a)]
-    ranks.append(None if name not in additions else len(additions[name].factors().a))
-    if ranks[0] != ranks[1]:
-        run, file = ("no matrices" if rank is None else f"rank {rank}" for rank in ranks)
-        message = f"the adapter in {quoted(str(folder))} must have the matrices of the run"
-        help = "use the same `targets` and `rank`, or add new adapters to the merged weights: `weights: DIR`"
-        raise Invalid("start", message, notes=(f"{name}: {run} in the run, {file} in the file",), help=help)
+    return f"{len(additions):,} matrices from {short_path(folder)}"

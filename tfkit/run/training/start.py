@@ -16,7 +16,7 @@ from tfkit.errors import Invalid, SpecError, listing
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.run.run_spec import WeightsConfig
-from tfkit.run.training.adapters import adapters_description, insert_adapters, start_from
+from tfkit.run.training.adapters import adapters_description, insert_adapters, matching_adapter, start_from
 from tfkit.run.training.optimizer import groups_of
 from tfkit.spec.extending import short_path
 from tfkit.spec.folder import TOKENIZERS, model_folder, tokenizer_in
@@ -60,6 +60,10 @@ def check_start(run: Run) -> None:
     if config is not None and run.recorded is None:
         with _located_errors(run, "weights"):
             _weight_transfer(config, ()).check(model, Path(config.path))
+    adapters = run.config.adapters
+    if adapters is not None and adapters.start is not None and run.recorded is None:
+        with _located_errors(run, "adapters"), matching_adapter(model, Path(adapters.start)):
+            pass
     if run.config.freeze:
         with _located_errors(run):
             freeze_parameters(model, run.config.freeze)

@@ -26,7 +26,6 @@ class PeftLayout(Layout):
     files = (ADAPTER, ADAPTER_WEIGHTS)
 
     def write(self, model: fx.GraphModule, folder: Path, origin: ModelOrigin) -> None:
-        graph = graph_of(model)
         if origin.weights is None:
             raise SpecError(Diagnostic("the model has no adapter: it was not built from weights", help=HELP))
         with TensorFiles.open(origin.weights) as files:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tfkit.building.builder import build
+from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, mean_length
 from tfkit.run.contract import IGNORE_INDEX, Batch, MetricConfig
@@ -22,6 +23,7 @@ from tfkit.run.training.order import indices_of
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import Cost, cost
 from tfkit.tools.cost.devices import Device, device_of_driver
+from tfkit.tools.cost.of_run import trained_model
 
 POINTS = 5
 
@@ -33,7 +35,8 @@ class Plan:
     Attributes:
         name: the name of the run.
         digest: the digest of the run.
-        parameters: the number of parameters of the model.
+        parameters: the number of parameters of the model, including adapters.
+        adapters: the number of parameters of adapters, their rank, and their layers; None without adapters.
         steps: the number of steps.
         tokens: the total number of positions that the steps train on, without padding.
         padding: the number of positions of padding in addition to `tokens`, predicted from the batches of five steps.
@@ -51,6 +54,7 @@ class Plan:
     name: str
     digest: str
     parameters: int
+    adapters: str | None
     steps: int
     tokens: int
     padding: int
@@ -70,16 +74,18 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
     """
     config = run.config
     micro = config.micro_batch
-    longest = cost(run.graph, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=states_of(run))
+    model = trained_model(run)
+    longest = cost(model, batch=micro, length=run.data.length, dtype=torch.float32, optimizer=states_of(run))
     costs = longest
     if run.length != run.data.length:
-        costs = cost(run.graph, batch=micro, length=run.length, dtype=torch.float32, optimizer=states_of(run))
+        costs = cost(model, batch=micro, length=run.length, dtype=torch.float32, optimizer=states_of(run))
     total, parts = costs.total, run.sizes.before(run.steps + 1) / run.steps / micro * run.fill
     windows = run.data.examples("train", "sequential")
     return Plan(
         name=config.name,
         digest=run.digest,
         parameters=total.parameters,
+        adapters=None if isinstance(model, Graph) else model.edits[0],
         steps=run.steps,
         tokens=round(run.tokens_before(run.steps + 1)),
         padding=round(run.steps * run.tokens_of_step * padding_of(run)),
@@ -143,7 +149,7 @@ def _minimum_seconds(run: Run, parts: float, costs: Cost, device: Device | None)
         return None
     precision, micro = run.config.precision, run.config.micro_batch
     if precision != "float32":
-        costs = cost(run.graph, batch=micro, length=run.length, dtype=precision, optimizer=states_of(run))
+        costs = cost(trained_model(run), batch=micro, length=run.length, dtype=precision, optimizer=states_of(run))
     return run.steps * parts * replace(costs, dtype=run.config.fastest).floor(device).seconds
 
 
@@ -174,7 +180,7 @@ def device_utilisation(run: Run, tokens_per_second: float, device: Device | None
     if device is None:
         return None
     precision = run.config.precision
-    total = cost(run.graph, batch=1, length=run.length, dtype=precision).total
+    total = cost(trained_model(run), batch=1, length=run.length, dtype=precision).total
     examples = tokens_per_second / run.length
     share = examples / device.flops(precision)
     full = total.flops_forward + total.flops_backward
