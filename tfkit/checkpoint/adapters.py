@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -135,8 +136,24 @@ class Matrices:
         return self.published or self.in_folder
 
 
-class Adapted:
-    """Marks linear layers with adapters, whose weight is still the weight of the spec."""
+class Adapted(nn.Module, ABC):
+    """A linear layer with adapters as its children. Its `weight` is still the weight of the spec."""
+
+    @abstractmethod
+    def merged_weight(self) -> Tensor:
+        """Return the weight with the products of its adapters."""
+
+
+def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by the names of its spec, with adapters merged into the weights."""
+    named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    tensors = {name: tensor for tensors in named for name, tensor in tensors}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Adapted):
+            inside = [f"{path}.{name}.{leaf}" for name, child in module.named_children() for leaf in child._parameters]
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in inside}
+            tensors[f"{path}{WEIGHT}"] = module.merged_weight()
+    return tensors
 
 
 def is_plain_linear(module: nn.Module) -> bool:

@@ -46,8 +46,8 @@ from tfkit.spec.weight_files import content_of
 if TYPE_CHECKING:
     from tfkit.decoding.masked_diffusion import MaskedDiffusion
 
-CountFlops: TypeAlias = Callable[["Run", int, int], int]
-"""Returns the FLOPs of a forward and backward pass for a run, a number of sequences, and their length."""
+CountFlops: TypeAlias = Callable[[Graph, int, int], int]
+"""Returns the FLOPs of a forward and backward pass for a model, a number of sequences, and their length."""
 OBJECTIVE = "evaluate the loss of the run instead, `eval: {metrics: [objective]}`"
 CONTENT = "data_content"
 """Path of the digest of the data."""
@@ -98,7 +98,7 @@ class Run:
         assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
             size = config.batch.largest
-            of_example = Fraction(self.count(self, size, self.length)) / size * self._mean_length / self.length
+            of_example = Fraction(self.count(self.graph, size, self.length)) / size * self._mean_length / self.length
             return config.batch.sizes().steps_for(Fraction(config.flops) / of_example)
         except SpecError as error:
             raise self.file.placed(error, "flops") from error

@@ -366,6 +366,9 @@ class RunSpec(Document):
         if self.freeze:
             message = "`freeze` has no effect: with `adapters`, no weight is trained"
             raise Invalid("freeze", message, help="remove it")
+        if self.flops is not None:
+            help = "set `steps`, `tokens` or `epochs`"
+            raise Invalid("flops", "`flops` cannot be combined with `adapters`: it counts full training", help=help)
         if self.machine.float8:
             raise Invalid("machine.float8", "`float8` cannot be combined with `adapters`", help="remove it")
 

@@ -1,7 +1,7 @@
 """Adapters of runs and PEFT: equal losses and merged models, and folders that both open.
 
-PEFT comes with `pip install --group around -e .`, in an environment of its own. The loop of the oracle has transformers'
-model, PEFT's adapters and torch's optimizer; only the batches come from the run.
+PEFT comes with `pip install --group around -e .`, in an environment of its own. The loop of the oracle has the model of
+transformers, the adapters of PEFT and the optimizer of torch; only the batches come from the run.
 """
 
 from __future__ import annotations

@@ -87,8 +87,18 @@ class AdaptedLinear(Linear, Adapted):
         for adapter in self.children():
             assert isinstance(adapter, LowRank)
             rows, start = adapter.matrix.shape[0], adapter.matrix.start
-            y.narrow(-1, start, rows).add_(adapter(x))
+            # Not in place: recomputation may keep the product of the layer.
+            y = y + F.pad(adapter(x), (start, self.out_features - start - rows))
         return y
+
+    def merged_weight(self) -> Tensor:
+        weight: Tensor = self.weight
+        for adapter in self.children():
+            assert isinstance(adapter, LowRank)
+            rows, start = adapter.matrix.shape[0], adapter.matrix.start
+            product = adapter.scale * (adapter.b @ adapter.a)
+            weight = weight + F.pad(product, (0, 0, start, self.out_features - start - rows))
+        return weight
 
 
 @dataclass(frozen=True)

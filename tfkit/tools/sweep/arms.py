@@ -27,7 +27,7 @@ from tfkit.spec.messages import expression_span, unknown_name
 from tfkit.spec.read_document import of_model
 from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Scalar
-from tfkit.tools.cost.of_run import flops_of_model, flops_of_step
+from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.budget import Budget, parameters_of
 from tfkit.tools.solve.sizes import Family
 from tfkit.tools.solve.solve import sizes_of
@@ -334,4 +334,4 @@ def _size_of_run(name: str, run: RunFile) -> Number:
     if name == "params":
         return parameters_of(graph)[0]
     length = math.ceil(mean_length(run.data))
-    return flops_of_model(graph, 1, length) / length
+    return flops_of_step(graph, 1, length) / length

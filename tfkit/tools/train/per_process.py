@@ -13,8 +13,8 @@ from tfkit.run.training.processes import check_count
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import bytes_of_states
 from tfkit.tools.cost.devices import Device
-from tfkit.tools.cost.of_run import trained_model
 from tfkit.tools.cost.step_memory import StepMemory, memory_of_step
+from tfkit.tools.train.plan import trained_model
 
 NUMBER = 4
 """Bytes of a float32 number, the dtype of weights, gradients and optimizer states."""

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 
 from tfkit.building.builder import build
-from tfkit.graph.expand import Graph
+from tfkit.building.edits import MeasuredModel
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, mean_length
 from tfkit.run.contract import IGNORE_INDEX, Batch, MetricConfig
+from tfkit.run.training.adapters import adapters_description, insert_adapters
 from tfkit.run.training.layers import matrices_in_float8
 from tfkit.run.training.order import indices_of
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import Cost, cost
 from tfkit.tools.cost.devices import Device, device_of_driver
-from tfkit.tools.cost.of_run import trained_model
 
 POINTS = 5
 
@@ -36,7 +36,7 @@ class Plan:
         name: the name of the run.
         digest: the digest of the run.
         parameters: the number of parameters of the model, including adapters.
-        adapters: the number of parameters of adapters, their rank, and their layers; None without adapters.
+        trained: the number of parameters of the adapters, which alone are trained; None without adapters.
         steps: the number of steps.
         tokens: the total number of positions that the steps train on, without padding.
         padding: the number of positions of padding in addition to `tokens`, predicted from the batches of five steps.
@@ -54,7 +54,7 @@ class Plan:
     name: str
     digest: str
     parameters: int
-    adapters: str | None
+    trained: int | None
     steps: int
     tokens: int
     padding: int
@@ -85,7 +85,7 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
         name=config.name,
         digest=run.digest,
         parameters=total.parameters,
-        adapters=None if isinstance(model, Graph) else model.edits[0],
+        trained=trained_parameters(model),
         steps=run.steps,
         tokens=round(run.tokens_before(run.steps + 1)),
         padding=round(run.steps * run.tokens_of_step * padding_of(run)),
@@ -97,6 +97,22 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
         float8=config.machine.float8 and matrices_in_float8(build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _sampled_steps(run)),
     )
+
+
+def trained_model(run: Run) -> MeasuredModel:
+    """Return the model of a run as its steps train it: with its adapters, which then alone have gradients."""
+    if run.config.adapters is None:
+        return MeasuredModel(run.graph)
+    model = build(run.graph, device="meta")
+    insert_adapters(model, run)
+    return MeasuredModel(run.graph, model, (adapters_description(model),))
+
+
+def trained_parameters(model: MeasuredModel) -> int | None:
+    """Return the number of parameters of adapters; None for a model without adapters."""
+    if model.module is None:
+        return None
+    return sum(parameter.numel() for parameter in model.module.parameters() if parameter.requires_grad)
 
 
 def _sampled_steps(run: Run) -> list[int]:
