@@ -273,7 +273,7 @@ def matching_adapter(model: fx.GraphModule, folder: Path) -> Iterator[Mapping[st
     """
     with TensorFiles.open(folder) as files:
         if not files.adapters:
-            message = f"`start` must be the folder of an adapter; got {quoted(str(folder))}"
+            message = f"`start` must be the folder of an adapter; got {quoted(str(short_path(folder)))}"
             raise Invalid("start", message, help="write the folder of other weights as `weights` of the run")
         ranks = {module.matrix.name: len(module.a) for _, module in low_ranks(model)}
         additions = {added.matrix.name: added for added in additions_of(model, files)}
@@ -282,7 +282,7 @@ def matching_adapter(model: fx.GraphModule, folder: Path) -> Iterator[Mapping[st
             if ranks.get(name) != in_file.get(name):
                 sides = (f"rank {side[name]}" if name in side else "no matrices" for side in (ranks, in_file))
                 notes = ("{}: {} in the run, {} in the file".format(name, *sides),)
-                message = f"the adapter in {quoted(str(folder))} must have the matrices of the run"
+                message = f"the adapter in {quoted(str(short_path(folder)))} must have the matrices of the run"
                 help = "use the same `targets` and `rank`, or add new adapters to the merged weights: `weights: DIR`"
                 raise Invalid("start", message, notes=notes, help=help)
         yield additions
