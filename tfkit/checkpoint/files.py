@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tfkit.arguments import name_of
 from tfkit.errors import ChangedWeightsWarning, Diagnostic, SpecError, listing, quoted
-from tfkit.spec.folder import model_folder
+from tfkit.spec.folder import ADAPTER_WEIGHTS, model_folder
 from tfkit.spec.header import FileHeader, file_stamp, quoted_path, read_error
 from tfkit.spec.weight_files import changed_weights, read_headers
 
@@ -62,11 +62,13 @@ class TensorFiles:
         names: information on every tensor, file by file and in the order of their data. Reading in this order maps
             only one file at a time.
         metadata: the metadata of each file.
+        adapters: the files of the adapters that change these tensors, in the order in which they apply.
     """
 
     def __init__(self, headers: dict[Path, FileHeader]) -> None:
         self.names: dict[str, TensorInfo] = {}
         self.metadata = {file: header.metadata for file, header in headers.items()}
+        self.adapters: tuple[TensorFiles, ...] = ()
         self._headers = headers
         self._file: Any = None
         self._path: Path | None = None
@@ -89,10 +91,13 @@ class TensorFiles:
                 files outside its folder, or tensors that its files do not have.
         """
         headers = read_headers(model_folder(Path(path)))
-        checkpoint = cls(headers)
-        for file in headers:  # checks that safetensors accepts each file before any tensor is loaded
-            checkpoint._map(file)
-        checkpoint.close()
+        of_adapters = [file for file in headers if file.name == ADAPTER_WEIGHTS]
+        checkpoint = cls({file: header for file, header in headers.items() if file not in of_adapters})
+        checkpoint.adapters = tuple(cls({file: headers[file]}) for file in of_adapters)
+        for files in (checkpoint, *checkpoint.adapters):
+            for file in files._headers:  # checks that safetensors accepts each file before any tensor is loaded
+                files._map(file)
+            files.close()
         return checkpoint
 
     def __enter__(self) -> TensorFiles:
@@ -128,6 +133,8 @@ class TensorFiles:
     def close(self) -> None:
         """Release the mapping. Tensors that were read stay valid."""
         self._file = self._path = None
+        for adapter in self.adapters:
+            adapter.close()
 
     def _map(self, path: Path) -> None:
         self.close()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from tfkit.checkpoint.adapters import additions_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.checkpoint.links import FamilyLinks
 from tfkit.checkpoint.pattern import PatternError
@@ -54,6 +56,15 @@ def fitting_map(
 
 
 def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightMap:
+    """Return the map that shares most names with a file, and what the adapters of a checkpoint add; see `_nearest`."""
+    weights = _nearest(model, graph, checkpoint)
+    if not checkpoint.adapters:
+        return weights
+    assert isinstance(model, fx.GraphModule)
+    return replace(weights, additions=additions_of(model, checkpoint))
+
+
+def _nearest(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightMap:
     """Return the map that shares most names with a file: of the model, of transformers, or of the family.
 
     The family is used only for a file that lacks names of the model, because a model may have components that its
@@ -78,8 +89,8 @@ def nearest_map(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> Weig
 
 
 def floating_type(checkpoint: TensorFiles) -> torch.dtype:
-    """Return the dtype of a file's tensors; float32 if there are several."""
-    types = {info.dtype for info in checkpoint.names.values()} & FLOATS
+    """Return the dtype of a file's tensors and of the adapters that change them; float32 if there are several."""
+    types = {info.dtype for files in (checkpoint, *checkpoint.adapters) for info in files.names.values()} & FLOATS
     return types.pop() if len(types) == 1 else torch.float32
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -51,16 +51,27 @@ class TensorLocation:
 
     def fill(self, state: Mapping[str, Tensor], tensor: Tensor, index: tuple[int, ...] = ()) -> None:
         """Copy values to the tensor or to an index of it. In a sharded tensor, copy the rows of this process."""
+        rows, first = self._rows(state)
+        if not index:
+            rows.copy_(tensor[first : first + len(rows)] if tensor.dim() else tensor)
+        elif first <= index[0] < first + len(rows):
+            rows[(index[0] - first, *index[1:])].copy_(tensor)
+
+    def add(self, state: Mapping[str, Tensor], tensor: Tensor) -> Tensor:
+        """Add float32 values to the tensor, and return the rows of this process, which have changed."""
+        rows, first = self._rows(state)
+        summand = tensor[first : first + len(rows)].to(rows.device)
+        return rows.copy_(rows.to(torch.promote_types(rows.dtype, summand.dtype)) + summand)
+
+    def _rows(self, state: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+        """Return the rows of the tensor that this process has, as a view, and the number of the first."""
         rows, first = rows_of(state[self.parameter])
         if self.length is not None and self.dim:
             rows = rows.narrow(self.dim, self.start, self.length)
         elif self.length is not None:
             begin, end = (min(max(row - first, 0), len(rows)) for row in (self.start, self.start + self.length))
             rows, first = rows[begin:end], first + begin - self.start
-        if not index:
-            rows.copy_(tensor[first : first + len(rows)] if tensor.dim() else tensor)
-        elif first <= index[0] < first + len(rows):
-            rows[(index[0] - first, *index[1:])].copy_(tensor)
+        return rows, first
 
 
 def tensor_locations_of(model: nn.Module) -> dict[str, TensorLocation]:
@@ -95,6 +106,20 @@ class Link:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
+class Addition(Protocol):
+    """Values that are added to a tensor of the model after it is filled, as by an adapter."""
+
+    @property
+    def location(self) -> TensorLocation:
+        """The location of the tensor."""
+
+    def check(self) -> None:
+        """Raise SpecError if a value is not finite."""
+
+    def add(self, state: Mapping[str, Tensor]) -> None:
+        """Add the values to the tensor in a state dict. Raise SpecError if the sum is not finite."""
+
+
 @dataclass(frozen=True)
 class WeightMap:
     """All links of a model, and the tensors of a file that are in no link."""
@@ -111,6 +136,7 @@ class WeightMap:
     zeros: Mapping[str, str | None] = field(default_factory=dict)
     computed: Mapping[str, Expected] = field(default_factory=dict)
     written: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
+    additions: tuple[Addition, ...] = ()
 
     @classmethod
     def of_model(cls, model: nn.Module) -> WeightMap:
@@ -220,6 +246,8 @@ class WeightMap:
         rank, count = process_of(next(iter(state.values())))
         for name, dtype in list(types.items())[rank::count]:  # processes share the tensors among them
             check_finite(name, checkpoint.read(name), checkpoint.names[name].file, dtype)
+        for addition in self.additions:
+            addition.check()
         self._check_others(checkpoint)
 
     @torch.no_grad()
@@ -238,6 +266,10 @@ class WeightMap:
                 tensors = link.pattern.apply(tensors, link.sizes, shapes)
             for location, tensor in zip(self.places_of(link), tensors, strict=True):
                 location.fill(state, tensor, link.index)
+        for addition in self.additions:
+            if not checked:
+                addition.check()
+            addition.add(state)
         if not checked:
             self._check_others(checkpoint)
 

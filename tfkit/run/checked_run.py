@@ -28,7 +28,16 @@ from tfkit.run.run_spec import RunSpec, WeightsConfig
 from tfkit.run.step_values import StepValues
 from tfkit.spec.document import MODEL
 from tfkit.spec.extending import short_path
-from tfkit.spec.folder import OPTIMIZER, RUN, WEIGHTS, checkpoints_in, model_folder, step_of, tokenizer_in
+from tfkit.spec.folder import (
+    ADAPTER_WEIGHTS,
+    OPTIMIZER,
+    RUN,
+    WEIGHTS,
+    checkpoints_in,
+    model_folder,
+    step_of,
+    tokenizer_in,
+)
 from tfkit.spec.messages import diagnostic_of, fault_in
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_document import of_model
@@ -171,14 +180,15 @@ class Run:
     def _start(self) -> tuple[dict[str, Value], SpecError | None]:
         """Digests of the weights or the branch that the run begins with.
 
-        A run that continues does not need them any more: if they cannot be read, its folder has the digests.
+        A run that continues does not need them any more, unless it has adapters: if they cannot be read, its folder has
+        the digests.
         """
         recorded = {name: value for name, value in (self.recorded or {}).items() if name in START}
         try:
             return self._read_start(), None
         except SpecError as error:
             step = self._branch_step()
-            if not recorded or step != recorded.get("branch_step", step):
+            if not recorded or step != recorded.get("branch_step", step) or self.config.adapters is not None:
                 raise
             return recorded, error
 
@@ -221,6 +231,9 @@ class Run:
             raise self.error(
                 f"the run in {quoted(str(short_path(folder)))} has no checkpoint {which}", "branch", help=help
             )
+        if os.path.lexists(checkpoints[step] / ADAPTER_WEIGHTS):
+            message = f"`branch` must be a run without adapters; got {quoted(str(short_path(folder)))}"
+            raise self.error(message, "branch", help="start from its merged weights instead: `weights: DIR`")
         if step >= self.steps:
             message = f"a branch from step {step:,} must have a later last step; got {self.steps:,}"
             raise self.error(message, "branch", help="raise `steps`, which includes the steps before the branch")
@@ -267,6 +280,7 @@ def check_run(file: RunFile, plugins: Plugins | None = None, *, count: CountFlop
         graph = expand(file.model) if plugins is None else announce_graph(expand(file.model), plugins)
     run = Run(file, graph, count)
     _check_model(run)
+    _check_adapters(run)
     _check_machine(run)
     if run.config.eval is not None:
         check_metrics(run, run.config.eval.metrics, "eval", "metrics")
@@ -398,6 +412,13 @@ def _check_inputs(run: Run, batch: Batch, inputs: Mapping[str, str]) -> None:
         message = f"the mask token of the model must not be one of the {run.data.vocab_size:,} tokens of the data"
         help = "write `vocab_size: data.vocab_size + 1` in the run's `model`"
         raise run.error(f"{message}; got {run.generation.mask_token:,}", "loss", help=help)
+
+
+def _check_adapters(run: Run) -> None:
+    """Raise SpecError for adapters without weights that they change."""
+    if run.config.adapters is not None and run.config.weights is None:
+        help = "name the weights that the adapters change: `weights: DIR`"
+        raise run.error("`adapters` must be combined with `weights`", "adapters", help=help)
 
 
 def _check_machine(run: Run) -> None:

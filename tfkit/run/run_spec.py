@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -10,7 +11,18 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
-from tfkit.component import AttentionBackend, Component, Config, Count, Extent, Immaterial, PositiveFloat, slot
+from tfkit.component import (
+    AttentionBackend,
+    Component,
+    Config,
+    ContentPath,
+    Count,
+    Extent,
+    Immaterial,
+    PositiveFloat,
+    Probability,
+    slot,
+)
 from tfkit.errors import Invalid
 from tfkit.run.contract import (
     CallbackConfig,
@@ -146,6 +158,42 @@ class WeightsConfig(Config):
         return self.model_copy(update={"path": str((folder / self.path).absolute())})
 
 
+class AdaptersConfig(Config):
+    """LoRA: for each target W, the run trains matrices A and B of low rank, and W + scale B A replaces W.
+
+    Nothing else is trained. The run must have `weights`, and its checkpoints contain only the matrices.
+    """
+
+    targets: tuple[str, ...]
+    """Patterns of linear layers, by their paths in the model, such as `decoder.layers.*.ffn`; of parts of fused layers,
+    such as `q`; or of modules of the published model, such as `q_proj`. The end of a name is sufficient."""
+    rank: PositiveCount = 8
+    """The number of rows of A, and of columns of B."""
+    alpha: PositiveFloat | None = None
+    """The scale of the product is alpha / rank; by default 1."""
+    rslora: bool = False
+    """If true, the scale is alpha / sqrt(rank) (https://arxiv.org/abs/2312.03732)."""
+    dropout: Immaterial[Probability] = 0.0
+    """Dropout of the input of A."""
+    start: ContentPath | None = None
+    """A folder with an adapter of the same targets and rank, which training continues; by default, B is zero."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product of the two matrices."""
+        alpha = self.rank if self.alpha is None else self.alpha
+        return alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def check(self) -> None:
+        """Raise `Invalid` without targets, and for `rslora` without alpha."""
+        super().check()
+        if not self.targets:
+            help = "name linear layers: `targets: [q_proj, v_proj]`"
+            raise Invalid("targets", "`targets` must name a linear layer; got none", help=help)
+        if self.rslora and self.alpha is None:
+            raise Invalid("rslora", "`rslora` must be combined with `alpha`", help="set `alpha`, for instance to 16")
+
+
 class BranchConfig(Config):
     """The checkpoint of a different run that this run continues, with different steps, rates, schedule or data."""
 
@@ -234,6 +282,8 @@ class RunSpec(Document):
     """The checkpoint to continue from, with its weights, optimizer state and step; by default the run starts anew."""
     freeze: tuple[str, ...] = ()
     """Patterns of weights that training does not change, such as `embedding.*`."""
+    adapters: AdaptersConfig | None = None
+    """Matrices of low rank to train instead of the weights; by default, the weights are trained."""
     data: DataConfig
     """The examples."""
     batch: BatchConfig
@@ -288,6 +338,7 @@ class RunSpec(Document):
         check_labels("callbacks", {number: config for number, config in enumerate(self.callbacks) if config.named})
         if self.branch is not None and self.weights is not None:
             raise Invalid("weights", "`weights` has no effect: a branch has the weights of its run", help="remove it")
+        self._check_adapters()
         self._check_batch()
         if self.machine.gather == "bfloat16" and self.precision != "bfloat16":
             message = "`gather: bfloat16` must not change the numbers of a run in float32"
@@ -299,6 +350,27 @@ class RunSpec(Document):
         if unknown:
             names = ", ".join(self.data.split_names)
             raise Invalid(f"eval.splits.{unknown[0]}", f"there is no split `{unknown[0]}`", notes=(f"splits: {names}",))
+
+    def _check_adapters(self) -> None:
+        """Raise `Invalid` for settings that have no effect on adapters, and for weights that are not complete."""
+        if self.adapters is None:
+            return
+        if self.branch is not None:
+            help = "train the adapters of that run further: `weights`, and `adapters: {start: DIR}`"
+            raise Invalid("branch", "`branch` cannot be combined with `adapters`", help=help)
+        keys = ("map", "tokens", "missing", "unused", "allow_change")
+        if partial := [key for key in keys if getattr(self.weights, key, None)]:
+            message = f"`{partial[0]}` cannot be combined with `adapters`, which belong to complete weights"
+            help = "write a folder with the weights first, with `tfkit.build(..., weights=...)` and `tfkit.save`"
+            raise Invalid(f"weights.{partial[0]}", message, help=help)
+        if self.freeze:
+            message = "`freeze` has no effect: with `adapters`, no weight is trained"
+            raise Invalid("freeze", message, help="remove it")
+        if self.flops is not None:
+            help = "set `steps`, `tokens` or `epochs`"
+            raise Invalid("flops", "`flops` cannot be combined with `adapters`: it counts full training", help=help)
+        if self.machine.float8:
+            raise Invalid("machine.float8", "`float8` cannot be combined with `adapters`", help="remove it")
 
     def _check_batch(self) -> None:
         """Raise `Invalid` if the batch does not fit the data, the length of the run, or the micro-batch."""

@@ -18,8 +18,8 @@ SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-ADAPTER = "adapter_config.json"
-"""The file that marks a folder with an adapter of PEFT."""
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of a folder with an adapter: its settings, and its matrices. The base is in a different folder."""
 EXPORT_CONFIG = "export_config.json"
 """Fields for the config.json of an exported folder that no spec contains, in the layout of tfkit."""
 GENERATION = "generation_config.json"
@@ -106,27 +106,19 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
     if RUN in names:
         message = f"the run in {quoted(str(folder))} has no checkpoint yet"
         raise SpecError(Diagnostic(message, span, "extends" if span else ""))
-    check_no_adapter(folder, span)
     help = f"name the file: {listing(str(folder / name) for name in specs)}" if specs else None
-    if CONFIG in names:
+    if CONFIG in names or ADAPTER in names:
         command = shlex.join(["tfkit", "import", str(folder), "-o", str(folder / SPEC)])
-        help = f"derive a spec from its {CONFIG}: `{command}`"
+        source = CONFIG if CONFIG in names else f"base, which {ADAPTER} names"
+        help = f"derive a spec from its {source}: `{command}`"
     note = f"it has {listing(map(quoted, names))}" if names else "it is empty"
     message = f"the folder {quoted(str(folder))} has no {SPEC}"
     raise SpecError(Diagnostic(message, span, "extends" if span else "", (note,), help))
 
 
-def check_no_adapter(folder: Path, span: Span | None = None) -> None:
-    """Raise SpecError for a folder of PEFT with an adapter, which has neither a spec nor the weights of a model."""
-    if os.path.isfile(folder / ADAPTER):
-        message = f"the folder {quoted(str(folder))} has an adapter of PEFT, without the model that it changes"
-        help = "merge the adapter into its model with `merge_and_unload()` of PEFT, save the model, and use its folder"
-        raise SpecError(Diagnostic(message, span, "extends" if span else "", help=help))
-
-
 def has_weights(folder: Path) -> bool:
-    """Return True if a model folder contains weights."""
-    return any(os.path.exists(model_folder(folder) / name) for name in (WEIGHTS, INDEX))
+    """Return True if a model folder contains weights, or an adapter of the weights in a different folder."""
+    return any(os.path.exists(model_folder(folder) / name) for name in (WEIGHTS, INDEX, ADAPTER_WEIGHTS))
 
 
 def tokenizer_in(folder: Path) -> Path | None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted
-from tfkit.spec.folder import INDEX, RUN, STATE, STEP, WEIGHTS, check_no_adapter, model_folder
+from tfkit.spec.adapter_files import BASE, read_adapter
+from tfkit.spec.folder import ADAPTER_WEIGHTS, INDEX, RUN, STATE, STEP, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
     PICKLE_PREFIX,
@@ -34,14 +35,22 @@ _cache: dict[Stamp, dict[str, str]] = {}
 """The digests of tensors by the stamp of their file."""
 
 
-def read_headers(path: Path) -> dict[Path, FileHeader]:
+def read_headers(path: Path, *, within: tuple[Path, ...] = ()) -> dict[Path, FileHeader]:
     """Read and check the headers of a checkpoint: one file, a folder with weights, or an index with its shards.
+
+    The headers of an adapter follow the headers of the weights that it changes; `within` are the adapters around them.
 
     Raises:
         SpecError: a file is missing, unreadable, damaged, a pickle or of another foreign format; or the index names
             files outside its folder, or tensors that its files do not have; or two files have the same tensor.
     """
     path = _in_folder(path) if os.path.isdir(path) else path
+    if path.name == ADAPTER_WEIGHTS:
+        settings, real = read_adapter(path.parent), Path(os.path.realpath(path))
+        if real in within:
+            message = f"the adapter in {quoted_path(path.parent)} must change the weights of a model; got itself"
+            raise SpecError(Diagnostic(message, help=f"correct `{BASE}` of the adapter"))
+        return {**read_headers(settings.base, within=(*within, real)), path: read_header(path)}
     if not path.name.endswith(".index.json"):
         return {path: read_header(path)}
     headers: dict[Path, FileHeader] = {}
@@ -68,14 +77,20 @@ def read_headers(path: Path) -> dict[Path, FileHeader]:
 def content_of(path: Path) -> str:
     """Return a digest of the tensors, 64 hexadecimal digits. It does not depend on how they are split into files.
 
-    It is the digest of the digests of the tensors, so that a file with some of the tensors can be checked alone.
+    It is the digest of the digests of the tensors, so that a file with some of the tensors can be checked alone. The
+    digest of an adapter includes the weights that it changes, and the settings that determine the merged weights.
     `path` is a file, an index, a model folder, or a run folder, whose latest checkpoint is used.
     Metadata is ignored. Raises SpecError as `read_headers` does.
     """
     digests: dict[str, str] = {}
+    adapters = []
     for file, header in read_headers(model_folder(path)).items():
-        digests |= _tensor_digests(file, header)
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+        if file.name == ADAPTER_WEIGHTS:
+            adapters.append([read_adapter(file.parent).content, _tensor_digests(file, header)])
+        else:
+            digests |= _tensor_digests(file, header)
+    content = [digests, *adapters] if adapters else digests
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def changed_weights(path: Path) -> Diagnostic | None:
@@ -93,7 +108,7 @@ def _problem_of(file: Path) -> Diagnostic | None:
     """Compare the tensors of a file with the digest that the run wrote next to it."""
     folder, state = file.parent, file.parent / STATE
     in_run = STEP.fullmatch(folder.name) is not None and os.path.isfile(folder.parent / RUN)
-    if file.name != WEIGHTS or not (in_run or os.path.lexists(state)):
+    if file.name not in (WEIGHTS, ADAPTER_WEIGHTS) or not (in_run or os.path.lexists(state)):
         return None
     try:
         digest = read_object(state, max_values=None).get("model")
@@ -137,15 +152,14 @@ def _tensor_bytes(path: Path, entry: Entry) -> Iterator[bytes]:
 
 
 def _in_folder(folder: Path) -> Path:
-    """Return the weights of a folder: a safetensors file, or an index."""
-    for name in (WEIGHTS, INDEX):
+    """Return the weights of a folder: a safetensors file, an index, or the matrices of an adapter."""
+    for name in (WEIGHTS, INDEX, ADAPTER_WEIGHTS):
         if os.path.lexists(folder / name):
             return folder / name
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise read_error(folder, error) from error
-    check_no_adapter(folder)
     weights = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
     pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
     if pickles and not weights:

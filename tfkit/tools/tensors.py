@@ -19,7 +19,8 @@ from tfkit.console.output import print_json, print_tables, table
     sets=False,
     notes="""
     PATH is a safetensors file, an index, or their folder. Tensors of equal layers
-    are one line. Only the headers are read.
+    are one line. The tensors of an adapter follow the tensors that it changes.
+    Only the headers are read.
     """,
     examples="""
     tfkit tensors downloads/model
@@ -34,7 +35,9 @@ def tensors(reader: Reader, path: Path, json: bool) -> None:
     from tfkit.checkpoint.tensor_names import collapsed_layers
 
     with TensorFiles.open(path) as checkpoint:
-        names = checkpoint.names
+        names = dict(checkpoint.names)
+        for adapter in checkpoint.adapters:
+            names |= adapter.names
     kinds = {name: (name_of(info.dtype), info.shape) for name, info in names.items()}
     if json:
         print_json({name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in kinds.items()})

@@ -176,7 +176,8 @@ def test_the_plan_counts_the_position_of_the_last_target(tmp_path: Path) -> None
     assert longest.tokens == steps * size * run.data.length
     assert longest.flops == steps * (expected.total.flops_forward + expected.total.flops_backward)
     assert longest.flops_of_evaluations == (1 + steps) * 2 * expected.total.flops_forward
-    assert longest.memory == cost(run.graph, batch=size, length=run.data.length + 1, dtype=torch.float32, optimizer="adamw").peak
+    length = run.data.length + 1
+    assert longest.memory == cost(run.graph, batch=size, length=length, dtype=torch.float32, optimizer="adamw").peak
     sets = [ONE_MORE, "model.decoder.block=encoder", "loss=masked_diffusion", "steps=null", f"flops={longest.flops}"]
     assert load_run(tmp_path / "small.yaml", PLUGINS, sets=sets, count=flops_of_step).steps == steps
 

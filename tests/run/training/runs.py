@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tfkit
 from tfkit.run.checked_run import Run, load_run
+from tfkit.run.training.adapters import checkpoint_tensors
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.cost.counter import LiveMemory
@@ -138,7 +139,7 @@ class Memory:
         self.lines.append({"step": step, name: text})
 
     def save(self, checkpoint: Checkpoint) -> None:
-        weights = {name: tensor.clone() for name, tensor in checkpoint.model.state_dict().items()}
+        weights = {name: tensor.clone() for name, tensor in checkpoint_tensors(checkpoint.model).items()}
         optimizer = {name: tensor.clone() for name, tensor in checkpoint.optimizer.items()}
         tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
         rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors

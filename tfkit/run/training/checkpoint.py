@@ -17,6 +17,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.nn import part
 from tfkit.run.contract import LossConfig
 from tfkit.run.run_meaning import content_paths
+from tfkit.run.training.adapters import restore_tensors
 from tfkit.spec.folder import STATE, TENSORS
 from tfkit.spec.header import quoted_path, read_object
 from tfkit.spec.weight_files import content_of
@@ -230,8 +231,7 @@ def _tensor_digest(tensor: Tensor) -> str:
 
 def restore_model(model: fx.GraphModule, optimizer: torch.optim.Optimizer, restored: Restored) -> None:
     """Set a model and its optimizer to a checkpoint that fits them. Tensors are copied, so files may be removed."""
-    state = model.state_dict()
-    model.load_state_dict({name: part(tensor, state[name]) for name, tensor in restored.weights.items()})
+    restore_tensors(model, restored.weights)
     parameters = dict(model.named_parameters())
     for path, tensor in restored.optimizer.items():
         name, _, key = path.partition(SEPARATOR)

@@ -11,6 +11,7 @@ from tfkit.checkpoint.selection import is_match, no_match
 from tfkit.learning.adamw import parameter_groups
 from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import OptimizerConfig
+from tfkit.run.training.adapters import low_ranks
 
 
 def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -41,7 +42,10 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, 
 
 
 def matrices_of(model: fx.GraphModule) -> dict[nn.Parameter, tuple[int, ...]]:
-    """Return the weights of linear layers inside the model, except heads and tables, and the rows of each matrix."""
+    """Return the weights of linear layers and adapters inside the model, and the rows of each matrix in a weight.
+
+    Heads and tables are omitted.
+    """
     graph = graph_of(model)
     heads = [model.get_submodule(name) for name in graph.outputs if graph.node(name).output.type == "logits"]
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -51,6 +55,7 @@ def matrices_of(model: fx.GraphModule) -> dict[nn.Parameter, tuple[int, ...]]:
         for module in model.modules()
         if isinstance(module, nn.Linear | StackedLinear)
     }
+    layers |= {matrix: (len(matrix),) for _, module in low_ranks(model) for matrix in (module.a, module.b)}
     return {weight: layers[weight] for weight in model.parameters() if weight in layers and weight not in exempt}
 
 

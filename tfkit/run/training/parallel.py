@@ -25,13 +25,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
-from tfkit.building.builder import build, filled_by_layer, graph_of
+from tfkit.building.builder import build, filled_by_layer
 from tfkit.building.first_loss import warn_of_first_losses
 from tfkit.building.placement import device_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
+from tfkit.run.training.adapters import assign_tensors, checkpoint_tensors, insert_adapters, outline_of
 from tfkit.run.training.checkpoint import Checkpoint, RunStore
 from tfkit.run.training.layers import layers_of
 from tfkit.run.training.processes import COPY, Processes
@@ -79,6 +80,7 @@ class Together(Processes):
         mesh = init_device_mesh(device.type, (self.count // shard, shard), mesh_dim_names=("replicate", "shard"))
         backend, sums = machine.attention, []
         model = build(run.graph, device="meta", attention_backend=backend)
+        insert_adapters(model, run)
         layers = [layer for _, layer in layers_of(model, once=True)]
         filled = filled_by_layer(model, layers, device=device, seed=run.config.seed, attention_backend=backend)
         for module in filled:
@@ -130,12 +132,8 @@ class Together(Processes):
             self._saving.finish()
 
     def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
-        state = self._gathered(model.state_dict())
-        if self.rank:
-            return None
-        copy = build(graph_of(model), device="meta")
-        copy.load_state_dict(state, assign=True)
-        return copy
+        tensors = self._gathered(checkpoint_tensors(model))
+        return None if self.rank else assign_tensors(outline_of(model), tensors)
 
     def _gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         copies = {}

@@ -16,6 +16,7 @@ from tfkit.building.placement import device_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
+from tfkit.run.training.adapters import insert_adapters
 from tfkit.run.training.checkpoint import Checkpoint, RunStore
 
 COPY = "copy"
@@ -39,7 +40,9 @@ class Processes:
 
         Raises SpecError if the values of several processes differ.
         """
-        return build(run.graph, device=device, seed=run.config.seed, attention_backend=run.config.machine.attention)
+        model = build(run.graph, device=device, seed=run.config.seed, attention_backend=run.config.machine.attention)
+        insert_adapters(model, run)
+        return model
 
     def reshard(self, model: fx.GraphModule) -> None:
         """Free the full parameters that a call of the model without a backward pass leaves in place of the shards."""

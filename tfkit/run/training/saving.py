@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
-from tfkit.building.builder import build, graph_of
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.run.training.adapters import assign_tensors, checkpoint_tensors, outline_of
 from tfkit.run.training.checkpoint import Checkpoint, RunStore
 
 WRITE_TIMEOUT = timedelta(hours=4)
@@ -43,7 +43,7 @@ class Saving:
 
     @classmethod
     def of(cls, model: fx.GraphModule, from_all: Callable[[Any], list[Any]], *, writes: bool) -> Saving:
-        return cls(from_all, build(graph_of(model), device="meta") if writes else None)
+        return cls(from_all, outline_of(model) if writes else None)
 
     def begin(
         self, checkpoint: Checkpoint, record: RunStore, gathered: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -96,7 +96,7 @@ class Saving:
                 model, optimizer, tensors = (
                     {path[1:]: tensor for path, tensor in named.items() if path[0] == mark} for mark in _MARKS
                 )
-                self._outline.load_state_dict(model, assign=True)
+                assign_tensors(self._outline, model)
                 write(replace(checkpoint, model=self._outline, optimizer=optimizer, tensors=tensors))
         finally:
             context.__exit__(None, None, None)
@@ -108,7 +108,7 @@ _MARKS = "mos"
 
 def _by_path(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint by unique names."""
-    named = (checkpoint.model.state_dict(), checkpoint.optimizer, checkpoint.tensors)
+    named = (checkpoint_tensors(checkpoint.model), checkpoint.optimizer, checkpoint.tensors)
     return {f"{mark}{name}": t for mark, tensors in zip(_MARKS, named, strict=True) for name, t in tensors.items()}
 
 

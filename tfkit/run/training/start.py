@@ -16,24 +16,32 @@ from tfkit.errors import Invalid, SpecError, listing
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.run.run_spec import WeightsConfig
+from tfkit.run.training.adapters import adapters_description, insert_adapters, matching_adapter, start_from
 from tfkit.run.training.optimizer import groups_of
 from tfkit.spec.extending import short_path
 from tfkit.spec.folder import TOKENIZERS, model_folder, tokenizer_in
 
 
 def set_initial_weights(model: fx.GraphModule, run: Run) -> dict[str, str]:
-    """Fill a new model with the weights that its run names, and freeze parameters; return a description of both.
+    """Fill a new model with the weights that its run names, and freeze parameters; return a description of the start.
 
     Raises:
         SpecError: the weights cannot be read, or do not fit; or a pattern matches nothing.
     """
     done = {}
     config = run.config.weights
-    if config is not None and run.recorded is None:  # a run that continues has its own weights
+    adapters = run.config.adapters
+    # A run that continues has its own weights; its adapters do not.
+    if config is not None and (run.recorded is None or adapters is not None):
         with _located_errors(run, "weights"):
             path = Path(config.path)
             rows = rows_of_tokens(run.data.tokenizer, path) if config.tokens else ()
             done["weights"] = _weight_transfer(config, rows).fill(model, path)
+    if adapters is not None:
+        done["adapters"] = adapters_description(model)
+        if adapters.start is not None and run.recorded is None:
+            with _located_errors(run, "adapters"):
+                done["start"] = start_from(model, Path(adapters.start))
     if run.recorded is None and run.branch is not None:
         done["branch"] = f"{run.branch.name.replace('-', ' ')} of {short_path(run.branch.parent)}"
     if run.config.freeze:
@@ -48,9 +56,14 @@ def check_start(run: Run) -> None:
     if config is None and not run.config.freeze and not optimizer.groups:
         return
     model = build(run.graph, device="meta")
+    insert_adapters(model, run)
     if config is not None and run.recorded is None:
         with _located_errors(run, "weights"):
             _weight_transfer(config, ()).check(model, Path(config.path))
+    adapters = run.config.adapters
+    if adapters is not None and adapters.start is not None and run.recorded is None:
+        with _located_errors(run, "adapters"), matching_adapter(model, Path(adapters.start)):
+            pass
     if run.config.freeze:
         with _located_errors(run):
             freeze_parameters(model, run.config.freeze)

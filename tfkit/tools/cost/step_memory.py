@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tfkit.building.builder import build
+from tfkit.building.edits import MeasuredModel
 from tfkit.graph.expand import Graph
+from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.cost.cost import shape_of
 from tfkit.tools.cost.counter import Observer, Tallies, Tally
 from tfkit.tools.cost.model_step import make_inputs, make_step
@@ -77,6 +78,7 @@ class StepMemory:
         activations: all activations, including the layers.
         casts: weights outside of layers in bfloat16.
         parameters: all parameters.
+        trained: parameters with a gradient.
         flops: FLOPs of forward and backward, without the pairs of query and key that a mask hides.
     """
 
@@ -84,22 +86,25 @@ class StepMemory:
     activations: int
     casts: int
     parameters: int
+    trained: int
     flops: int
 
 
-def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool) -> StepMemory:
+def memory_of_step(model: Graph | MeasuredModel, sequences: int, length: int, *, bfloat16: bool) -> StepMemory:
     """Return the memory that a step saves for the backward. Nothing is allocated, and equal layers run once."""
+    measured = model if isinstance(model, MeasuredModel) else MeasuredModel(model)
+    graph = measured.graph
     shape = shape_of(graph, "train", sequences, length, None)
-    model = build(graph, device="meta", dtype=torch.float32).train()
-    step, casts = make_step(model, make_inputs(graph, shape, torch.float32), shape), dict[Tallies, int]()
+    built = build_with_weights(measured, None, device="meta", dtype=torch.float32).train()
+    step, casts = make_step(built, make_inputs(graph, shape, torch.float32), shape), dict[Tallies, int]()
 
     def computed(watch: Observer) -> Any:
         with _Autocast(watch, casts) if bfloat16 else nullcontext():
             return step(watch)
 
-    seen = watch_step(model, computed, kernels="cuda", train=True, merge=True)
+    seen = watch_step(built, computed, kernels="cuda", train=True, merge=not measured.edits)
     parameters, calls = Counter[str](), Counter(path for path, _ in seen.layers.calls)
-    for name, parameter in model.named_parameters():
+    for name, parameter in built.named_parameters():
         parameters[".".join(name.split(".")[:3])] += parameter.numel()
     layers = {
         path: LayerMemory(
@@ -113,13 +118,14 @@ def memory_of_step(graph: Graph, sequences: int, length: int, *, bfloat16: bool)
         for path, run in seen.layers.calls
     }
     # The loss is in no frame: its saved tensors are counted as logits and as gradients of the head.
-    tallies = [tally for path in frames_of(model) for tally in seen.tallies.get(path, ())]
+    tallies = [tally for path in frames_of(built) for tally in seen.tallies.get(path, ())]
     runs = {run for _, run in seen.layers.calls}
     return StepMemory(
         layers,
         activations=sum(tally.saved for tally in tallies) + sum(seen.extra.values()),
         casts=sum(size for record, size in casts.items() if record not in runs),
         parameters=parameters.total(),
+        trained=sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad),
         flops=_visible_flops(tallies, 0) + _visible_flops(tallies, 1),
     )
 

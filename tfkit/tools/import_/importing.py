@@ -22,9 +22,10 @@ from tfkit.plugin import missing
 from tfkit.plugin.known_specs import NamedSpecs
 from tfkit.plugin.manager import AnyPlugins, Plugins, load_plugins
 from tfkit.plugin.missing import where_it_is
+from tfkit.spec.adapter_files import base_folder
 from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded_names, with_inline_family
-from tfkit.spec.folder import CONFIG, SPEC_KEY, check_no_adapter, has_weights
+from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
 from tfkit.spec.header import quoted_path
 from tfkit.spec.like import with_likes
 from tfkit.spec.load import Spec, read_tree, resolve_spec, take_spec, without_idle
@@ -77,8 +78,8 @@ def import_config(
     """Derive a spec from a config.json.
 
     Args:
-        path: the file, or the folder that holds it. If the model contains a text model, as models of images and text
-            do, and tfkit does not have its type, the text model is imported.
+        path: the file, or the folder that holds it, or the folder of an adapter for its model. If the model contains a
+            text model, as models of images and text do, and tfkit does not have its type, the text model is imported.
         family: a spec whose family defines the fields; by default tfkit's spec for the file's `model_type`.
         name: the name of the model; by default the name of its folder.
         plugins: the components to choose from.
@@ -144,9 +145,9 @@ def _spec_tree(source: _Source, folder: Path, name: str) -> Mapping:
 
 
 def _config_path(path: Path) -> Path:
-    """Return the config.json of a folder, or the file itself. Raise SpecError for the folder of an adapter."""
+    """Return the config.json of a folder, or of the model that its adapter changes; or the file itself."""
     if os.path.isdir(path) and not os.path.exists(path / CONFIG):
-        check_no_adapter(path)
+        path = base_folder(path)
     return path / CONFIG if os.path.isdir(path) else path
 
 

@@ -9,5 +9,6 @@ import tfkit
 def tfkit_save_layouts() -> list[type[tfkit.Layout]]:
     """Return the built-in layouts."""
     from tfkit.tools.save.built_in_layouts import HuggingfaceLayout, TfkitLayout
+    from tfkit.tools.save.peft import PeftLayout
 
-    return [TfkitLayout, HuggingfaceLayout]
+    return [TfkitLayout, HuggingfaceLayout, PeftLayout]

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import checked
 from tfkit.building.builder import assemble_model, graph_of
 from tfkit.building.model import BuiltModel, complete_model
+from tfkit.checkpoint.adapters import merged_tensors
 from tfkit.nn import Softmax
 
 
@@ -66,7 +67,7 @@ def written_out(model: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, Tensor
         with torch.device("meta"):
             _TWINS[model] = assemble_model(graph, attention_backend="eager")
     twin = _TWINS[model].eval()
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = merged_tensors(model)
     if tensors.keys() != {name for name, _ in (*twin.named_parameters(), *twin.named_buffers())}:
         raise ValueError(f"`{graph.name}` must have the parameters that it was built with: its modules were changed")
     return twin, tensors

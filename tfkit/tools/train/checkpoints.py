@@ -22,13 +22,12 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from tfkit.arguments import name_of
-from tfkit.building.builder import graph_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
-from tfkit.checkpoint.folder_format import write_model
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import label_of
 from tfkit.run.run_facts import read_facts, read_json
+from tfkit.run.training.adapters import checkpoint_tensors, weights_file, write_weights
 from tfkit.run.training.checkpoint import (
     LOSS,
     SEPARATOR,
@@ -38,7 +37,7 @@ from tfkit.run.training.checkpoint import (
     named_for,
     tensors_of_owner,
 )
-from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, TENSORS, WEIGHTS, checkpoints_in
+from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, TENSORS, checkpoints_in
 from tfkit.spec.header import quoted_path
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.companions import Companions
@@ -71,7 +70,7 @@ class CheckpointState(BaseModel):
     callbacks: list[dict[str, Any]]
     """The state of each callback."""
     model: str
-    """Digest of the tensors in `model.safetensors`."""
+    """Digest of the weights; with adapters, of the weights that they change, too."""
     optimizer: str
     """Digest of the tensors in `optimizer.safetensors`."""
     metrics: str
@@ -110,12 +109,13 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint to an empty folder; `metrics` is the digest of `metrics.jsonl` up to `position`."""
     companions.write(target)
-    write_model(checkpoint.model, graph_of(checkpoint.model), target)
+    write_weights(checkpoint.model, target)
+    weights = target / weights_file(checkpoint.model)
     save_file(dict(checkpoint.optimizer), target / OPTIMIZER)
-    shutil.copymode(target / WEIGHTS, target / OPTIMIZER)
+    shutil.copymode(weights, target / OPTIMIZER)
     if checkpoint.tensors:
         save_file(dict(checkpoint.tensors), target / TENSORS)
-        shutil.copymode(target / WEIGHTS, target / TENSORS)
+        shutil.copymode(weights, target / TENSORS)
     state = {
         "format": FORMAT,
         "meaning": run.digest,
@@ -125,7 +125,7 @@ def write_checkpoint(
         "skipped": checkpoint.skipped,
         "callbacks": checkpoint.callbacks,
         # Read back from the disk: a file that cannot be read fails here, before an older checkpoint is removed.
-        "model": content_of(target / WEIGHTS),
+        "model": content_of(weights),
         "optimizer": content_of(target / OPTIMIZER),
         "metrics": metrics,
         "tensors": content_of(target / TENSORS) if checkpoint.tensors else None,
@@ -158,9 +158,11 @@ def read_checkpoint(
             model.
     """
     state = _read_state(folder, run, branch=branch, earlier=earlier)
-    with TensorFiles.open(folder / WEIGHTS) as file:
-        _check_names(folder / WEIGHTS, _tensor_descriptions(model.state_dict()), _tensor_descriptions(file.names))
-        weights = checked_tensors(file, folder / WEIGHTS, state.model)
+    path = folder / weights_file(model)
+    with TensorFiles.open(path) as opened:
+        file = opened.adapters[-1] if opened.adapters else opened
+        _check_names(path, _tensor_descriptions(checkpoint_tensors(model)), _tensor_descriptions(file.names))
+        weights = checked_tensors(file, path, state.model)
     with TensorFiles.open(folder / OPTIMIZER) as file:
         names = {name for name, _ in model.named_parameters()}
         _check_parameters(folder / OPTIMIZER, names, file.names)

@@ -266,6 +266,7 @@ def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
 
     rows = [
         ("parameters", f"{plan.parameters:,}"),
+        *([("trained, of adapters", f"{plan.trained:,}")] if plan.trained else []),
         ("steps", f"{plan.steps:,}"),
         ("tokens", f"{plan.tokens:,}"),
         *([("padding, in addition", f"{plan.padding:,}")] if plan.padding else []),

@@ -14,6 +14,7 @@ from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import bytes_of_states
 from tfkit.tools.cost.devices import Device
 from tfkit.tools.cost.step_memory import StepMemory, memory_of_step
+from tfkit.tools.train.plan import trained_model
 
 NUMBER = 4
 """Bytes of a float32 number, the dtype of weights, gradients and optimizer states."""
@@ -96,7 +97,7 @@ def per_process(
     counted = {} if counted is None else counted
     if micro not in counted:
         bfloat16 = run.config.precision == "bfloat16"
-        counted[micro] = memory_of_step(run.graph, micro, run.longest, bfloat16=bfloat16)
+        counted[micro] = memory_of_step(trained_model(run), micro, run.longest, bfloat16=bfloat16)
     memory, total = counted[micro], counted[micro].parameters
     layers = _layer_sizes(run, memory)
     largest, single = max(layers, default=0), total - sum(layers)
@@ -104,14 +105,15 @@ def per_process(
     rows = micro * run.longest
     vocabulary = max((node.output.width or 0 for node in run.graph.nodes if node.output.type == "logits"), default=0)
     steps = -(-sequences // micro)
-    gathers = (shard - 1) / shard * (2 * sent * sum(layers) + NUMBER * single + NUMBER * total)
-    copied = 2 * (processes - shard) / processes * NUMBER * total / shard
-    weights, states = -(-NUMBER * total // shard), -(-bytes_of_states(optimizer, NUMBER) * total // shard)
+    gathers = (shard - 1) / shard * (2 * sent * sum(layers) + NUMBER * single + NUMBER * memory.trained)
+    copied = 2 * (processes - shard) / processes * NUMBER * memory.trained / shard
+    weights, gradients = -(-NUMBER * total // shard), -(-NUMBER * memory.trained // shard)
+    states = -(-bytes_of_states(optimizer, NUMBER) * memory.trained // shard)
     logits = NUMBER * vocabulary * -(-rows // chunk_count(rows, vocabulary)) if vocabulary else 0
     layer = max((layer.kept for layer in memory.layers.values()), default=memory.activations)
     copies = NUMBER * single + 2 * sent * largest if processes > 1 else 0
-    evaluated = 2 * weights + states + copies + layer + 2 * logits
-    shared = {"weights": weights, "gradients": weights, "states": states}
+    evaluated = weights + gradients + states + copies + layer + 2 * logits
+    shared = {"weights": weights, "gradients": gradients, "states": states}
     moments = _peak_moments(memory, machine, _gathered_bytes(processes, machine, run.graph, single, largest), logits)
     fullest = max(moments, key=lambda moment: sum(moment.values()))
     return PerProcess(

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 
 from tfkit.building.builder import build
+from tfkit.building.edits import MeasuredModel
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, mean_length
 from tfkit.run.contract import IGNORE_INDEX, Batch, MetricConfig
+from tfkit.run.training.adapters import adapters_description, insert_adapters
 from tfkit.run.training.layers import matrices_in_float8
 from tfkit.run.training.order import indices_of
 from tfkit.tools.common.modes import Optimizer
@@ -33,7 +35,8 @@ class Plan:
     Attributes:
         name: the name of the run.
         digest: the digest of the run.
-        parameters: the number of parameters of the model.
+        parameters: the number of parameters of the model, including adapters.
+        trained: the number of parameters of the adapters, which alone are trained; None without adapters.
         steps: the number of steps.
         tokens: the total number of positions that the steps train on, without padding.
         padding: the number of positions of padding in addition to `tokens`, predicted from the batches of five steps.
@@ -51,6 +54,7 @@ class Plan:
     name: str
     digest: str
     parameters: int
+    trained: int | None
     steps: int
     tokens: int
     padding: int
@@ -70,16 +74,18 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
     """
     config = run.config
     micro = config.micro_batch
-    longest = cost(run.graph, batch=micro, length=run.longest, dtype=torch.float32, optimizer=states_of(run))
+    model = trained_model(run)
+    longest = cost(model, batch=micro, length=run.longest, dtype=torch.float32, optimizer=states_of(run))
     costs = longest
     if run.length != run.longest:
-        costs = cost(run.graph, batch=micro, length=run.length, dtype=torch.float32, optimizer=states_of(run))
+        costs = cost(model, batch=micro, length=run.length, dtype=torch.float32, optimizer=states_of(run))
     total, parts = costs.total, run.sizes.before(run.steps + 1) / run.steps / micro * run.fill
     windows = run.data.examples("train", "sequential")
     return Plan(
         name=config.name,
         digest=run.digest,
         parameters=total.parameters,
+        trained=trained_parameters(model),
         steps=run.steps,
         tokens=round(run.tokens_before(run.steps + 1)),
         padding=round(run.steps * run.tokens_of_step * padding_of(run)),
@@ -91,6 +97,22 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
         float8=config.machine.float8 and matrices_in_float8(build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _sampled_steps(run)),
     )
+
+
+def trained_model(run: Run) -> MeasuredModel:
+    """Return the model of a run as its steps train it: with its adapters, which then alone have gradients."""
+    if run.config.adapters is None:
+        return MeasuredModel(run.graph)
+    model = build(run.graph, device="meta")
+    insert_adapters(model, run)
+    return MeasuredModel(run.graph, model, (adapters_description(model),))
+
+
+def trained_parameters(model: MeasuredModel) -> int | None:
+    """Return the number of parameters of adapters; None for a model without adapters."""
+    if model.module is None:
+        return None
+    return sum(parameter.numel() for parameter in model.module.parameters() if parameter.requires_grad)
 
 
 def _sampled_steps(run: Run) -> list[int]:
@@ -143,7 +165,7 @@ def _minimum_seconds(run: Run, parts: float, costs: Cost, device: Device | None)
         return None
     precision, micro = run.config.precision, run.config.micro_batch
     if precision != "float32":
-        costs = cost(run.graph, batch=micro, length=run.length, dtype=precision, optimizer=states_of(run))
+        costs = cost(trained_model(run), batch=micro, length=run.length, dtype=precision, optimizer=states_of(run))
     return run.steps * parts * replace(costs, dtype=run.config.fastest).floor(device).seconds
 
 
@@ -174,7 +196,7 @@ def device_utilisation(run: Run, tokens_per_second: float, device: Device | None
     if device is None:
         return None
     precision = run.config.precision
-    total = cost(run.graph, batch=1, length=run.length, dtype=precision).total
+    total = cost(trained_model(run), batch=1, length=run.length, dtype=precision).total
     examples = tokens_per_second / float(mean_length(run.data)) * run.fill
     share = examples / device.flops(precision)
     full = total.flops_forward + total.flops_backward

@@ -28,8 +28,6 @@ import torch
 from safetensors import SafetensorError
 from torch import fx
 
-from tfkit.building.builder import graph_of
-from tfkit.checkpoint.folder_format import write_model
 from tfkit.commands import check_inside, write_file, writing, written_folder
 from tfkit.errors import Diagnostic, Invalid, SpecError, SpecWarning, quoted
 from tfkit.plugin.discover import BUILT_IN, tfkit_version
@@ -38,8 +36,9 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
 from tfkit.run.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
 from tfkit.run.run_spec import render_run
+from tfkit.run.training.adapters import weights_file, write_weights
 from tfkit.run.training.checkpoint import Checkpoint, Restored
-from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, WEIGHTS, checkpoints_in, latest_checkpoint, step_of
+from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, quoted_path
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.atomic_files import NEW_NAME, check_entries, remove_leftover_folders, staging_folder, try_lock
@@ -226,9 +225,9 @@ class RunFolder:
             raise Invalid("", f"the folder {quoted(name)} of the run must hold a model, or not exist")
         with written_folder(folder, SafetensorError, inside=self.folder) as target:
             self.companions.write(target)
-            write_model(model, graph_of(model), target)
+            write_weights(model, target)
             # Read back from the disk, before an older folder is removed.
-            digest = content_of(target / WEIGHTS)
+            digest = content_of(target / weights_file(model))
             (target / STATE).write_text(f"{json.dumps({'model': digest})}\n", encoding="utf-8")
 
     def close(self) -> None:

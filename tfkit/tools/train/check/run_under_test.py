@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.builder import build
+from tfkit.checkpoint.adapters import Matrices, Matrix
 from tfkit.checkpoint.selection import is_match, matches_any
 from tfkit.component import Component
 from tfkit.errors import Diagnostic, Invalid, SpecError
@@ -27,7 +28,8 @@ from tfkit.reference.training import OF_RUNS
 from tfkit.run.checked_run import Run, check_run, positions_of
 from tfkit.run.contract import Batch, Callback, CallbackConfig, Data, Examples, Ids, LossSum, Order, Training
 from tfkit.run.guarded_data import GuardedData
-from tfkit.run.run_spec import ENDS, EvalConfig, RunSpec, SavingConfig, SplitConfig
+from tfkit.run.run_spec import ENDS, AdaptersConfig, EvalConfig, RunSpec, SavingConfig, SplitConfig
+from tfkit.run.training.adapters import checkpoint_tensors, chosen_matrices, insert_adapters
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.processes import Processes
@@ -150,7 +152,9 @@ class RunUnderTest:
 
     @cached_property
     def _model(self) -> fx.GraphModule:
-        model = redraw_parameters(build(self.run.graph, seed=self.seed), self.seed).double()
+        model = build(self.run.graph, seed=self.seed)
+        insert_adapters(model, self.run)
+        model = redraw_parameters(model, self.seed).double()
         if self.run.config.freeze:
             freeze_parameters(model, self.run.config.freeze)
         return model
@@ -209,8 +213,12 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     changes["eval"] = _small_evaluation(config, plugins)
     small = config.model_copy(update=changes)
     graph, words = _reduced_graph(full, data, plugins)
-    small = small.model_copy(update=_matching_patterns(small, build(graph, device="meta")))
+    small = small.model_copy(update={"adapters": _small_adapters(config, build(graph, device="meta"))})
     file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES))
+    outline = build(graph, device="meta")
+    insert_adapters(outline, replace(full, file=file, graph=graph))
+    small = small.model_copy(update=_matching_patterns(small, outline))
+    file = replace(file, config=small)
     sizes = f"{SEQUENCES} of {config.batch.largest} sequences"
     words = ", ".join([sizes, *([f"{length} of {config.batch.length} positions"] if length else []), words])
     subject = RunUnderTest(full, replace(full, file=file, graph=graph), plugins, words.rstrip(", "), seed, kinds)
@@ -268,6 +276,20 @@ def _reduced_graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]
     return reduced.graph, reduced.words
 
 
+def _small_adapters(config: RunSpec, model: fx.GraphModule) -> AdaptersConfig | None:
+    """Return the adapters of a run with the targets that match a layer of a model, and at most a rank that fits all."""
+    if config.adapters is None:
+        return None
+    targets = dict[str, list[Matrix]]()
+    for target in config.adapters.targets:
+        with suppress(Invalid):
+            changes = {"targets": (target,), "rank": 1}
+            targets[target] = [*chosen_matrices(Matrices.of(model), config.adapters.model_copy(update=changes), model)]
+    smallest = min(min(matrix.shape) for matrices in targets.values() for matrix in matrices)
+    changes = {"targets": tuple(targets), "rank": min(config.adapters.rank, smallest), "start": None}
+    return config.adapters.model_copy(update=changes)
+
+
 def _matching_patterns(config: RunSpec, model: fx.GraphModule) -> dict[str, Any]:
     """Return the patterns of a run that match a parameter of a model."""
     names = [name for name, _ in model.named_parameters()]
@@ -303,7 +325,7 @@ class Notes:
 
     def save(self, checkpoint: Checkpoint) -> None:
         weights, optimizer, tensors = map(
-            copied_tensors, (checkpoint.model.state_dict(), checkpoint.optimizer, checkpoint.tensors)
+            copied_tensors, (checkpoint_tensors(checkpoint.model), checkpoint.optimizer, checkpoint.tensors)
         )
         rest = checkpoint.callbacks, checkpoint.ended, checkpoint.skipped, tensors
         self.checkpoints.append(Restored(checkpoint.step, weights, optimizer, *rest))
