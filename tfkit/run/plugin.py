@@ -22,6 +22,7 @@ MODULES = (
     "optimizers",
     "over",
     "pairs",
+    "parametrizations",
     "preferences",
     "regression",
     "schedules",
