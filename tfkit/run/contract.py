@@ -523,6 +523,8 @@ class Growth:
     """Rows and columns at the base sizes."""
     shape: tuple[int, int]
     """Rows and columns of the model."""
+    width: float = 1.0
+    """The ratio of the widths of the sequences or vectors that the block of the weight computes or takes."""
     depth: float = 1.0
     """The ratio of the numbers of layers, for a weight in a layer; 1 elsewhere."""
 
@@ -569,13 +571,13 @@ class ParametrizationConfig(Component):
     covers_depth: ClassVar[bool] = False
     """True if it has a rule for numbers of layers that differ."""
 
-    base: dict[str, PositiveCount] = Field(default_factory=dict)
-    """The base sizes: paths of the model, as `--set` takes them, with integers, such as `model.d_model: 64`."""
+    base: dict[str, PositiveCount | PositiveFloat] | None = None
+    """The base sizes: paths of the model, as `--set` takes them, with numbers, such as `model.d_model: 64`."""
 
     def check(self) -> None:
         """Raise `Invalid` for a base size that is not a size of the model."""
         super().check()
-        for path in self.base:
+        for path in self.base or ():
             if not path.startswith("model."):
                 help = f"write `model.{path}`"
                 raise Invalid(f"base.{path}", f"a base size must be a path of the model; got `{path}`", help=help)

@@ -16,6 +16,7 @@ from tfkit.component import AttentionConfig, Config, Layer, MixerConfig, Residua
 from tfkit.errors import Invalid
 from tfkit.graph.expand import Graph, Node, expand
 from tfkit.run.contract import ParametrizationConfig
+from tfkit.spec.document import MODEL
 from tfkit.spec.load import Spec
 from tfkit.spec.merge import Change
 from tfkit.spec.provenance import Provenance
@@ -29,9 +30,28 @@ ValuePath = tuple[str, ...]
 
 def base_changes(config: ParametrizationConfig, root: TextMapping, provenance: Provenance) -> Iterator[Change]:
     """Yield the changes of a run that give its model the base sizes."""
-    for path, size in config.base.items():
+    for path, size in (config.base or {}).items():
         span = provenance.span((PARAMETRIZATION, "base", path)) or root.span
         yield Change(tuple((key, span) for key in path.split(".")), Scalar(size, span))
+
+
+def base_numbers(spec: Spec, base: Spec) -> dict[str, float]:
+    """Return every number that differs at the base sizes, by its path in a run.
+
+    A run folder contains them instead of the sizes in the run's file, because in its model no value depends on others.
+    Raises `Invalid` if the two models differ in more than numbers.
+    """
+    here, there = dict(parts((), spec.model)), dict(parts((), base.model))
+    values = {path: value for path, value in there.items() if not isinstance(value, Config | tuple | Mapping)}
+    changed = {path: value for path, value in values.items() if path not in here or here[path] != value}
+    for path in here.keys() ^ there.keys() | {path for path, value in changed.items() if not _is_number(value)}:
+        message = f"the base sizes must not change the components of the model; got a change of `{'.'.join(path)}`"
+        raise Invalid("base", message)
+    return {".".join((MODEL, *path)): value for path, value in changed.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def with_factors(config: ParametrizationConfig, spec: Spec, base: Spec) -> Spec:
@@ -70,6 +90,14 @@ def depth_ratio(node: Node, base: Node) -> float:
     return node.stack.depth / base.stack.depth if node.stack is not None and base.stack is not None else 1.0
 
 
+def width_ratio(node: Node, base: Node) -> float:
+    """Return the ratio of the widths of the sequence or vector that a node computes or, as heads do, takes."""
+    for signal, before in ((node.output, base.output), *zip(node.signals.values(), base.signals.values(), strict=True)):
+        if not isinstance(signal, list | tuple) and signal.type in ("sequence", "vector"):
+            return signal.width / before.width if signal.width and before.width else 1.0
+    return 1.0
+
+
 def head_width_ratio(node: Node, base: Node) -> float:
     """Return the ratio of the widths of the table that a head multiplies by; 1 for any other node."""
     ratios = [
@@ -95,8 +123,6 @@ class _Factors:
     def values(self) -> dict[ValuePath, Any]:
         """Return the values to set, by their paths in the spec."""
         here, there = dict(parts((), self.graph.spec.model)), self._base_parts
-        if different := sorted(".".join(path) for path in here.keys() ^ there.keys()):
-            raise Invalid("base", f"the base sizes must not change the components of the model; got `{different[0]}`")
         # Numbers that are computed from sizes, such as the root of a width, keep their values at the base sizes.
         values = {path: there[path] for path, value in here.items() if isinstance(value, float)}
         values = {path: value for path, value in values.items() if value != here[path]}
@@ -201,11 +227,14 @@ class _Factors:
         return {(*path, "scale"): base.score_scale * factor}
 
     def _check_state(self, config: MixerConfig, base: MixerConfig, path: ValuePath) -> None:
-        """Raise `Invalid` for a mixer whose state grows in two axes: it contains sums over a width that grows."""
+        """Raise `Invalid` for a mixer whose state may contain sums over a width that grows.
+
+        A state of several heads may have more heads, and the state of a single head one larger axis.
+        """
         pairs = zip(config.cached or (), base.cached or (), strict=True)
         for state, before in ((state, before) for state, before in pairs if isinstance(state, State)):
-            sizes = zip(state.shape(1), before.shape(1), strict=True)
-            if sum(size != base_size for size, base_size in sizes) > 1:
+            grown = [size != base_size for size, base_size in zip(state.shape(1), before.shape(1), strict=True)]
+            if sum(grown) > 1 or (state.heads > 1 and any(grown[1:])):
                 message = f"`{self.config.kind_name()}` has no rule for wider heads of the mixer `{config.kind_name()}`"
                 help = "let the number of heads grow, and keep their width"
                 raise Invalid("base", f"{message}, as in `{'.'.join(path)}`", help=help)

@@ -15,7 +15,7 @@ from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Data
 from tfkit.run.guarded_data import GuardedData, guarded_call
-from tfkit.run.parametrization import PARAMETRIZATION, base_changes, with_factors
+from tfkit.run.parametrization import PARAMETRIZATION, base_changes, base_numbers, with_factors
 from tfkit.run.run_spec import ENDS, RunSpec
 from tfkit.spec.arithmetic import is_arithmetic
 from tfkit.spec.extending import short_path
@@ -122,12 +122,15 @@ def resolve_run(text: RunText, plugins: Plugins, *, loaded: dict[str, Data] | No
     with of_model():
         written = resolve_spec(model_of_run(text, data), plugins, file=text.file)
     spec, base = written, None
-    if config.parametrization.base:
+    if config.parametrization.base is not None:
         base = _base_model(config, text, data, provenance, plugins)
         try:
+            numbers = base_numbers(written, base)
             spec = with_factors(config.parametrization, written, base)
         except Invalid as error:
             raise SpecError(diagnostic_of(error, (PARAMETRIZATION,), provenance)) from error
+        parametrization = config.parametrization.model_copy(update={"base": numbers})
+        config = config.model_copy(update={PARAMETRIZATION: parametrization})
     warnings: Iterable[Invalid] = getattr(data, "warnings", ())
     notes = tuple(diagnostic_of(warning, ("data",), provenance) for warning in warnings)
     written_if_scaled = None if spec is written else written

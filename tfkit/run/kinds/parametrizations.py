@@ -1,14 +1,16 @@
 """Parametrizations: how rates, initial values and factors of a model follow from smaller base sizes.
 
 The table of muP, in the form without factors in the model: columns are the ratios of a weight's inputs, rows the ratios
-of its outputs, and L the ratio of the numbers of layers.
+of its outputs, and width the ratio of the residual stream.
 
     role                   std              adam: lr      decay      eps         sgd: lr
-    hidden                 columns ** -0.5  1 / columns   columns    1 / rows    rows / columns
-    input, vector, table   1                1             1          1 / rows    rows
+    hidden                 columns ** -0.5  1 / columns   columns    1 / width   rows / columns
+    input, vector, table   1                1             1          1 / width   rows
     output                 1 / columns      1 / columns   columns    1           1 / columns
-    latent                 columns ** -0.5  1 / columns   columns    1 / columns (no rule)
+    latent                 columns ** -0.5  1 / columns   columns    1 / width   (no rule)
     fixed                  1                1             1          1           1
+
+CompleteP divides epsilon of the weights in layers by the ratio of the numbers of layers.
 
 An output matrix with std 1, rate 1 and a factor 1 / columns of the logits, as in the papers, has the same values and
 the same updates. A head with the table of an embedding has this factor, because the table is an input. Matrices that
@@ -47,7 +49,7 @@ class MuPConfig(ParametrizationConfig):
     def check(self) -> None:
         """Raise `Invalid` without base sizes."""
         super().check()
-        if not self.base:
+        if self.base is None:
             help = "add the sizes at which the run is tuned, such as `base: {model.d_model: 64}`"
             raise Invalid("", f"`{self.kind_name()}` has no effect without `base`", help=help)
 
@@ -62,17 +64,16 @@ class MuPConfig(ParametrizationConfig):
             message = f"`{self.kind_name()}` has no rule for the weight decay of the optimizer `{kind}`"
             raise Invalid("", message, help="use `adamw`, or remove `weight_decay`")
         if growth.role in ("input", "vector", "table"):
-            std, adam, eps, sgd = 1.0, 1.0, 1 / rows, rows
+            std, adam, sgd = 1.0, 1.0, rows
         elif growth.role == "output":
-            std, adam, eps, sgd = 1 / columns, 1 / columns, 1.0, 1 / columns
+            std, adam, sgd = 1 / columns, 1 / columns, 1 / columns
         else:
             std, adam, sgd = columns**-0.5, 1 / columns, rows / columns
-            eps = 1 / columns if growth.role == "latent" else 1 / rows
         if optimizer.update == "matrix":
             lr = _update_size(growth.shape, optimizer) / _update_size(growth.base, optimizer)
             return Factors(std, lr, 1 / lr)
         if optimizer.update == "adam":
-            return Factors(std, adam, 1 / adam, eps)
+            return Factors(std, adam, 1 / adam, 1.0 if growth.role == "output" else 1 / growth.width)
         if growth.role == "latent":
             message = f"`{self.kind_name()}` has no rule for matrices onto a fixed width with the optimizer `{kind}`"
             raise Invalid("", message, help="use `adamw`")

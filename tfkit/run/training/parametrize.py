@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from tfkit.graph.wiring import heads_of_tables
 from tfkit.nn import Linear, StackedLinear, part
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Factors, Growth, OptimizerConfig, ParametrizationConfig, Role
-from tfkit.run.parametrization import depth_ratio, head_width_ratio
+from tfkit.run.parametrization import depth_ratio, head_width_ratio, width_ratio
 from tfkit.run.training.optimizer import ParameterRule, Rules, matrices_of
 from tfkit.torch_private.dispatch import DispatchMode
 
@@ -42,10 +43,11 @@ def parameter_rules(run: Run) -> Rules | None:
     if base is None:
         return None
     with run.guarded(config, "`factors`", "parametrization"):
-        return _rules(config, run.config.optimizer, run.graph, base)
+        return rules_of(config, run.config.optimizer, run.graph, base)
 
 
-def _rules(config: ParametrizationConfig, optimizer: OptimizerConfig, graph: Graph, base: Graph) -> Rules:
+def rules_of(config: ParametrizationConfig, optimizer: OptimizerConfig, graph: Graph, base: Graph) -> Rules:
+    """Return the rules of a model. `base` is its graph at the base sizes. Raises `Invalid` as `parameter_rules`."""
     model, small = (build(sized, device="meta") for sized in (graph, base))
     fills, small_fills = (initial_values(built) for built in (model, small))
     matrices = {} if optimizer.rest is None else matrices_of(model)
@@ -85,13 +87,14 @@ def _check_equal_settings(name: str, factors: Sequence[Factors], config: Paramet
 
 
 def _base_name(name: str, graph: Graph, base: Graph) -> str:
-    """Return the name of a weight at the base sizes; in a layer, the name in the first layer of the same variant."""
+    """Return the name of a weight at the base sizes; in a layer, the name in a layer of the same variant."""
     node_name, _, inside = name.partition(".")
     stack, small = graph.node(node_name).stack, base.node(node_name).stack
     if stack is None or small is None:
         return name
     for number, layer in enumerate(stack.layers):
-        twin = small.variants[layer.name][0]
+        twins = small.variants[layer.name]
+        twin = twins[stack.variants[layer.name].index(number) % len(twins)]
         prefixes = {f"layers.{number}.": f"layers.{twin}."}
         if layer.context is not None:
             prefixes[f"{layer.context}."] = f"{small.layers[twin].context}."
@@ -109,7 +112,9 @@ def growths_of(model: fx.GraphModule, small: fx.GraphModule, name: str, before: 
         raise Invalid("base", f"the model must have the weight `{name}` at the base sizes, with as many axes")
     graph: Graph = model.meta["graph"]
     node = graph.node(name.partition(".")[0])
-    depth = depth_ratio(node, small.meta["graph"].node(node.name)) if name.startswith(f"{node.name}.layers.") else 1.0
+    base_node = small.meta["graph"].node(node.name)
+    width, in_layer = width_ratio(node, base_node), name.startswith(f"{node.name}.layers.")
+    depth = depth_ratio(node, base_node) if in_layer else 1.0
     owner, base_owner = (
         built.get_submodule(path.rpartition(".")[0]) for built, path in ((model, name), (small, before))
     )
@@ -121,19 +126,21 @@ def growths_of(model: fx.GraphModule, small: fx.GraphModule, name: str, before: 
         columns = base.size(-1), tensor.size(-1)
         parts, base_parts = (_rows_of(layer) for layer in (owner, base_owner))
         for rows in zip(base_parts, parts, strict=True):
-            yield _growth(rows, columns, depth, is_output=is_output)
+            growth = _growth(rows, columns, is_output=is_output)
+            yield replace(growth, width=width, depth=depth)
     elif isinstance(owner, nn.Embedding):
         _check_fixed(name, base.shape[:1], tensor.shape[:1])
         tied = node.name in heads_of_tables(graph) and name == f"{node.name}.tokens.weight"
         role: Role = "fixed" if base.shape == tensor.shape else "table" if tied else "input"
-        yield Growth(role, (base.size(1), base.size(0)), (tensor.size(1), tensor.size(0)), depth)
+        yield Growth(role, (base.size(1), base.size(0)), (tensor.size(1), tensor.size(0)), width, depth)
     elif isinstance(owner, CONVOLUTIONS):
         _check_fixed(name, base.shape[2:], tensor.shape[2:])
         kernel = math.prod(tensor.shape[2:])
         columns = base.size(1) * kernel, tensor.size(1) * kernel
-        yield _growth((base.size(0), tensor.size(0)), columns, depth, is_output=is_output)
+        growth = _growth((base.size(0), tensor.size(0)), columns, is_output=is_output)
+        yield replace(growth, width=width, depth=depth)
     else:
-        yield _growth_of_other(name, base.shape, tensor.shape, depth)
+        yield replace(_growth_of_other(name, base.shape, tensor.shape), width=width, depth=depth)
 
 
 def _rows_of(layer: nn.Module) -> list[int]:
@@ -151,7 +158,7 @@ def _check_fixed(name: str, base: Sequence[int], shape: Sequence[int]) -> None:
         raise Invalid("base", message, help="remove this size from `base`")
 
 
-def _growth(rows: tuple[int, int], columns: tuple[int, int], depth: float, *, is_output: bool) -> Growth:
+def _growth(rows: tuple[int, int], columns: tuple[int, int], *, is_output: bool) -> Growth:
     """Return the growth of a matrix, from its rows and columns at the base sizes and in the model."""
     (base_rows, n_rows), (base_columns, n_columns) = rows, columns
     role: Role = "fixed"
@@ -159,10 +166,10 @@ def _growth(rows: tuple[int, int], columns: tuple[int, int], depth: float, *, is
         role = "input" if base_columns == n_columns else "hidden"
     elif base_columns != n_columns:
         role = "output" if is_output else "latent"
-    return Growth(role, (base_rows, base_columns), (n_rows, n_columns), depth)
+    return Growth(role, (base_rows, base_columns), (n_rows, n_columns))
 
 
-def _growth_of_other(name: str, base: Sequence[int], shape: Sequence[int], depth: float) -> Growth:
+def _growth_of_other(name: str, base: Sequence[int], shape: Sequence[int]) -> Growth:
     """Return the growth of a weight that is not the matrix of a layer.
 
     A weight with one axis that grows is a vector. With two axes, it is a matrix; its inputs are unknown, so both axes
@@ -171,9 +178,9 @@ def _growth_of_other(name: str, base: Sequence[int], shape: Sequence[int], depth
     pairs = list(zip(base, shape, strict=True))
     grown = [number for number, (size, new) in enumerate(pairs) if size != new]
     if not grown:
-        return Growth("fixed", (math.prod(base), 1), (math.prod(shape), 1), depth)
+        return Growth("fixed", (math.prod(base), 1), (math.prod(shape), 1))
     if len(grown) == 1:
-        return Growth("vector", (math.prod(base), 1), (math.prod(shape), 1), depth)
+        return Growth("vector", (math.prod(base), 1), (math.prod(shape), 1))
     ratios = {new / size for size, new in (pairs[number] for number in grown)}
     if len(grown) > 2 or len(ratios) > 1:
         sizes = " and ".join("x".join(map(str, axes)) for axes in (base, shape))
@@ -181,7 +188,7 @@ def _growth_of_other(name: str, base: Sequence[int], shape: Sequence[int], depth
         raise Invalid("base", message, help="use `tfkit.nn.Linear` in the component, or let both axes grow equally")
     fixed = math.prod(size for size, new in pairs if size == new)
     (rows, new_rows), (columns, new_columns) = (pairs[number] for number in grown)
-    return Growth("hidden", (rows * fixed, columns), (new_rows * fixed, new_columns), depth)
+    return Growth("hidden", (rows * fixed, columns), (new_rows * fixed, new_columns))
 
 
 # ---- initial values ----
@@ -257,11 +264,11 @@ def initial_values(model: fx.GraphModule) -> dict[str, dict[int, Tensor]]:
 
 def _ratio(name: str, values: Tensor | None, base: Tensor | None) -> float:
     """Return the factor from the initial values of a weight to its initial values at the base sizes."""
-    if values is None or base is None or torch.equal(values, base):
+    if values is None or base is None or not (values.std() or base.std()):
         return 1.0
     size, base_size = float(values.abs().max()), float(base.abs().max())
     ratio = base_size / size if size else 0.0
-    if ratio == 0 or float((values * ratio - base).abs().max()) > TOLERANCE * base_size:
+    if not ratio or float((values * ratio - base).abs().max()) > TOLERANCE * base_size:
         message = f"the initial values of `{name}` at the two sizes must differ only by a factor"
         raise Invalid("base", message, help="choose a different `init`")
     return ratio
