@@ -118,12 +118,15 @@ from tfkit.run.contract import Data as Data
 from tfkit.run.contract import DataConfig as DataConfig
 from tfkit.run.contract import DecodedMetric as DecodedMetric
 from tfkit.run.contract import Examples as Examples
+from tfkit.run.contract import Factors as Factors
+from tfkit.run.contract import Growth as Growth
 from tfkit.run.contract import LogitMetric as LogitMetric
 from tfkit.run.contract import LossConfig as LossConfig
 from tfkit.run.contract import LossSum as LossSum
 from tfkit.run.contract import Metric as Metric
 from tfkit.run.contract import MetricConfig as MetricConfig
 from tfkit.run.contract import OptimizerConfig as OptimizerConfig
+from tfkit.run.contract import ParametrizationConfig as ParametrizationConfig
 from tfkit.run.contract import Ratio as Ratio
 from tfkit.run.contract import ScheduleConfig as ScheduleConfig
 from tfkit.run.contract import Tokenizer as Tokenizer

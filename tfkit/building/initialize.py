@@ -128,4 +128,5 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 def generator_of(seed: int, name: str, device: torch.device | str) -> torch.Generator:
     """Return a random generator for a name, independent of the generators of other names."""
-    return torch.Generator(device).manual_seed(_derived_seed(seed, name))
+    of_device = "cpu" if torch.device(device).type == "meta" else device  # the meta device has none
+    return torch.Generator(of_device).manual_seed(_derived_seed(seed, name))

@@ -370,6 +370,16 @@ class AttentionConfig(SublayerConfig):
         return self.n_heads
 
     @property
+    def score_width(self) -> int:
+        """Number of channels over which the score of a query and a key is a sum."""
+        return self.head_width
+
+    @property
+    def score_scale(self) -> float | None:
+        """The factor of the scores, which a field `scale` may set; None if there is no such factor."""
+        return None
+
+    @property
     def pattern_sizes(self) -> Mapping[str, int]:
         """Sizes by letter: h query heads, g key-value heads, r query heads for each of them, d the width of a head."""
         return {"h": self.n_heads, "g": self.kv_heads, "r": self.n_heads // self.kv_heads, "d": self.head_width}

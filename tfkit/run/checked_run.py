@@ -38,6 +38,7 @@ from tfkit.spec.folder import (
     step_of,
     tokenizer_in,
 )
+from tfkit.spec.load import Spec
 from tfkit.spec.messages import diagnostic_of, fault_in
 from tfkit.spec.provenance import Provenance
 from tfkit.spec.read_document import of_model
@@ -87,6 +88,16 @@ class Run:
     def data(self) -> Data:
         """The data of the run."""
         return self.file.data
+
+    @property
+    def written(self) -> Spec:
+        """The model as the run's file describes it, without the factors of the parametrization."""
+        return self.file.written or self.graph.spec
+
+    @cached_property
+    def base_graph(self) -> Graph | None:
+        """The model at the base sizes of the parametrization, if the run sets any."""
+        return None if self.file.base is None else expand(self.file.base)
 
     @cached_property
     def steps(self) -> int:

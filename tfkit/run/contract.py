@@ -1,4 +1,4 @@
-"""The slots of a run: data, tokenizer, loss, optimizer, schedule, metric, callback, tracker.
+"""The slots of a run: data, tokenizer, loss, optimizer, schedule, parametrization, metric, callback, tracker.
 
 A kind for any of these slots is a config, registered like a component of a model. This module does not import torch: a
 run is checked, and its data is read, before any tensor exists.
@@ -432,6 +432,13 @@ class OptimizerConfig(Component):
     """Slot `optimizer`: the update of the weights."""
 
     slot = "optimizer"
+    update: ClassVar[Literal["adam", "sgd", "matrix"] | None] = None
+    """The form of its update, from which a parametrization derives rates. adam: each entry changes by about the rate;
+    sgd: by the rate times the gradient; matrix: all singular values change by about the rate times `matrix_factor`.
+    None: no parametrization has a rule for it."""
+    decoupled: ClassVar[bool] = True
+    """True if a step subtracts rate * weight_decay * weight, and False if weight_decay * weight is added to the
+    gradient before it is normalized."""
 
     lr: PositiveFloat
     """The learning rate, which the schedule multiplies by its factor."""
@@ -447,13 +454,18 @@ class OptimizerConfig(Component):
         """The optimizer of all parameters except matrices inside the model; None if this optimizer takes them all."""
         return None
 
+    def matrix_factor(self, rows: int, columns: int) -> float:
+        """Return the factor of the rate in the update of a matrix, for the form `matrix`."""
+        return 1.0
+
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Build the optimizer of these groups, each with `params`, `lr` and `weight_decay`.
 
-        If the config has a `rest`, the groups of matrices inside the model also have `matrices`: for each parameter,
-        the number of rows of each matrix in it. Parameters of fused or stacked layers contain several matrices. The
-        state of the optimizer must consist of tensors, and depend only on the gradients and settings of all steps.
+        A parametrization adds `eps` to the groups of a config that has this field. If the config has a `rest`, the
+        groups of matrices inside the model also have `matrices`: for each parameter, the number of rows of each matrix
+        in it. Parameters of fused or stacked layers contain several matrices. The state of the optimizer must consist
+        of tensors, and depend only on the gradients and settings of all steps.
         """
 
 
@@ -488,6 +500,105 @@ class ScheduleConfig(Component):
 def count_of(number: int | float, steps: int) -> int:
     """Convert a number of steps, or a fraction of `steps`, to a number of steps."""
     return number if isinstance(number, int) else round(number * steps)
+
+
+# ---- parametrization ----
+
+
+Role = Literal["hidden", "input", "vector", "table", "output", "latent", "fixed"]
+"""The role of a weight, from the axes that grow between the base sizes and the sizes of a model. hidden: rows and
+columns of a matrix; input: only its rows, or the width of a table; vector: the axis of a bias, a gain or a different
+weight that is no matrix; table: the width of a table that a head shares; output: only the columns of a matrix that
+computes an output of the model; latent: only the columns of another matrix, such as a router; fixed: none."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The shape of a weight at the base sizes and at the sizes of a model.
+
+    Rows are outputs and columns are inputs; a vector has a single column. Of a fused or stacked weight, this is one of
+    its matrices.
+    """
+
+    role: Role
+    base: tuple[int, int]
+    """Rows and columns at the base sizes."""
+    shape: tuple[int, int]
+    """Rows and columns of the model."""
+    width: float = 1.0
+    """The ratio of the widths of the sequences or vectors that the block of the weight computes or takes."""
+    depth: float = 1.0
+    """The ratio of the numbers of layers, for a weight in a layer; 1 elsewhere."""
+
+    @property
+    def rows(self) -> float:
+        """The ratio of the rows."""
+        return self.shape[0] / self.base[0]
+
+    @property
+    def columns(self) -> float:
+        """The ratio of the columns."""
+        return self.shape[1] / self.base[1]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors of the settings of a weight, relative to a model of the base sizes."""
+
+    std: float = 1.0
+    """Factor of the standard deviation of the initial values."""
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    eps: float = 1.0
+
+    def under(self, forward: float, *, squared: bool) -> Factors:
+        """Return the factors of a weight that the model multiplies by `forward`.
+
+        The product of weight and factor then has the same initial values and the same updates as the weight had. With
+        `squared`, an update is proportional to the gradient, which the factor also multiplies.
+        """
+        rate = forward**2 if squared else forward
+        return Factors(self.std / forward, self.lr / rate, self.weight_decay * rate, self.eps * forward)
+
+
+class ParametrizationConfig(Component):
+    """Slot `parametrization`: rates, initial values and factors of a model, derived from smaller base sizes.
+
+    What is tuned for the model at its base sizes then holds for the model of the run.
+    """
+
+    slot = "parametrization"
+    rescales: ClassVar[bool] = True
+    """False if the settings of the run and the values of the spec apply unchanged."""
+    covers_depth: ClassVar[bool] = False
+    """True if it has a rule for numbers of layers that differ."""
+
+    base: dict[str, PositiveCount | PositiveFloat] | None = None
+    """The base sizes: paths of the model, as `--set` takes them, with numbers, such as `model.d_model: 64`."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for a base size that is not a size of the model."""
+        super().check()
+        for path in self.base or ():
+            if not path.startswith("model."):
+                help = f"write `model.{path}`"
+                raise Invalid(f"base.{path}", f"a base size must be a path of the model; got `{path}`", help=help)
+
+    @abstractmethod
+    def factors(self, growth: Growth, optimizer: OptimizerConfig) -> Factors:
+        """Return the factors of a weight that this optimizer updates. Raise `Invalid` if there is no rule."""
+
+    def head_factor(self, width: float) -> float:
+        """Return the factor of the logits of a head with the table of an embedding whose width grows by `width`."""
+        return 1.0
+
+    def score_factor(self, width: float) -> float:
+        """Return the factor of attention scores whose sums have `width` times as many terms."""
+        return 1.0
+
+    def branch_factor(self, depth: float) -> float:
+        """Return the factor of the outputs of sublayers in a stack with `depth` times as many layers."""
+        return 1.0
 
 
 # ---- metrics, callbacks, trackers ----

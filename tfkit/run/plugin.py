@@ -23,6 +23,7 @@ MODULES = (
     "optimizers",
     "over",
     "pairs",
+    "parametrizations",
     "preferences",
     "regression",
     "schedules",

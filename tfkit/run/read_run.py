@@ -15,6 +15,7 @@ from tfkit.errors import Diagnostic, Invalid, Source, Span, SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import Data
 from tfkit.run.guarded_data import GuardedData, guarded_call
+from tfkit.run.parametrization import PARAMETRIZATION, base_changes, base_numbers, with_factors
 from tfkit.run.run_spec import ENDS, RunSpec
 from tfkit.spec.arithmetic import is_arithmetic
 from tfkit.spec.extending import short_path
@@ -47,11 +48,16 @@ class RunFile:
 
     config: RunSpec
     model: Spec
+    """The model that is trained, with the factors of the parametrization."""
     data: Data
     provenance: Provenance
     file: str
     notes: tuple[Diagnostic, ...] = ()
     """Warnings."""
+    written: Spec | None = None
+    """The model as the run's file describes it, if the parametrization adds factors."""
+    base: Spec | None = None
+    """The model at its base sizes, if the run sets any."""
 
     def place(self, path: tuple[str, ...]) -> Span | None:
         """Return the location of a value of the run."""
@@ -114,10 +120,36 @@ def resolve_run(text: RunText, plugins: Plugins, *, loaded: dict[str, Data] | No
     config, provenance = resolve_document(text.root, RunSpec, plugins)
     config, data = _run_with_data(config, provenance, {} if loaded is None else loaded)
     with of_model():
-        spec = resolve_spec(model_of_run(text, data), plugins, file=text.file)
+        written = resolve_spec(model_of_run(text, data), plugins, file=text.file)
+    spec, base = written, None
+    if config.parametrization.base is not None:
+        base = _base_model(config, text, data, provenance, plugins)
+        try:
+            numbers = base_numbers(written, base)
+            spec = with_factors(config.parametrization, written, base)
+        except Invalid as error:
+            raise SpecError(diagnostic_of(error, (PARAMETRIZATION,), provenance)) from error
+        parametrization = config.parametrization.model_copy(update={"base": numbers})
+        config = config.model_copy(update={PARAMETRIZATION: parametrization})
     warnings: Iterable[Invalid] = getattr(data, "warnings", ())
     notes = tuple(diagnostic_of(warning, ("data",), provenance) for warning in warnings)
-    return RunFile(config, spec, data, provenance, text.file, (*spec.notes, *notes))
+    written_if_scaled = None if spec is written else written
+    return RunFile(config, spec, data, provenance, text.file, (*spec.notes, *notes), written_if_scaled, base)
+
+
+def _base_model(config: RunSpec, text: RunText, data: Data, provenance: Provenance, plugins: Plugins) -> Spec:
+    """Return the model of a run at the base sizes of its parametrization."""
+    root = text.root
+    for change in base_changes(config.parametrization, root, provenance):
+        root = apply_document_change(root, change, RunSpec, plugins)
+    try:
+        with of_model():
+            return resolve_spec(model_of_run(replace(text, root=root), data), plugins, file=text.file)
+    except SpecError as error:
+        note = "this is the model at the base sizes of the parametrization"
+        raise SpecError(
+            *(replace(diagnostic, notes=(*diagnostic.notes, note)) for diagnostic in error.diagnostics)
+        ) from error
 
 
 def model_of_run(text: RunText, data: Data) -> Mapping:

@@ -30,6 +30,7 @@ from tfkit.run.contract import (
     LossConfig,
     MetricConfig,
     OptimizerConfig,
+    ParametrizationConfig,
     PositiveCount,
     ScheduleConfig,
     TrackerConfig,
@@ -304,6 +305,8 @@ class RunSpec(Document):
     """The update of the weights."""
     schedule: ScheduleConfig = slot("constant")
     """The learning rate as a function of the step."""
+    parametrization: ParametrizationConfig = slot("standard")
+    """Rates, initial values and factors that follow from smaller base sizes."""
     clip: PositiveFloat | None = None
     """Maximum norm of the gradient of all weights; a larger gradient is scaled down to it."""
     precision: Literal["float32", "bfloat16"] = "float32"

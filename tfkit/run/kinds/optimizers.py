@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,8 @@ from tfkit.run.contract import OptimizerConfig
 class _Moments(OptimizerConfig):
     """The settings that Adam and AdamW share."""
 
+    update = "adam"
+
     betas: tuple[Probability, Probability] = (0.9, 0.999)
     """Decay rates of the running averages of the gradient and of its square."""
     eps: PositiveFloat = 1e-8
@@ -26,6 +29,7 @@ class AdamConfig(_Moments):
     """Adam (https://arxiv.org/abs/1412.6980): adaptive step sizes per weight; decay is added to the gradients."""
 
     kind: Literal["adam"] = "adam"
+    decoupled = False
 
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
@@ -44,6 +48,7 @@ class SGDConfig(OptimizerConfig):
     """Stochastic gradient descent, with optional momentum."""
 
     kind: Literal["sgd"] = "sgd"
+    update = "sgd"
 
     momentum: Probability = 0.0
     """Factor of the previous update in the next update."""
@@ -68,6 +73,7 @@ class MuonConfig(OptimizerConfig):
     """
 
     kind: Literal["muon"] = "muon"
+    update = "matrix"
 
     others: OptimizerConfig
     """The optimizer of all other parameters."""
@@ -92,6 +98,9 @@ class MuonConfig(OptimizerConfig):
     @property
     def rest(self) -> OptimizerConfig:
         return self.others
+
+    def matrix_factor(self, rows: int, columns: int) -> float:
+        return math.sqrt(max(1, rows / columns)) if self.scale == "original" else 0.2 * math.sqrt(max(rows, columns))
 
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         matrix_groups = [group for group in groups if "matrices" in group]

@@ -46,6 +46,7 @@ from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.noise import Noise
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.order import indices_of, stream_seed
+from tfkit.run.training.parametrize import parameter_rules
 from tfkit.run.training.prefetch import Prefetch
 from tfkit.run.training.processes import Processes, check_count
 from tfkit.run.training.start import set_initial_weights
@@ -127,7 +128,8 @@ class Trainer:
         except ValueError as error:
             raise self.run.error(str(error), "machine", "device") from None
         self.model = self._processes.build(self.run, self.device)
-        self.notes = set_initial_weights(self.model, self.run)
+        rules = parameter_rules(self.run)
+        self.notes = set_initial_weights(self.model, self.run, rules)
         """Descriptions of the initial weights and of float8, by name."""
         instrument_model(self.model, in_run=True)
         self.model.meta[GENERATION] = self.run.generation
@@ -151,7 +153,7 @@ class Trainer:
         self._loss_module = loss
         self._after_step: Callable[[int, int], object] | None = getattr(loss, "after_step", None)
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):
-            self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer))
+            self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer, rules))
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def _changes(self) -> list[str]:

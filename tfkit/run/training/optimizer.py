@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from torch import fx, nn
 
@@ -10,14 +12,32 @@ from tfkit.building.builder import graph_of
 from tfkit.checkpoint.selection import is_match, no_match
 from tfkit.learning.adamw import parameter_groups
 from tfkit.nn import Linear, StackedLinear
-from tfkit.run.contract import OptimizerConfig
+from tfkit.run.contract import Factors, OptimizerConfig, Role
 from tfkit.run.training.adapters import low_ranks
 
 
-def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ParameterRule:
+    """The role of a weight, and the factors of its settings."""
+
+    role: Role
+    factors: Factors
+    """Factors of the rate, the decay and epsilon; `std` is the factor of the first matrix."""
+    std: float | None
+    """Standard deviation of the initial values of the first matrix; None if they are constant or not random."""
+    scales: tuple[tuple[int, float], ...]
+    """Rows of each matrix of the weight, and the factor of the initial values that `build` fills in."""
+
+
+Rules: TypeAlias = Mapping[str, ParameterRule]
+"""The rule of each parameter by its name."""
+
+
+def groups_of(model: fx.GraphModule, config: OptimizerConfig, rules: Rules | None = None) -> list[dict[str, Any]]:
     """Group the parameters, each once, by their settings; omit groups without parameters.
 
-    Raises `Invalid` for a rule that matches nothing.
+    `rules` are the rules of a parametrization, whose factors multiply the settings. Raises `Invalid` for a group of the
+    config that matches nothing.
     """
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for number, rule in enumerate(config.groups):
@@ -26,18 +46,25 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig) -> list[dict[str, 
             raise no_match(f"groups.{number}.match", message, rule.match, list(names.values()))
     matrices = {} if config.rest is None else matrices_of(model)
     of_matrices, of_rest = _default_settings(model, config), _default_settings(model, config.rest or config)
-    groups: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, float, float, float | None], list[nn.Parameter]] = {}
     for parameter, name in names.items():
+        of = config if parameter in matrices else config.rest or config
         lr, weight_decay = (of_matrices if parameter in matrices else of_rest)[parameter]
         for rule in config.groups:
             if is_match(name, rule.match):
                 lr = rule.lr if rule.lr is not None else lr
                 weight_decay = rule.weight_decay if rule.weight_decay is not None else weight_decay
-        groups.setdefault((parameter in matrices, lr, weight_decay), []).append(parameter)
+        eps = None
+        if rules is not None:
+            factors = rules[name].factors
+            lr, weight_decay = lr * factors.lr, weight_decay * factors.weight_decay
+            eps = of.eps * factors.eps if "eps" in type(of).model_fields else None  # type: ignore[attr-defined]
+        groups.setdefault((parameter in matrices, lr, weight_decay, eps), []).append(parameter)
     return [
         {"params": parameters, "lr": lr, "weight_decay": decay}
-        | ({"matrices": [matrices[parameter] for parameter in parameters]} if of else {})
-        for (of, lr, decay), parameters in groups.items()
+        | ({"matrices": [matrices[parameter] for parameter in parameters]} if of_matrix else {})
+        | ({} if eps is None else {"eps": eps})
+        for (of_matrix, lr, decay, eps), parameters in groups.items()
     ]
 
 

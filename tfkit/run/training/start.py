@@ -17,18 +17,22 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.run.run_spec import WeightsConfig
 from tfkit.run.training.adapters import adapters_description, insert_adapters, matching_adapter, start_from
-from tfkit.run.training.optimizer import groups_of
+from tfkit.run.training.optimizer import Rules, groups_of
+from tfkit.run.training.parametrize import parameter_rules, scale_initial_values
 from tfkit.spec.extending import short_path
 from tfkit.spec.folder import TOKENIZERS, model_folder, tokenizer_in
 
 
-def set_initial_weights(model: fx.GraphModule, run: Run) -> dict[str, str]:
+def set_initial_weights(model: fx.GraphModule, run: Run, rules: Rules | None = None) -> dict[str, str]:
     """Fill a new model with the weights that its run names, and freeze parameters; return a description of the start.
+
+    Before, the initial values are scaled by the rules of the parametrization.
 
     Raises:
         SpecError: the weights cannot be read, or do not fit; or a pattern matches nothing.
     """
     done = {}
+    scale_initial_values(model, rules)
     config = run.config.weights
     adapters = run.config.adapters
     # A run that continues has its own weights; its adapters do not.
@@ -51,8 +55,11 @@ def set_initial_weights(model: fx.GraphModule, run: Run) -> dict[str, str]:
 
 
 def check_start(run: Run) -> None:
-    """Raise the errors of a start that need no values: patterns without a match, and weights of other shapes."""
-    config, optimizer = run.config.weights, run.config.optimizer
+    """Raise the errors of a start that need no values: patterns without a match, and weights of other shapes.
+
+    A weight without a rule of the parametrization is an error, too.
+    """
+    config, optimizer, rules = run.config.weights, run.config.optimizer, parameter_rules(run)
     if config is None and not run.config.freeze and not optimizer.groups:
         return
     model = build(run.graph, device="meta")
@@ -68,7 +75,7 @@ def check_start(run: Run) -> None:
         with _located_errors(run):
             freeze_parameters(model, run.config.freeze)
     with run.guarded(optimizer, "`build`", "optimizer"):
-        groups_of(model, optimizer)
+        groups_of(model, optimizer, rules)
 
 
 def _weight_transfer(config: WeightsConfig, rows: Sequence[tuple[int, int]]) -> Transfer:

@@ -158,7 +158,7 @@ def arguments_of(sweep_run: SweepRun, options: Sequence[str]) -> list[str]:
 
 
 def _run_text(run: Run) -> str:
-    return render_run(run.config, run.graph.spec)
+    return render_run(run.config, run.written)
 
 
 def _lock_run(sweep_run: SweepRun) -> int | None:

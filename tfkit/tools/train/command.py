@@ -70,6 +70,7 @@ NETWORK = 50e9
     help="The run folder.  [default: runs/NAME-HASH]",
 )
 @click.option("--plan", is_flag=True, help="Print the run's length and costs; train nothing.")
+@click.option("--roles", is_flag=True, help="With --plan: print the role and the settings of each weight.")
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="With --plan: predict for N processes.")
 @click.option("--device", metavar="NAME", help="With --processes: the device of each process.")
 @click.option(
@@ -86,6 +87,7 @@ def train(
     run: str,
     output: Path | None,
     plan: bool,
+    roles: bool,
     processes: int | None,
     device: str | None,
     network: float | None,
@@ -97,6 +99,8 @@ def train(
         raise click.UsageError("--network needs --device and more than 8 processes, the devices of a machine")
     if (processes and not plan) or (device and not processes):
         raise click.UsageError("--processes needs --plan, and --device needs --processes")
+    if roles and (not plan or processes):
+        raise click.UsageError("--roles needs --plan, without --processes")
     if plan and (output is not None or stop_after is not None or allow_change):
         raise click.UsageError("--plan cannot be combined with -o, --stop-after or --allow-change")
     if plan:
@@ -104,7 +108,9 @@ def train(
 
         loaded = _load_run(reader, run)
         check_start(loaded)
-        if processes is None:
+        if roles:
+            _show_roles(loaded, json=json)
+        elif processes is None:
             _plan_run(loaded, reader.plugins, json=json)
         else:
             _plan_processes(reader, loaded, processes, device, network, json=json)
@@ -139,6 +145,34 @@ def _plan_run(run: Run, plugins: Plugins, *, json: bool) -> None:
 
     planned, least = run_plan(run), metric_floors(run, plugins)
     print_json({**vars(planned), "floors": least}) if json else _show_plan(planned, least)
+
+
+def _show_roles(run: Run, *, json: bool) -> None:
+    """Print the role of each weight in the parametrization, and its settings."""
+    from tfkit.commands import group_layers, print_json, print_tables, table
+    from tfkit.tools.train.weight_settings import weight_settings
+
+    settings = weight_settings(run)
+    if not settings:
+        raise run.error(
+            "the run has no base sizes, from which roles follow",
+            "parametrization",
+            help="set `parametrization: {kind: mup, base: {model.d_model: 64}}`",
+        )
+    if json:
+        print_json({"parametrization": run.config.parametrization.kind_name(), "weights": settings})
+        return
+    columns = ["weight", "role", "rate", "decay", "eps", "std"]
+    rows = [
+        (label, weight.role, *_settings_text(weight.lr, weight.weight_decay, weight.eps, weight.std))
+        for label, (weight, *_) in group_layers((name, weight, weight) for name, weight in settings.items())
+    ]
+    print_tables(table(columns, rows, right=columns[2:]))
+
+
+def _settings_text(lr: float, weight_decay: float, eps: float | None, *std: float | None) -> tuple[str, str, str, str]:
+    deviations = [*dict.fromkeys(f"{number:.3g}" for number in std if number is not None)]
+    return f"{lr:.3g}", f"{weight_decay:.3g}", "-" if eps is None else f"{eps:.2g}", "-".join(deviations) or "-"
 
 
 def _plan_processes(
@@ -280,3 +314,17 @@ def _show_plan(plan: Plan, floors: Mapping[str, float]) -> None:
         *((name, f"{score:.4f}") for name, score in floors.items()),
     ]
     print_tables(table([plan.name, plan.digest[:8]], rows, right=[plan.digest[:8]]))
+    if plan.groups:
+        from tfkit.tools.train.weight_settings import NOT_COVERED
+
+        columns = ["role", "weights", "parameters", "rate", "decay", "eps", "std"]
+        groups = []
+        for group in plan.groups:
+            settings = _settings_text(group.lr, group.weight_decay, group.eps, *(group.std or ()))
+            groups.append((group.role, f"{group.weights:,}", f"{group.parameters:,}", *settings))
+        print_tables("", table(columns, groups, right=columns[1:]))
+        for node, ratios in plan.growth.items():
+            click.echo(f"{node}: {', '.join(f'{name} x {ratio:g}' for name, ratio in ratios.items())}")
+        for path, number in plan.factors.items():
+            click.echo(f"factor in the spec: {path} = {number:.6g}")
+        click.echo(NOT_COVERED)

@@ -7,6 +7,7 @@ The utilisation of a device is the fraction of its matrix products per second th
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -24,6 +25,13 @@ from tfkit.run.training.order import indices_of
 from tfkit.tools.common.modes import Optimizer
 from tfkit.tools.cost.cost import Cost, cost
 from tfkit.tools.cost.devices import Device, device_of_driver
+from tfkit.tools.train.weight_settings import (
+    SettingsGroup,
+    settings_groups,
+    spec_factors,
+    stack_growth,
+    weight_settings,
+)
 
 POINTS = 5
 
@@ -48,7 +56,10 @@ class Plan:
             of unequal lengths count as examples of the maximum length.
         seconds: the minimum time of all steps on the device, without padding; None if its limits are not known.
         float8: the matrices that steps multiply in float8; None without `machine.float8`.
-        rates: the learning rate at five steps.
+        rates: the learning rate at five steps, before a parametrization.
+        groups: the weights by role and settings; empty without base sizes.
+        growth: the ratios of each stack to the base sizes.
+        factors: the numbers that the parametrization sets in the spec of the model, by path.
     """
 
     name: str
@@ -65,6 +76,9 @@ class Plan:
     seconds: float | None
     float8: str | None
     rates: tuple[tuple[int, float], ...]
+    groups: tuple[SettingsGroup, ...]
+    growth: Mapping[str, Mapping[str, float]]
+    factors: Mapping[str, float]
 
 
 def run_plan(run: Run, device: Device | None = None) -> Plan:
@@ -96,6 +110,9 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
         seconds=_minimum_seconds(run, parts, costs, device or device_of_run(run)),
         float8=config.machine.float8 and matrices_in_float8(build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _sampled_steps(run)),
+        groups=settings_groups(weight_settings(run)),
+        growth=stack_growth(run),
+        factors=spec_factors(run),
     )
 
 

@@ -71,6 +71,7 @@ def tfkit_properties() -> list[tfkit.Property | tfkit.SubjectType]:
             optimizer.group_settings,
             optimizer.decay_effect,
             optimizer.optimizer_formula,
+            optimizer.base_settings,
         ),
         *(options.option_effects, data.example_independence, data.epoch_order, data.metric_values),
         *(record.evaluation_effect, record.callback_effects, record.resumed_run, record.digest_coverage),

@@ -79,7 +79,7 @@ class RunFolder:
         """Read the contents of `run.json`, or create them; raise SpecError for a different run."""
         facts, meaning = facts_of(self.folder, self._run, in_place=True), self._run.meaning.values
         if facts is None:
-            self._write(RUN, render_run(self._run.config, self._run.graph.spec))
+            self._write(RUN, render_run(self._run.config, self._run.written))
             return Facts(self._run.digest, meaning, bits, environment, [])
         changed = [name for name in bits if facts.bits.get(name) != bits[name]]
         self.notes = [f"{name}: {facts.bits.get(name)} -> {bits[name]}" for name in changed]
@@ -99,7 +99,7 @@ class RunFolder:
         self.facts.sessions.append(session)
         if self.changes:
             session["changed"] = self.changes
-            self._write(RUN, render_run(self._run.config, self._run.graph.spec))
+            self._write(RUN, render_run(self._run.config, self._run.written))
         self._write_facts()
 
     def end(self, how: str, seconds: float, memory: int, step: int, *, finished: bool) -> None:

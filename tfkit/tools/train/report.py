@@ -44,7 +44,7 @@ def run_report(run: Run, facts: Facts, numbers: History) -> str:
         ("components", "Components", list(component_contents(numbers))),
         ("texts", "Texts", list(_text_contents(numbers))),
         ("model", "Model", [tag("div", inline_svg(draw(run.graph)), class_="picture")]),
-        ("run", "The run", [tag("pre", render_run(config, run.graph.spec))]),
+        ("run", "The run", [tag("pre", render_run(config, run.written))]),
         ("origin", "Where it comes from", list(_origin_contents(run, facts))),
     ]
     lines = [config.description, f"{last['ended']} after step {last['step']:,} of {run.steps:,}", _latest_text(numbers)]

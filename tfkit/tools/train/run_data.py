@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, TypeAlias
 
 import torch
@@ -26,8 +27,9 @@ from tfkit.run.run_spec import RunSpec, SplitConfig
 from tfkit.run.training.evaluate import evaluation_batches, tensors_for
 from tfkit.run.training.guarded import guarded_component_call
 from tfkit.run.training.noise import Noise
-from tfkit.run.training.optimizer import groups_of
+from tfkit.run.training.optimizer import Rules, groups_of
 from tfkit.run.training.order import indices_of, stream_seed
+from tfkit.run.training.parametrize import parameter_rules
 from tfkit.run.training.processes import Processes
 from tfkit.run.training.start import set_initial_weights
 from tfkit.spec.merge import as_changes
@@ -162,6 +164,10 @@ class RunData:
             name: EvaluationBatches(run, name, self.device) for name in run.data.splits
         }
 
+    @cached_property
+    def _rules(self) -> Rules | None:
+        return parameter_rules(self._run)
+
     def build_model(self) -> fx.GraphModule:
         """Build the model as a run begins: its initial weights, and its frozen parameters.
 
@@ -177,7 +183,7 @@ class RunData:
                 message = f"`{path[-1]}` has no effect in a training loop outside of tfkit"
                 raise self._run.error(message, *path, help="remove it, or train the run with `tfkit train`")
         model = Processes().build(self._run, self.device)
-        set_initial_weights(model, self._run)
+        set_initial_weights(model, self._run, self._rules)
         instrument_model(model, in_run=True)
         return model
 
@@ -198,7 +204,7 @@ class RunData:
             SpecError: a group of the run matches no trained parameter, or the optimizer cannot be built.
         """
         with self._run.guarded(self.config.optimizer, "`build`", "optimizer"):
-            return self.config.optimizer.build(groups_of(model, self.config.optimizer))
+            return self.config.optimizer.build(groups_of(model, self.config.optimizer, self._rules))
 
 
 @checked

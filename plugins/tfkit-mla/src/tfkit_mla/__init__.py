@@ -77,14 +77,18 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
         return self.d_rope
 
     @property
-    def score_factor(self) -> float:
+    def score_width(self) -> int:
+        return self.d_nope + self.d_rope
+
+    @property
+    def score_scale(self) -> float:
         """The factor of the scores. YaRN scales only the rotated channels down; here all channels are scaled up."""
         if self.scale is not None:
             return self.scale
         scaling: Any = getattr(self.position, "scaling", None)
         growth = getattr(scaling, "mscale_all_dim", None)
         sharper = 1.0 if growth is None else 0.1 * growth * math.log(max(scaling.factor, 1.0)) + 1.0
-        return (self.d_nope + self.d_rope) ** -0.5 * sharper**2
+        return self.score_width**-0.5 * sharper**2
 
     @property
     def pattern_sizes(self) -> Mapping[str, int]:
@@ -180,7 +184,7 @@ class LatentAttention(nn.Module):
         self.queries_as_heads = Rearrange("b 1 h c -> h b c")
         self.heads_of_query = Rearrange("h b v -> b h 1 v")
         self.swap = Rearrange("b h q d -> b q h d")
-        self.scale = config.score_factor
+        self.scale = config.score_scale
         self.kv_scale = config.kv_scale
         self.dropout = config.dropout
         self.causal = causal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,9 @@ from tfkit.building.initialize import generator_of
 from tfkit.checkpoint.selection import is_match
 from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import GroupConfig, OptimizerConfig
+from tfkit.run.parametrization import with_factors
 from tfkit.run.training.optimizer import groups_of
+from tfkit.run.training.parametrize import rules_of
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of, require, without_formula
 from tfkit.tools.train.check.run_under_test import RunUnderTest, copied_tensors
@@ -114,6 +117,25 @@ def optimizer_formula(subject: RunUnderTest) -> Iterator[Deviation]:
         limit = ITERATED_TOLERANCE if alone else EXACT_TOLERANCE
         detail = f"{len(FACTORS)} steps of `{name}` differ from the formula by {error:.1e} of their size"
         yield Deviation(error, detail, limit, _optimizer_label(of))
+
+
+@property_of("parametrization", "is unchanged by its parametrization at the base sizes", of="run")
+def base_settings(subject: RunUnderTest) -> Iterator[Deviation]:
+    """At its base sizes, a parametrization sets no value of the spec, and all of its factors are 1."""
+    run, config = subject.full, subject.full.config.parametrization
+    base = run.base_graph
+    require(base is not None, "the run has no base sizes")
+    assert base is not None
+    scaled = with_factors(config, base.spec, base.spec)
+    label = f"parametrization `{config.kind_name()}`"
+    if scaled.model != base.spec.model:
+        yield Deviation.fault("the factors of the forward pass must be 1 at the base sizes", label)
+    for name, rule in rules_of(config, run.config.optimizer, base, base).items():
+        factors = [*astuple(rule.factors), *(scale for _, scale in rule.scales)]
+        error = max(abs(factor - 1) for factor in factors)
+        yield Deviation(
+            error, f"a factor of `{name}` must be 1 at the base sizes; it differs by {error:.1e}", 0.0, label
+        )
 
 
 # ---- the configs of a check ----

@@ -202,7 +202,8 @@ class _First:
 def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None = None) -> RunUnderTest:
     """Reduce a run: its model, the sequences of a step, their length, and the number of steps.
 
-    Initial weights are random. Rules and patterns without a match in the reduced model are omitted.
+    Initial weights are random. Rules and patterns without a match in the reduced model are omitted. The factors of a
+    parametrization are values of its model, and its settings are those of the base sizes.
     """
     config = full.config
     length, data = _small_data(full)
@@ -210,11 +211,12 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     changes["batch"] = config.batch.model_copy(update={"sequences": _small_sizes(config), "length": length})
     changes["machine"] = type(config.machine)()
     changes["checkpoint"] = SavingConfig(every=1)
+    changes["parametrization"] = plugins.registry.kinds("parametrization")["standard"].config()
     changes["eval"] = _small_evaluation(config, plugins)
     small = config.model_copy(update=changes)
     graph, words = _reduced_graph(full, data, plugins)
     small = small.model_copy(update={"adapters": _small_adapters(config, build(graph, device="meta"))})
-    file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES))
+    file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES), written=None, base=None)
     outline = build(graph, device="meta")
     insert_adapters(outline, replace(full, file=file, graph=graph))
     small = small.model_copy(update=_matching_patterns(small, outline))

@@ -24,6 +24,8 @@ LISTS: dict[str, dict[str, Any]] = {
     "stop_at": {"below": 0.0},
     "text": {"files": "tinyshakespeare"},
     "masked": {"of": {"kind": "copy"}},
+    "mup": {"base": {"model.d_model": 8}},
+    "completep": {"base": {"model.d_model": 8}},
 }
 """Values for kinds that require text, a choice or other kinds."""
 HELP = "check a run with a suitable model and suitable data instead: `tfkit check RUN`"
@@ -53,7 +55,15 @@ class RunSubject(SubjectType):
     """Runs: the properties of a training step."""
 
     name: ClassVar[str] = "run"
-    slots: ClassVar[tuple[str, ...]] = ("callback", "data", "loss", "metric", "optimizer", "schedule")
+    slots: ClassVar[tuple[str, ...]] = (
+        "callback",
+        "data",
+        "loss",
+        "metric",
+        "optimizer",
+        "parametrization",
+        "schedule",
+    )
     further_slots: ClassVar[tuple[str, ...]] = ("tokenizer", "tracker")
 
     def read(
