@@ -97,8 +97,8 @@ class BlockConfig(Component):
     alike: ClassVar[bool] = False
     """True if all `inputs` must have the same shape, because different shapes would broadcast."""
     pairs: ClassVar[bool] = False
-    """True if the mask of its `input` may be pairwise, [b, t, t], with True where a token may attend to a token. The
-    position of a token is then the number of earlier tokens to which it may attend."""
+    """True if the mask of its `input` or `inputs` may be pairwise, [b, t, t], with True where a token may attend to a
+    token. The position of a token is then the number of earlier tokens to which it may attend."""
     compares_rows: ClassVar[bool] = False
     """True if a row of its output depends on other rows of the batch, as in contrastive learning."""
 
