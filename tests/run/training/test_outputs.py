@@ -143,23 +143,23 @@ def test_targets_of_a_later_token_stay_within_a_document() -> None:
     assert moved_targets["b"].tolist() == [[2, IGNORE_INDEX, IGNORE_INDEX, 5, 6, IGNORE_INDEX]]
 
 
-HEADS = """
+HEADS = f"""
   outputs: [logits, second, third]
   inputs: [tokens, after, after_next]
   graph:
-    embedding: {block: embedding, input: tokens}
-    decoder: {block: decoder, n_layers: 1, attention: {kind: mha, n_heads: 2, position: rope}, ffn: {kind: relu, d_ff: 32}}
-    logits: {block: lm_head, tie: embedding}
-    next: {block: embedding, input: after, tie: embedding, position: {kind: learned, max_len: 24}}
-    joined: {block: concat, inputs: [decoder, next], along: width}
-    merged: {block: linear, bias: false}
-    second_decoder: {like: decoder}
-    second: {block: lm_head, tie: embedding}
-    later: {block: embedding, input: after_next, tie: embedding}
-    later_encoder: {block: encoder, like: decoder}
-    joined_later: {block: concat, inputs: [second_decoder, later_encoder], along: width}
-    merged_later: {block: linear, bias: false}
-    third: {block: lm_head, tie: embedding}
+    embedding: {{block: embedding, input: tokens}}
+    decoder: {{block: decoder, {STACK}}}
+    logits: {{block: lm_head, tie: embedding}}
+    next: {{block: embedding, input: after, tie: embedding, position: {{kind: learned, max_len: 24}}}}
+    joined: {{block: concat, inputs: [decoder, next], along: width}}
+    merged: {{block: linear, bias: false}}
+    second_decoder: {{like: decoder}}
+    second: {{block: lm_head, tie: embedding}}
+    later: {{block: embedding, input: after_next, tie: embedding}}
+    later_encoder: {{block: encoder, like: decoder}}
+    joined_later: {{block: concat, inputs: [second_decoder, later_encoder], along: width}}
+    merged_later: {{block: linear, bias: false}}
+    third: {{block: lm_head, tie: embedding}}
 """
 """A chain of heads: the input of the second has positions, and the input of the third is read in both directions."""
 PACKED_RUN = f"""
