@@ -68,6 +68,8 @@ class EmbeddingConfig(BlockConfig):
     """Factor of the token vectors."""
     position: InputPositionConfig | None = None
     """Positions that are added to the token vectors."""
+    positions: Wire | None = None
+    """Input with the positions of the tokens; by default, they are counted."""
     tables: dict[Wire, Dim] | None = None
     """Additional inputs and the number of rows of their tables, such as BERT's `{token_types: 2}`; all are added."""
     norm: NormConfig | None = None
@@ -90,6 +92,8 @@ class EmbeddingConfig(BlockConfig):
         self._check_stages()
         if self.position is not None:
             self.position.check_width(self._width("position"))
+        elif self.positions is not None:
+            raise Invalid("positions", "`positions` has no effect without `position`", help="remove it")
 
     def _check_stages(self) -> None:
         if self.stages is None:
@@ -172,6 +176,10 @@ class EmbeddingConfig(BlockConfig):
         for place, signal in tables.items():
             if signal.type != "tokens":
                 raise Invalid(place, f"the input of a table must be tokens; got {signal.in_words()}")
+        if "positions" in inputs:
+            tables["positions"] = positions = expect(inputs, "positions", "positions")
+            if positions.width is not None:
+                raise Invalid("positions", f"`positions` must have a single axis; got {positions.in_words()}")
         return Signal("sequence", self.d_model, same_length({"input": tokens, **tables}), mask=tokens.mask)
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
@@ -184,6 +192,7 @@ class EmbeddingConfig(BlockConfig):
         ids = program.input("tables", list[Tensor | None] if optional else list[Tensor]) if self.tables else None
         mask = program.input("mask", optional=True)
         past = program.input("past", Past, optional=True) if self.position is not None else None
+        given = [program.input("positions", optional=True)] if self.positions is not None else []
         if table is None:
             x = program.call("tokens", Table(self.vocab_size, self.d_embed or self.d_model), tokens)
         else:
@@ -193,7 +202,7 @@ class EmbeddingConfig(BlockConfig):
                 tables = OptionalTables if optional else ExtraTables
                 x = program.call("tables", tables(self.tables, self._width(stage)), x, ids)
             else:
-                x = self._stage(stage, make, program, x, mask, past)
+                x = self._stage(stage, make, program, x, mask, past, *given)
         return program.build(x, "Embedding")
 
     def _limit(self) -> int | None:
@@ -204,12 +213,14 @@ class EmbeddingConfig(BlockConfig):
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces(past=self.position is not None)
 
-    def _stage(self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None) -> Value:
+    def _stage(
+        self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None, *given: Value
+    ) -> Value:
         width = self._width(stage)
         if stage == "scale":
             return program.apply("scaled", operator.mul, x, self._factor())
         if stage == "position" and self.position is not None:
-            positions = program.call("positions", Positions(), x, mask, past)
+            positions = program.call("positions", Positions(), x, mask, past, *given)
             added = program.call("position", make(self.position, width), positions)
             return program.call("add_position", AddLike(), x, added)
         if stage == "norm" and self.norm is not None:
@@ -226,9 +237,11 @@ class EmbeddingConfig(BlockConfig):
 
 
 class Positions(nn.Module):
-    """Positions of the tokens, counted without padding, [b or 1, t]."""
+    """Positions of the tokens, [b or 1, t]: `given`, or counted without padding."""
 
-    def forward(self, x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, past: Past | None, given: Tensor | None = None) -> Tensor:
+        if given is not None:
+            return given
         positions = count_positions(x, mask, past)
         return positions if mask is None else positions.clamp(min=0)
 

@@ -174,15 +174,18 @@ def padding_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
     """Compare the outputs of tokens next to different amounts of padding with the outputs of each row alone."""
-    sequences = [name for name, signal in graph_of(model).inputs.items() if name in inputs and signal.mask]
+    signals = graph_of(model).inputs
+    sequences = [name for name in signals if name in inputs and signals[name].mask]
+    positions = [name for name in signals if name in inputs and signals[name].type == "positions"]
     for side in ("right", "left") if any(f"{name}_mask" in inputs_of(model) for name in sequences) else ():
         padded = dict(inputs)
+        padded |= {name: _padded_sequences(inputs[name], side)[0] for name in positions}
         for name in sequences:
             padded[name], padded[f"{name}_mask"] = _padded_sequences(inputs[name], side)
         detail = f"padding on the {side} changes the outputs of tokens by {{}}"
         for row in range(padded[sequences[0]].size(0)):
             single = {name: x[row : row + 1] for name, x in inputs.items()}
-            single |= {name: single[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
+            single |= {n: single[n][:, : max(1, inputs[n].size(1) - row)] for n in (*sequences, *positions)}
             for deviation in output_deviations(model, single, padded, detail, partial(_row_outputs, row, side)):
                 cause = _cause_of_padding(model, padded, sequences, side) if deviation.broken else ""
                 yield replace(deviation, detail=f"{deviation.detail}{cause}")
@@ -288,7 +291,8 @@ def _inputs_of_documents(graph: Graph) -> list[str]:
     if not memories:
         deaf = node_ignoring_pairs(graph)
         require(deaf is None, f"`{deaf}` takes no pairwise mask")
-        require(all(signal.mask for signal in graph.inputs.values()), "it has inputs without positions")
+        apart = all(signal.mask or signal.type == "positions" for signal in graph.inputs.values())
+        require(apart, "it has inputs without positions")
         return [*graph.inputs]
     pairs = pairwise_masks(graph.nodes)
     names = [name for name, signal in graph.inputs.items() if signal.mask in pairs and name not in memories]
