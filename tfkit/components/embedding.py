@@ -39,7 +39,7 @@ from tfkit.component import (
 )
 from tfkit.component import Stage as BlockStage
 from tfkit.errors import Invalid, listing
-from tfkit.nn import Linear, Past, Program, Table, Value, check_max_len, count_positions
+from tfkit.nn import Linear, Past, Program, Table, Value, check_max_len, check_positions, count_positions
 
 Stage = Literal["scale", "position", "tables", "norm", "dropout", "project"]
 
@@ -241,7 +241,7 @@ class Positions(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, past: Past | None, given: Tensor | None = None) -> Tensor:
         if given is not None:
-            return given
+            return check_positions(given, x, 0)
         positions = count_positions(x, mask, past)
         return positions if mask is None else positions.clamp(min=0)
 

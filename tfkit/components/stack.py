@@ -47,6 +47,7 @@ from tfkit.nn import (
     Context,
     Past,
     cache_of_layer,
+    check_positions,
     count_positions,
     is_scripting,
     named,
@@ -340,6 +341,7 @@ class StackConfig(LayerConfig, BlockConfig):
             conditioned=stack.final_norm is not None and stack.final_norm.takes_condition,
             wired=wired,
             n_parts=self.n_layers,
+            n_axes=inputs["positions"].width or 0 if "positions" in inputs else 0,
         )
 
 
@@ -400,6 +402,7 @@ class Stack(nn.Module):
         conditioned: bool,
         wired: bool,
         n_parts: int,
+        n_axes: int,
     ) -> None:
         super().__init__()
         self.shared = nn.ModuleDict(shared)
@@ -421,6 +424,7 @@ class Stack(nn.Module):
         self.conditioned = conditioned
         self.wired = wired
         self.n_parts = n_parts
+        self.n_axes = n_axes
 
     def forward(
         self,
@@ -448,6 +452,8 @@ class Stack(nn.Module):
         """Return the contexts that layers share."""
         if past is not None:
             assert past.start + x.size(1) <= past.length, "the cache is full"
+        if positions is not None:
+            positions = check_positions(positions, x, self.n_axes)
         real: Tensor | None = None
         places: Tensor | None = None
         documents: Tensor | None = None
