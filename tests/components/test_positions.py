@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tfkit
 from tfkit.testing import check_model
+from tfkit.tools.eject.remote_code.parts import parts_of
 
 from ..sampling import some
 
@@ -27,7 +28,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "temperature": ("decoder", {"temperature": {"beta": 0.7, "original_max_len": 2}}, None),
     "alibi": ("decoder", {"position": "alibi", "mask": WINDOW}, None),
     "t5": ("encoder", {"position": "t5"}, None),
-    "disentangled": ("encoder", {"position": "disentangled"}, None),
+    "disentangled": ("encoder", {"position": {"kind": "disentangled", "max_distance": 8}}, None),
 }
 """The block, the attention, and the number of axes of the positions."""
 TOKENS = torch.randint(17, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -103,6 +104,16 @@ def test_given_positions_that_count_change_no_bit(name: str) -> None:
         plain = spec(block, attention, positions=None)
         del plain["inputs"]["at"]
         assert torch.equal(tfkit.build(plain, seed=1).eval()(TOKENS), counted)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("flex")
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
+def test_flex_attention_takes_the_distances_of_positions() -> None:
+    text, at = spec(*KINDS["alibi"]), positions(None)
+    expected = tfkit.build(text, seed=1).eval()(TOKENS, at=at)
+    actual = tfkit.build(text, seed=1, attention_backend="flex").eval()(TOKENS, at=at)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -212,6 +223,11 @@ def test_a_spec_that_cannot_be_is_one_error(case: str) -> None:
         tfkit.load(text)
     assert [diagnostic.path for diagnostic in error.value.diagnostics] == [path]
     assert message in str(error.value)
+
+
+def test_a_folder_for_transformers_is_refused() -> None:
+    with pytest.raises(tfkit.SpecError, match="it must take a single input of tokens; it takes tokens, at"):
+        parts_of(tfkit.load(spec(*KINDS["sections"])))
 
 
 @pytest.mark.parametrize("name", ["alibi"])

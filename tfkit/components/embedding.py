@@ -192,7 +192,7 @@ class EmbeddingConfig(BlockConfig):
         ids = program.input("tables", list[Tensor | None] if optional else list[Tensor]) if self.tables else None
         mask = program.input("mask", optional=True)
         past = program.input("past", Past, optional=True) if self.position is not None else None
-        given = [program.input("positions", optional=True)] if self.positions is not None else []
+        positions = [program.input("positions", optional=True)] if self.positions is not None else []
         if table is None:
             x = program.call("tokens", Table(self.vocab_size, self.d_embed or self.d_model), tokens)
         else:
@@ -202,7 +202,7 @@ class EmbeddingConfig(BlockConfig):
                 tables = OptionalTables if optional else ExtraTables
                 x = program.call("tables", tables(self.tables, self._width(stage)), x, ids)
             else:
-                x = self._stage(stage, make, program, x, mask, past, *given)
+                x = self._stage(stage, make, program, x, mask, past, *positions)
         return program.build(x, "Embedding")
 
     def _limit(self) -> int | None:
@@ -214,14 +214,14 @@ class EmbeddingConfig(BlockConfig):
         return Pieces(past=self.position is not None)
 
     def _stage(
-        self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None, *given: Value
+        self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None, *positions: Value
     ) -> Value:
         width = self._width(stage)
         if stage == "scale":
             return program.apply("scaled", operator.mul, x, self._factor())
         if stage == "position" and self.position is not None:
-            positions = program.call("positions", Positions(), x, mask, past, *given)
-            added = program.call("position", make(self.position, width), positions)
+            of_tokens = program.call("positions", Positions(), x, mask, past, *positions)
+            added = program.call("position", make(self.position, width), of_tokens)
             return program.call("add_position", AddLike(), x, added)
         if stage == "norm" and self.norm is not None:
             return program.call("norm", make(self.norm, width), x)
@@ -237,11 +237,13 @@ class EmbeddingConfig(BlockConfig):
 
 
 class Positions(nn.Module):
-    """Positions of the tokens, [b or 1, t]: `given`, or counted without padding."""
+    """Positions of the tokens, [b or 1, t]: `token_positions`, or counted without padding."""
 
-    def forward(self, x: Tensor, mask: Tensor | None, past: Past | None, given: Tensor | None = None) -> Tensor:
-        if given is not None:
-            return check_positions(given, x, 0)
+    def forward(
+        self, x: Tensor, mask: Tensor | None, past: Past | None, token_positions: Tensor | None = None
+    ) -> Tensor:
+        if token_positions is not None:
+            return check_positions(token_positions, x, 0)
         positions = count_positions(x, mask, past)
         return positions if mask is None else positions.clamp(min=0)
 

@@ -131,7 +131,7 @@ class RotaryTable(nn.Module):
 
 
 class PairPositions(nn.Module):
-    """Positions [b, t, n] -> the position of each pair, [b, 1, t, i]; positions [b, t] are those of all axes."""
+    """Positions [b, t, n] -> the position of each pair, [b, 1, t, i]; positions [b, t] are equal on all axes."""
 
     extra_repr = settings
 

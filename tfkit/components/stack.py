@@ -275,11 +275,8 @@ class StackConfig(LayerConfig, BlockConfig):
                     "attention" if mask.rule is None else f"attention with the mask rule `{mask.rule.kind_name()}`"
                 )
                 raise Invalid(f"{path}attention", f"{subject} that attends to later tokens needs the full sequence")
-            if (
-                self.positions
-                and layer.attention is not None
-                and layer.attention.rotary is None is not layer.attention.position
-            ):
+            scores = layer.attention is not None and (layer.attention.score_bias or layer.attention.content_scores)
+            if self.positions and scores:
                 message = "positions in scores need the full sequence if they are an input: caches have no positions"
                 raise Invalid(f"{path}attention.position", message)
         caches: list[tuple[Cached | State, ...]] = []
