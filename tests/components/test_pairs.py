@@ -116,6 +116,31 @@ def test_a_pooler_knows_no_documents() -> None:
         tfkit.build(graph)(TOKENS, tokens_mask=PAIRS)
 
 
+JOINED = (
+    POOLED.split("  p:", maxsplit=1)[0]
+    + """\
+  n: {block: norm, input: e}
+  joined: {block: concat, inputs: [s, n], along: length}
+  same_width: {block: linear}
+  head: {block: lm_head}
+"""
+)
+
+
+def test_sequences_joined_by_position_stay_apart_and_those_joined_in_a_row_do_not() -> None:
+    graph = tfkit.loads(JOINED)
+    assert node_ignoring_pairs(graph) == "joined"
+    with pytest.raises(ValueError, match="tokens_mask has pairs of tokens"):
+        tfkit.build(graph)(TOKENS, tokens_mask=PAIRS)
+    model = tfkit.build(tfkit.loads(JOINED, sets=["joined.along=width"]))
+    assert node_ignoring_pairs(model.meta["graph"]) is None
+    with torch.no_grad():
+        together = model(TOKENS, tokens_mask=PAIRS)
+        for row, places in of_documents():
+            alone = model(TOKENS[row : row + 1, places])[0]
+            torch.testing.assert_close(together[row, places], alone, atol=1e-5, rtol=0)
+
+
 def test_a_memory_is_read_as_a_whole() -> None:
     sizes = ["d_model=16", "vocab_size=17", *(f"{value}.n_layers=1" for value in ("encoder", "decoder"))]
     graph = tfkit.load("t5_small", sets=sizes)

@@ -27,12 +27,13 @@ BuiltModel: TypeAlias = Annotated[nn.Module | Callable[..., Any], nn.Module, "a 
 a compiled model as a function."""
 _SHAPES = {
     "tokens": "token ids [b, t] of 64 or 32 bits",
+    "positions": "integers [b, t]",
     "sequence": "vectors [b, t, width]",
     "image": "images [b, channels, height, width]",
     "vector": "vectors [b, width]",
     "lengths": "integers [b]",
 }
-_DIMS = {"tokens": 2, "sequence": 3, "image": 4, "vector": 2, "lengths": 1}
+_DIMS = {"tokens": 2, "positions": 2, "sequence": 3, "image": 4, "vector": 2, "lengths": 1}
 
 
 class Model(WrittenGraph):
@@ -118,19 +119,22 @@ def input_errors(graph: Graph, inputs: Mapping[str, Any], weight: Tensor | None 
 
 def _tensor_errors(graph: Graph, name: str, signal: Signal, value: Tensor) -> Iterator[Exception]:
     expected, dtype, is_real = _SHAPES[signal.type], value.dtype, graph.spec.model.inputs[name].is_real
+    dims = _DIMS[signal.type]
+    if signal.type == "positions" and signal.width is not None:
+        expected, dims = f"integers [b, t, {signal.width}]", 3
     if value.is_nested or value.layout != torch.strided:
         yield ValueError(f"`{name}` must be a dense tensor, {expected}")
-    elif value.dim() != _DIMS[signal.type] or (dtype in (torch.int64, torch.int32)) == is_real:
+    elif value.dim() != dims or (dtype in (torch.int64, torch.int32)) == is_real:
         yield ValueError(f"`{name}` must be {expected}; got {dtype} {list(value.shape)}")
     elif signal.type == "image" and [*value.shape[1:]] != [signal.channels, signal.rows, signal.width]:
         yield ValueError(f"`{name}` must be {signal.in_words()}; got {list(value.shape)}")
-    elif is_real and signal.width is not None and value.size(-1) != signal.width:
+    elif signal.type != "image" and signal.width is not None and value.size(-1) != signal.width:
         yield ValueError(f"`{name}` must be of width {signal.width}; got {list(value.shape)}")
     elif signal.type not in ("lengths", "vector") and value.size(1) == 0:
         yield ValueError(f"`{name}` must have at least one position; got {list(value.shape)}")
     elif signal.length is not None and value.size(1) != signal.length:
         yield ValueError(f"`{name}` must have {signal.length} positions; got {list(value.shape)}")
-    elif signal.type == "tokens":
+    elif signal.type in ("tokens", "positions"):
         error = token_error(graph, name, value)
         yield from [] if error is None else [error]
 
@@ -146,7 +150,8 @@ def token_error(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
     if least >= 0 and most < rows:
         return None
     token = least if least < 0 else most
-    return ValueError(f"{token} is not a token id of this model: `{name}` may be 0 to {rows - 1}")
+    noun = "position" if name in graph.inputs and graph.inputs[name].type == "positions" else "token id"
+    return ValueError(f"{token} is not a {noun} of this model: `{name}` may be 0 to {rows - 1}")
 
 
 def _mask_errors(name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> Iterator[Exception]:

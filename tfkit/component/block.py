@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class Signal:
     """The type of the value on a wire of the graph, known before any tensor exists."""
 
-    type: Literal["tokens", "lengths", "sequence", "image", "vector", "logits", "table"]
-    """tokens [b, t] int, lengths [b] int, sequence [b, t, width], image [b, channels, rows, width], vector [b, width],
-    logits [..., width], table [rows, width]."""
+    type: Literal["tokens", "positions", "lengths", "sequence", "image", "vector", "logits", "table"]
+    """tokens [b, t] int, positions [b, t] or [b, t, width] int, lengths [b] int, sequence [b, t, width], image [b,
+    channels, rows, width], vector [b, width], logits [..., width], table [rows, width]."""
     width: int | None = None
-    """Size of the last axis; None for tokens and lengths, and for logits [b, t] or [b] of a single class."""
+    """Size of the last axis; None for tokens, lengths and positions of one axis, and for logits of a single class."""
     length: int | None = None
     """Positions of every sequence, if their number is fixed."""
     rows: int | None = None
@@ -51,7 +51,8 @@ class Signal:
         if self.type == "image":
             return [] if self.width is None else [f"{self.channels} x {self.rows} x {self.width}"]
         positions = [] if self.length is None else [f"{self.length} position{'s' * (self.length != 1)}"]
-        return positions + ([] if self.width is None else [f"width {self.width}"])
+        width = f"{self.width} axes" if self.type == "positions" else f"width {self.width}"
+        return positions + ([] if self.width is None else [width])
 
 
 OWN_MASK = "own"
@@ -97,8 +98,8 @@ class BlockConfig(Component):
     alike: ClassVar[bool] = False
     """True if all `inputs` must have the same shape, because different shapes would broadcast."""
     pairs: ClassVar[bool] = False
-    """True if the mask of its `input` may be pairwise, [b, t, t], with True where a token may attend to a token. The
-    position of a token is then the number of earlier tokens to which it may attend."""
+    """True if the mask of its `input` or `inputs` may be pairwise, [b, t, t], with True where a token may attend to a
+    token. The position of a token is then the number of earlier tokens to which it may attend."""
     compares_rows: ClassVar[bool] = False
     """True if a row of its output depends on other rows of the batch, as in contrastive learning."""
 
@@ -184,7 +185,7 @@ def expect(inputs: Signals, field: str, *types: str, width: int | None = None, l
         takes = " or ".join(Signal(cast(Any, type_name)).in_words() for type_name in types)
         help = "put an `embedding` between the two" if signal.type == "tokens" and "sequence" in types else None
         raise Invalid(field, f"`{field}` must be {takes}; got {signal.in_words()}", help=help)
-    if signal.optional:
+    if signal.optional and signal.type != "positions":
         help = "remove `optional: true` from the input"
         raise Invalid(field, f"`{field}` must always have a value, but the input that it names is optional", help=help)
     if width is not None and signal.width != width:

@@ -500,6 +500,11 @@ class AttentionPositionConfig(PositionConfig):
         """The only length of a sequence that these positions support, such as a grid of patches; None: any length."""
         return None
 
+    @property
+    def axes(self) -> int | None:
+        """Number of axes of the positions, which are then an input of the stack; None: each position is one number."""
+        return None
+
     def check_attention(self, attention: AttentionConfig) -> None:
         """Raise `Invalid` if these positions do not support that attention."""
 
@@ -510,6 +515,8 @@ class RotaryConfig(AttentionPositionConfig):
     @abstractmethod
     def build(self, make: Make, attention: AttentionConfig) -> nn.Module:
         """Build the table: (positions [batch or 1, length], n_keys) -> a float tensor, an input of the rotation.
+
+        With `axes`, the positions may also be [batch, length, axes].
 
         `n_keys` is the length of the sequence; in decoding, the maximum length that it may reach.
         """

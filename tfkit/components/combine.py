@@ -100,6 +100,11 @@ class ConcatConfig(BlockConfig):
     along: Literal["length", "width"] = "length"
     """`length`: one sequence after the other; `width`: the vectors of each position are joined."""
 
+    @property
+    def pairs(self) -> bool:  # type: ignore[override]
+        """True along `width`, where no mask is used."""
+        return self.along == "width"
+
     def output(self, inputs: Signals) -> Signal:
         signals = _signals(inputs, "sequence")
         if self.along == "width":

@@ -81,8 +81,11 @@ class ContextKey:
         """True if the newest token reads everything that is cached."""
         return self.mask.causal and self.mask.rule is None and (self.mask.left is None or self.window is not None)
 
-    def build(self, make: Make, *, gaps: bool) -> AttentionContext:
-        """Build the module that computes the context; with `gaps`, padding may lie between tokens."""
+    def build(self, make: Make, *, gaps: bool, counted: bool) -> AttentionContext:
+        """Build the module that computes the context; with `gaps`, padding may lie between tokens.
+
+        With `counted`, positions are counted; otherwise they are an input.
+        """
         attention, slopes = self.attention, None
         rotary: nn.Module | None = None
         position: nn.Module | None = None
@@ -96,7 +99,13 @@ class ContextKey:
             relative = make(attention.content_scores, attention, self.mask.causal and not self.prefix)
         rule = None if self.mask.rule is None else make(self.mask.rule)
         return AttentionContext(
-            self, rotary=rotary, position=position, relative=relative, slopes=slopes, rule=rule, gaps=gaps
+            self,
+            rotary=rotary,
+            position=position,
+            relative=relative,
+            slopes=slopes if counted else None,
+            rule=rule,
+            gaps=gaps,
         )
 
 
@@ -104,6 +113,8 @@ class AttentionContext(nn.Module):
     """The values that the attentions of several layers share, from sequences x [b, t, d_model].
 
     `padding` is a mask [b, t] or a pairwise mask, `prefix` has lengths [b], and `cached` is None for entire sequences.
+    `token_positions` are the positions of the tokens, [b, t] or [b, t, n]; None if they are counted. Masks always count
+    the tokens.
     """
 
     def __init__(
@@ -140,6 +151,7 @@ class AttentionContext(nn.Module):
         padding: Tensor | None,
         prefix: Tensor | None,
         cached: CachedKeys | None = None,
+        token_positions: Tensor | None = None,
     ) -> Context:
         cache: Cache | None = None
         tokens, n_keys = padding, x.size(1)
@@ -153,6 +165,7 @@ class AttentionContext(nn.Module):
         else:
             queries, keys, tokens, n_keys, cache = cached
         positions = count_positions(x, padding, None) if self.counts and cached is None else queries
+        positions = positions if token_positions is None else token_positions
         rotary: Tensor | None = None
         if self.rotary is not None:
             rotary = self.rotary(positions, n_keys).to(x.dtype)
@@ -168,13 +181,15 @@ class AttentionContext(nn.Module):
         if tokens is not None or not (self.flag if cached is None else self.reads_everything(queries, keys)):
             visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cached is not None)
             mask = None if visible is None else additive(visible, x)
+        ring = keys if self.ring and cached is not None else None
+        if token_positions is not None:
+            queries, keys = token_positions, token_positions
         if self.position is not None:
             bias = self.position(queries, keys).to(x.dtype)
             mask = bias if mask is None else bias + mask
         relative: tuple[Tensor, Tensor] | None = None
         if self.relative is not None:
             relative = self.relative(queries, keys)
-        ring = keys if self.ring and cached is not None else None
         return Context(mask, rotary, None, cache, temperature, relative=relative, key_positions=ring)
 
     def reads_everything(self, queries: Tensor, keys: Tensor) -> bool:

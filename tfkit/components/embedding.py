@@ -39,7 +39,7 @@ from tfkit.component import (
 )
 from tfkit.component import Stage as BlockStage
 from tfkit.errors import Invalid, listing
-from tfkit.nn import Linear, Past, Program, Table, Value, check_max_len, count_positions
+from tfkit.nn import Linear, Past, Program, Table, Value, check_max_len, check_positions, count_positions
 
 Stage = Literal["scale", "position", "tables", "norm", "dropout", "project"]
 
@@ -68,6 +68,8 @@ class EmbeddingConfig(BlockConfig):
     """Factor of the token vectors."""
     position: InputPositionConfig | None = None
     """Positions that are added to the token vectors."""
+    positions: Wire | None = None
+    """Input with the positions of the tokens; by default, they are counted."""
     tables: dict[Wire, Dim] | None = None
     """Additional inputs and the number of rows of their tables, such as BERT's `{token_types: 2}`; all are added."""
     norm: NormConfig | None = None
@@ -90,6 +92,8 @@ class EmbeddingConfig(BlockConfig):
         self._check_stages()
         if self.position is not None:
             self.position.check_width(self._width("position"))
+        elif self.positions is not None:
+            raise Invalid("positions", "`positions` has no effect without `position`", help="remove it")
 
     def _check_stages(self) -> None:
         if self.stages is None:
@@ -172,6 +176,10 @@ class EmbeddingConfig(BlockConfig):
         for place, signal in tables.items():
             if signal.type != "tokens":
                 raise Invalid(place, f"the input of a table must be tokens; got {signal.in_words()}")
+        if "positions" in inputs:
+            tables["positions"] = positions = expect(inputs, "positions", "positions")
+            if positions.width is not None:
+                raise Invalid("positions", f"`positions` must have a single axis; got {positions.in_words()}")
         return Signal("sequence", self.d_model, same_length({"input": tokens, **tables}), mask=tokens.mask)
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
@@ -184,6 +192,7 @@ class EmbeddingConfig(BlockConfig):
         ids = program.input("tables", list[Tensor | None] if optional else list[Tensor]) if self.tables else None
         mask = program.input("mask", optional=True)
         past = program.input("past", Past, optional=True) if self.position is not None else None
+        positions = [program.input("positions", optional=True)] if self.positions is not None else []
         if table is None:
             x = program.call("tokens", Table(self.vocab_size, self.d_embed or self.d_model), tokens)
         else:
@@ -193,7 +202,7 @@ class EmbeddingConfig(BlockConfig):
                 tables = OptionalTables if optional else ExtraTables
                 x = program.call("tables", tables(self.tables, self._width(stage)), x, ids)
             else:
-                x = self._stage(stage, make, program, x, mask, past)
+                x = self._stage(stage, make, program, x, mask, past, *positions)
         return program.build(x, "Embedding")
 
     def _limit(self) -> int | None:
@@ -204,13 +213,15 @@ class EmbeddingConfig(BlockConfig):
     def pieces(self, inputs: Signals) -> Pieces:
         return Pieces(past=self.position is not None)
 
-    def _stage(self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None) -> Value:
+    def _stage(
+        self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None, *positions: Value
+    ) -> Value:
         width = self._width(stage)
         if stage == "scale":
             return program.apply("scaled", operator.mul, x, self._factor())
         if stage == "position" and self.position is not None:
-            positions = program.call("positions", Positions(), x, mask, past)
-            added = program.call("position", make(self.position, width), positions)
+            of_tokens = program.call("positions", Positions(), x, mask, past, *positions)
+            added = program.call("position", make(self.position, width), of_tokens)
             return program.call("add_position", AddLike(), x, added)
         if stage == "norm" and self.norm is not None:
             return program.call("norm", make(self.norm, width), x)
@@ -226,9 +237,13 @@ class EmbeddingConfig(BlockConfig):
 
 
 class Positions(nn.Module):
-    """Positions of the tokens, counted without padding, [b or 1, t]."""
+    """Positions of the tokens, [b or 1, t]: `token_positions`, or counted without padding."""
 
-    def forward(self, x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None, past: Past | None, token_positions: Tensor | None = None
+    ) -> Tensor:
+        if token_positions is not None:
+            return check_positions(token_positions, x, 0)
         positions = count_positions(x, mask, past)
         return positions if mask is None else positions.clamp(min=0)
 

@@ -89,6 +89,8 @@ class LayerBlockConfig(LayerConfig, OneLayerConfig):
     block: Literal["layer"] = "layer"
     memory: MemoryWire | None = None
     """The sequence that cross-attention attends to."""
+    positions: Wire | None = None
+    """Input with the positions of the tokens; by default, they are counted."""
     condition: VectorWire | None = None
     """The vector for the components that depend on a condition."""
     causal: bool = False
@@ -101,7 +103,8 @@ class LayerBlockConfig(LayerConfig, OneLayerConfig):
 
     def as_stack(self) -> StackConfig:
         layer = {name: getattr(self, name) for name in LayerConfig.model_fields}
-        return _stack_of(layer, causal=self.causal, memory=self.memory, condition=self.condition)
+        wires = {"memory": self.memory, "positions": self.positions, "condition": self.condition}
+        return _stack_of(layer, causal=self.causal, **wires)
 
 
 ALONE = ResidualConfig(onto="nothing")
@@ -132,11 +135,13 @@ class AttentionBlockConfig(SublayerBlockConfig):
     block: Literal["attention"] = "attention"
     attention: AttentionConfig = _sublayer("mha")
     """The attention."""
+    positions: Wire | None = None
+    """Input with the positions of the tokens; by default, they are counted."""
     causal: bool = False
     """If true, no position attends to a later one."""
 
     def as_stack(self) -> StackConfig:
-        return self._alone("attention", self.attention, causal=self.causal)
+        return self._alone("attention", self.attention, causal=self.causal, positions=self.positions)
 
 
 class CrossAttentionBlockConfig(SublayerBlockConfig):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tfkit.component import (
     AttentionConfig,
     Dim,
+    Extent,
     Make,
     PositiveFloat,
     RopeScalingConfig,
@@ -43,6 +44,11 @@ class RopeConfig(RotaryConfig):
     """If true, rotate in the opposite direction: by minus the angle."""
     scaling: RopeScalingConfig | None = None
     """Scaling of the frequencies to longer contexts."""
+    sections: tuple[Extent, ...] | None = None
+    """Number of pairs that each axis of the positions rotates, such as [16, 24, 24] for time, row and column in M-RoPE;
+    together `width` / 2."""
+    interleaved: bool = False
+    """If true, the axes of `sections` take turns. The first axis rotates all pairs that remain, as in Qwen3-VL."""
 
     def check_attention(self, attention: AttentionConfig) -> None:
         d_head = attention.head_width
@@ -57,6 +63,25 @@ class RopeConfig(RotaryConfig):
             )
         if self.scaling is not None:
             self.scaling.check_rope(self._width(attention), self.theta)
+        pairs, sections = self._width(attention) // 2, self.sections
+        if sections is None and self.interleaved:
+            raise Invalid("position.interleaved", "`interleaved` has no effect without `sections`", help="remove it")
+        if sections is not None and sum(sections) != pairs:
+            raise Invalid(
+                "position.sections", f"sections must add up to {pairs}, the pairs of a head; got {sum(sections)}"
+            )
+
+    @property
+    def axes(self) -> int | None:
+        return None if self.sections is None else len(self.sections)
+
+    def _axis_of_pair(self) -> list[int]:
+        """Return the axis of the positions that rotates each pair; empty if positions have a single axis."""
+        sections = self.sections or ()
+        if not self.interleaved:
+            return [axis for axis, size in enumerate(sections) for _ in range(size)]
+        n = len(sections)
+        return [i % n if i < n * sections[i % n] else 0 for i in range(sum(sections))]
 
     def _width(self, attention: AttentionConfig) -> int:
         return self.width or attention.head_width
@@ -66,7 +91,8 @@ class RopeConfig(RotaryConfig):
         scaling = self.scaling
         frequencies = make(scaling, width, self.theta) if scaling else Frequencies(width, self.theta)
         factor = scaling.attention_factor if scaling else 1.0
-        return RotaryTable(frequencies, factor, -factor if self.reverse else factor, self.style)
+        axes = None if self.sections is None else PairPositions(self._axis_of_pair())
+        return RotaryTable(frequencies, factor, -factor if self.reverse else factor, self.style, axes)
 
     def build_rotation(self, attention: AttentionConfig) -> nn.Module:
         width = self._width(attention)
@@ -75,19 +101,26 @@ class RopeConfig(RotaryConfig):
 
 
 class RotaryTable(nn.Module):
-    """Positions [b or 1, t] -> cosines and signed sines [2, b or 1, 1, t, width], float32."""
+    """Positions [b or 1, t] -> cosines and signed sines [2, b or 1, 1, t, width], float32.
+
+    With `axes`, the positions may also be [b, t, n].
+    """
 
     extra_repr = settings
 
-    def __init__(self, frequencies: nn.Module, cos_factor: float, sin_factor: float, style: str) -> None:
+    def __init__(
+        self, frequencies: nn.Module, cos_factor: float, sin_factor: float, style: str, axes: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.frequencies = frequencies
+        self.axes = axes
         self.cos_factor = cos_factor
         self.sin_factor = sin_factor
         self.merge_pairs = Rearrange("b h t i j -> b h t (i j)") if style == "interleaved" else None
 
     def forward(self, positions: Tensor, n_keys: int) -> Tensor:
-        angles = positions[:, None, :, None].float() * self.frequencies(n_keys, positions.device)
+        of_pairs = positions[:, None, :, None] if self.axes is None else self.axes(positions)
+        angles = of_pairs.float() * self.frequencies(n_keys, positions.device)
         cos, sin = angles.cos() * self.cos_factor, angles.sin() * self.sin_factor
         if self.merge_pairs is not None:
             cos = self.merge_pairs(torch.stack((cos, cos), dim=-1))
@@ -95,6 +128,21 @@ class RotaryTable(nn.Module):
         else:
             cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return torch.stack((cos, sin))
+
+
+class PairPositions(nn.Module):
+    """Positions [b, t, n] -> the position of each pair, [b, 1, t, i]; positions [b, t] are equal on all axes."""
+
+    extra_repr = settings
+
+    def __init__(self, axis_of_pair: list[int]) -> None:
+        super().__init__()
+        self.axis_of_pair = axis_of_pair
+
+    def forward(self, positions: Tensor) -> Tensor:
+        if positions.dim() == 2:
+            return positions[:, None, :, None]
+        return positions[:, :, torch.tensor(self.axis_of_pair, device=positions.device)][:, None]
 
 
 class RotateHalf(nn.Module):

@@ -36,6 +36,7 @@ from tfkit.component import (
     divisors,
     expect,
     parts,
+    same_length,
 )
 from tfkit.components.cached_keys import place
 from tfkit.components.context import AttentionContext, ContextKey, cross_context
@@ -46,6 +47,7 @@ from tfkit.nn import (
     Context,
     Past,
     cache_of_layer,
+    check_positions,
     count_positions,
     is_scripting,
     named,
@@ -63,6 +65,9 @@ class StackConfig(LayerConfig, BlockConfig):
     """The sequence to read."""
     memory: MemoryWire | None = None
     """The sequence that cross-attention attends to."""
+    positions: Wire | None = None
+    """Input with the positions of the tokens, for rotary positions, score biases and temperatures; by default, they are
+    counted. Masks, windows and states always count the tokens."""
     condition: VectorWire | None = None
     """The vector for the components that depend on a condition, such as a time step, a class or a speaker."""
     layer_features: Wire | None = None
@@ -204,6 +209,7 @@ class StackConfig(LayerConfig, BlockConfig):
             if position and position.only_length not in (None, signal.length):
                 message = f"these positions need sequences of length {position.only_length}; got {signal.in_words()}"
                 raise Invalid(f"{path}attention.position", message)
+        self._check_positions(inputs, signal)
         if "memory" in inputs:
             expect(inputs, "memory", "sequence")
         if "condition" in inputs:
@@ -217,6 +223,30 @@ class StackConfig(LayerConfig, BlockConfig):
                 message = f"`layer_features` must have the width {self.n_layers} * {d}, one part for each layer"
                 raise Invalid("layer_features", f"{message}; got width {width}")
         return signal
+
+    def _check_positions(self, inputs: Signals, sequence: Signal) -> None:
+        """Raise `Invalid` if the input with positions has no effect, or not the axes that the attentions take."""
+        positions = expect(inputs, "positions", "positions") if "positions" in inputs else None
+        if positions is not None:
+            same_length({"input": sequence, "positions": positions})
+        takers = 0
+        for path, layer in self.distinct():
+            attention = layer.attention
+            position = None if attention is None else attention.position
+            axes = None if position is None else position.axes
+            if positions is None and axes is not None:
+                message = f"positions of {axes} axes cannot be counted"
+                help = f"add an input `{{type: positions, width: {axes}}}`, and name it in `positions` of the stack"
+                raise Invalid(f"{path}attention.position", message, help=help)
+            if attention is None or (position is None and attention.query_temperature is None):
+                continue
+            takers += 1
+            if positions is not None and (positions.width != axes or (axes and attention.query_temperature)):
+                takes = "a single axis" if axes is None or attention.query_temperature else f"{axes} axes"
+                message = f"this attention takes positions of {takes}; got {positions.in_words()}"
+                raise Invalid(f"{path}attention", message)
+        if positions is not None and not takers:
+            raise Invalid("positions", "`positions` has no effect: no attention has positions", help="remove it")
 
     def module(self, inputs: Signals) -> type[Stack]:
         """Return the class of the module that runs the layers."""
@@ -249,6 +279,10 @@ class StackConfig(LayerConfig, BlockConfig):
                     "attention" if mask.rule is None else f"attention with the mask rule `{mask.rule.kind_name()}`"
                 )
                 raise Invalid(f"{path}attention", f"{subject} that attends to later tokens needs the full sequence")
+            scores = layer.attention is not None and (layer.attention.score_bias or layer.attention.content_scores)
+            if self.positions and scores:
+                message = "positions in scores need the full sequence if they are an input: caches have no positions"
+                raise Invalid(f"{path}attention.position", message)
         caches: list[tuple[Cached | State, ...]] = []
         memory_caches: list[tuple[Cached | State, ...]] = []
         for (_, layer), described in zip(self.plan(), self.stack().layers, strict=True):
@@ -285,7 +319,7 @@ class StackConfig(LayerConfig, BlockConfig):
         make.n_layers = self.n_layers
         for make.layer, (layer, (name, key)) in enumerate(zip(stack.layers, contexts, strict=True)):
             if name not in shared:
-                shared[name] = key.build(make, gaps=signal.gaps)
+                shared[name] = key.build(make, gaps=signal.gaps, counted="positions" not in inputs)
             layers.append(
                 build_layer(layer, make, d_model=self.d_model, d_memory=d_memory, causal=key.flag, wired=wired)
             )
@@ -306,6 +340,7 @@ class StackConfig(LayerConfig, BlockConfig):
             conditioned=stack.final_norm is not None and stack.final_norm.takes_condition,
             wired=wired,
             n_parts=self.n_layers,
+            n_axes=inputs["positions"].width or 0 if "positions" in inputs else 0,
         )
 
 
@@ -380,6 +415,7 @@ class Stack(nn.Module):
         conditioned: bool,
         wired: bool,
         n_parts: int,
+        n_axes: int,
     ) -> None:
         super().__init__()
         self.shared = nn.ModuleDict(shared)
@@ -402,6 +438,7 @@ class Stack(nn.Module):
         self.conditioned = conditioned
         self.wired = wired
         self.n_parts = n_parts
+        self.n_axes = n_axes
 
     def forward(
         self,
@@ -412,8 +449,9 @@ class Stack(nn.Module):
         past: Past | None = None,
         condition: Tensor | None = None,
         layer_features: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        return self.run(x, mask, prefix, None, caches, None, past, condition, layer_features)
+        return self.run(x, mask, prefix, None, caches, None, past, condition, layer_features, positions)
 
     def contexts(
         self,
@@ -423,10 +461,13 @@ class Stack(nn.Module):
         caches: list[list[Tensor]] | None,
         past: Past | None,
         condition: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> list[Context]:
         """Return the contexts that layers share."""
         if past is not None:
             assert past.start + x.size(1) <= past.length, "the cache is full"
+        if positions is not None:
+            positions = check_positions(positions, x, self.n_axes)
         real: Tensor | None = None
         places: Tensor | None = None
         documents: Tensor | None = None
@@ -438,7 +479,7 @@ class Stack(nn.Module):
             if caches is not None and self.first_slots[i] >= 0:
                 n_slots = caches[self.first_run[i]][self.first_slots[i]].size(2) - 1
             cached = None if past is None else place(count_positions(x, mask, past), mask, past, n_slots)
-            contexts.append(shared(x, mask, prefix, cached))
+            contexts.append(shared(x, mask, prefix, cached, positions))
         if real is None and condition is None:
             return contexts
         return [with_values(context, None, real, places, documents, condition) for context in contexts]
@@ -454,6 +495,7 @@ class Stack(nn.Module):
         past: Past | None,
         condition: Tensor | None,
         layer_features: Tensor | None,
+        positions: Tensor | None,
     ) -> Tensor:
         """Run the layers in order; `cross` is the context of all cross-attentions."""
         if len(self.layers) != len(self.context_of):  # layers were added or removed
@@ -464,7 +506,7 @@ class Stack(nn.Module):
                 )
             self.context_of = [0] * len(self.layers)
             self.times = [self.times[0]] * (self.loops * len(self.layers))
-        contexts = self.contexts(x, mask, prefix, caches, past, condition)
+        contexts = self.contexts(x, mask, prefix, caches, past, condition, positions)
         x = x if self.enter is None else self.enter(x)
         features = None if layer_features is None else layer_features.chunk(self.n_parts, dim=2)
         wires: dict[str, Tensor] = {}
@@ -525,6 +567,7 @@ class MemoryStack(Stack):
         past: Past | None = None,
         condition: Tensor | None = None,
         layer_features: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         cross = cross_context(x, memory, memory_mask, memory_caches)
-        return self.run(x, mask, None, cross, caches, memory_caches, past, condition, layer_features)
+        return self.run(x, mask, None, cross, caches, memory_caches, past, condition, layer_features, positions)

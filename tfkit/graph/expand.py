@@ -473,8 +473,9 @@ def _type_of(signal: Signal) -> Signal:
 def _input_signal(name: str, config: InputConfig) -> Signal:
     if not config.is_sequence:
         return Signal(cast(Any, config.type), config.width, rows=config.height, channels=config.channels)
-    kind = "sequence" if config.type == "features" else "tokens"
-    mask = f"{name}_mask" if config.length is None else None  # sequences of fixed length have no padding
+    kind = "sequence" if config.type == "features" else config.type
+    masked = config.length is None and config.type != "positions"  # sequences of fixed length have no padding
+    mask = f"{name}_mask" if masked else None
     return Signal(cast(Any, kind), config.width, config.length, mask=mask, optional=config.optional)
 
 

@@ -33,7 +33,7 @@ def rows_of(graph: Graph, name: str) -> int | None:
 
 
 def _table_rows(graph: Graph, name: str) -> Iterator[int]:
-    """Yield the numbers of rows of the tables that embed an input."""
+    """Yield the numbers of rows of the tables that embed an input, or of the table of its positions."""
     for node in graph.nodes:
         for field, source in node.wires.items():
             if name not in as_list(source):
@@ -42,6 +42,8 @@ def _table_rows(graph: Graph, name: str) -> Iterator[int]:
             table = node.config.table()
             if isinstance(value, Mapping):
                 yield value[name]
+            elif node.signals[field].type == "positions":
+                yield from [longest] if table is not None and (longest := node.config.position.longest) else []
             elif table is not None and table.rows is not None:
                 yield table.rows
 

@@ -21,7 +21,10 @@ def pairwise_masks(nodes: Iterable[Node]) -> set[str | None]:
     """Return the masks that may be pairwise, because every node that uses them supports pairwise masks."""
     nodes = list(nodes)
     refused = {
-        mask for node in nodes for field, mask in _used_masks(node) if field != "input" or not _takes_pairs(node)
+        mask
+        for node in nodes
+        for field, mask in _used_masks(node)
+        if field not in ("input", "inputs") or not _takes_pairs(node)
     }
     return masks_in_use(nodes) - refused
 

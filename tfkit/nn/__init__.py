@@ -6,6 +6,7 @@ from tfkit.nn.checked import can_look as can_look
 from tfkit.nn.checked import check_length as check_length
 from tfkit.nn.checked import check_max_len as check_max_len
 from tfkit.nn.checked import check_optional_length as check_optional_length
+from tfkit.nn.checked import check_positions as check_positions
 from tfkit.nn.checked import is_pairwise as is_pairwise
 from tfkit.nn.checked import one_run as one_run
 from tfkit.nn.context import Cache as Cache

@@ -79,6 +79,20 @@ def check_optional_length(x: Tensor | None, length: int, name: str) -> Tensor | 
     return None if x is None else check_length(x, length, name)
 
 
+def check_positions(positions: Tensor, x: Tensor, axes: int) -> Tensor:
+    """Return the positions of x [b, t, ...] unchanged: integers [b, t] or, if there are `axes`, [b, t, axes].
+
+    Raises:
+        ValueError: the tensor has another shape or type.
+    """
+    shape = [x.size(0), x.size(1)]
+    if axes > 0:
+        shape.append(axes)
+    if positions.is_floating_point() or list(positions.shape) != shape:
+        raise ValueError(f"positions must be integers {shape}; got {positions.dtype} {list(positions.shape)}")
+    return positions
+
+
 def check_max_len(tokens: Tensor, max_len: int) -> Tensor:
     """Return the tokens [b, t] unchanged; raise ValueError if they, padding included, are longer than `max_len`."""
     if tokens.size(1) > max_len:

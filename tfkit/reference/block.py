@@ -15,7 +15,14 @@ from tfkit.reference.stack import stack
 STAGES = ("scale", "position", "tables", "norm", "dropout", "project")
 
 
-def embedding(part: Part, *, input: Value, tie: Array | None = None, tables: Sequence[Value | None] = ()) -> Value:
+def embedding(
+    part: Part,
+    *,
+    input: Value,
+    tie: Array | None = None,
+    tables: Sequence[Value | None] = (),
+    positions: Value | None = None,
+) -> Value:
     """Look up rows of the token table, then apply scale, positions, tables, norm and projection as `stages` orders."""
     config = part.config
     x = rows(part.weight("tokens.weight") if tie is None else tie, input.x)
@@ -23,7 +30,8 @@ def embedding(part: Part, *, input: Value, tie: Array | None = None, tables: Seq
         if stage == "scale" and config.scale is not None:
             x = x * (config.d_model**0.5 if config.scale == "sqrt_d_model" else config.scale)
         elif stage == "position" and config.position is not None:
-            x = x + part.at("position", config.position)(input.positions, x.shape[1])
+            of_tokens = input.positions if positions is None else positions.x
+            x = x + part.at("position", config.position)(of_tokens, x.shape[1])
         elif stage == "tables":
             for name, ids in zip(config.tables or {}, tables, strict=True):
                 x = x + rows(part.weight(f"tables.{name}.weight"), np.zeros(len(x), int) if ids is None else ids.x)

@@ -41,13 +41,27 @@ def rope(part: Part, x: Array, positions: Array, n_keys: int) -> Array:
     frequencies, factor = config.theta ** (-2 * np.arange(width // 2) / width), 1.0
     if config.scaling is not None:
         frequencies, factor = part.at("scaling", config.scaling)(frequencies, config.theta, n_keys)
-    angles = np.outer(positions, frequencies)[:, None] * (-1 if config.reverse else 1)
+    if config.sections is not None and positions.ndim == 2:  # https://arxiv.org/abs/2409.12191, section 2.1
+        positions = positions[:, _axes(config.sections, config.interleaved)]
+    else:
+        positions = positions[:, None]
+    angles = (positions * frequencies)[:, None] * (-1 if config.reverse else 1)
     channels = np.arange(width)
     first, second = channels.reshape(2, -1) if config.style == "half" else channels.reshape(-1, 2).T
     cos, sin, y = factor * np.cos(angles), factor * np.sin(angles), x.copy()
     y[..., first] = x[..., first] * cos - x[..., second] * sin
     y[..., second] = x[..., second] * cos + x[..., first] * sin
     return y
+
+
+def _axes(sections: Any, interleaved: bool) -> list[int]:
+    """Return the axis of each pair: blocks of pairs, or pairs in turns until the other axes have all of theirs."""
+    if not interleaved:
+        return [axis for axis in range(len(sections)) for _ in range(sections[axis])]
+    axes, n = [0] * sum(sections), len(sections)
+    for axis in range(1, n):
+        axes[axis : n * sections[axis] : n] = [axis] * len(axes[axis : n * sections[axis] : n])
+    return axes
 
 
 # ---- scaled: frequencies [i], theta and the number of keys -> frequencies, and the factor of cos and sin ----

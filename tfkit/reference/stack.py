@@ -45,6 +45,7 @@ def stack(
     prefix: Value | None = None,
     condition: Value | None = None,
     layer_features: Value | None = None,
+    positions: Value | None = None,
     causal: bool = False,
 ) -> Value:
     """Apply layers, then a norm. In a causal stack, a decoder, positions attend to earlier positions and the prefix."""
@@ -63,7 +64,7 @@ def stack(
         location = "relative" if attention is not None and attention.content_scores is not None else "position"
         position = part.at(f"{shared[number]}.{location}", attention and attention.position)
         rule = part.at(f"{shared[number]}.rule", attention and attention.mask and attention.mask.rule)
-        scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal, wires)
+        scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal, wires, positions)
         x = _layer(layer, x, scopes, row)
     if resolved.streams is not None:
         x = part.at("leave", resolved.streams)("leave", x)
@@ -131,8 +132,11 @@ def _scopes(
     prefix: Value | None,
     causal: bool,
     wires: dict[str, Array],
+    of_tokens: Value | None,
 ) -> Scopes:
     """Return the scopes that each kind of sublayer takes in addition to x: window and prefix without padding.
+
+    Masks count the tokens. The positions of the scope are `of_tokens`, by default counted as well.
 
     Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
     """
@@ -149,6 +153,7 @@ def _scopes(
         if rule.config is not None:
             visible &= replace(rule, trace=[])(positions[:, None], positions[None])
         visible &= input.pairs
+        positions = positions if of_tokens is None else of_tokens.x
         scopes["attention"] = (Scope(visible, None, positions, right == 0, prefix is not None, position, wires),)
     if memory is not None and (config.cross_attention or attention):
         scopes["cross_attention"] = (Scope(np.tile(memory.tokens, (len(input.x), 1)), memory.x),)

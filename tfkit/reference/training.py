@@ -48,9 +48,13 @@ def targets_at(shift: int, targets: Array, documents: Array) -> Array:
     return shifted
 
 
-def tokens_ahead(distance: int, tokens: Array) -> Array:
-    """Return the token `distance` positions after each position, 0 after the end of the row."""
-    return np.array([*tokens[distance:], *[0] * min(distance, len(tokens))])
+def tokens_ahead(distance: int, tokens: Array, documents: Array) -> Array:
+    """Return the token `distance` positions after each position, 0 after the end of the document and of the row."""
+    ahead = np.zeros_like(tokens)
+    for position in range(len(tokens) - distance):
+        if documents[position + distance] == documents[position]:
+            ahead[position] = tokens[position + distance]
+    return ahead
 
 
 def documents_mask(documents: Array, real: Array) -> Array:

@@ -20,11 +20,11 @@ class InputConfig(Config):
 
     word_key = "type"
 
-    type: Literal["tokens", "features", "image", "vector", "lengths"]
-    """tokens [b, t] and lengths [b] are whole numbers; features [b, t, width], image [b, channels, height, width] and
-    vector [b, width] are real numbers."""
+    type: Literal["tokens", "positions", "features", "image", "vector", "lengths"]
+    """tokens [b, t], positions [b, t] or [b, t, width] and lengths [b] are whole numbers; features [b, t, width],
+    image [b, channels, height, width] and vector [b, width] are real numbers."""
     width: Dim | None = None
-    """Width of the features or of the vector; columns of the image."""
+    """Width of the features or of the vector; columns of the image; number of axes of the positions."""
     height: Dim | None = None
     """Rows of the image."""
     channels: Dim | None = None
@@ -32,7 +32,8 @@ class InputConfig(Config):
     length: Dim | None = None
     """Positions of every sequence, where a block takes exactly that many, as for image patches; never padded."""
     optional: Immaterial[bool] = False
-    """True if the model may be called without it; only for the additional tables of an embedding."""
+    """True if the model may be called without it: additional tables of an embedding, and positions, which are then
+    counted."""
 
     def check(self) -> None:
         """Raise `Invalid` unless the sizes are exactly the sizes that the type requires."""
@@ -43,21 +44,22 @@ class InputConfig(Config):
             if name in sizes and getattr(self, name) is None:
                 example = ", ".join(f"{key}: {value}" for key, value in {"type": self.type, **sizes}.items())
                 raise Invalid(name, f"an input of {several} needs a `{name}`", help=f"write `{{{example}}}`")
-            if name not in sizes and getattr(self, name) is not None:
+            has_axes = self.type == "positions" and name == "width"
+            if name not in sizes and getattr(self, name) is not None and not has_axes:
                 raise Invalid(name, f"`{name}` has no effect: {several} have none", help="remove it")
         if not self.is_sequence and self.length is not None:
             raise Invalid("length", f"`length` has no effect: an input of {several} has no positions")
-        if self.type != "tokens" and self.optional:
+        if self.type not in ("tokens", "positions") and self.optional:
             raise Invalid(
                 "optional",
                 f"an input of {several} cannot be optional",
-                help="use `optional` only for an input of tokens",
+                help="use `optional` only for an input of tokens or of positions",
             )
 
     @property
     def is_sequence(self) -> bool:
         """True if the input has positions."""
-        return self.type in ("tokens", "features")
+        return self.type in ("tokens", "positions", "features")
 
     @property
     def is_real(self) -> bool:

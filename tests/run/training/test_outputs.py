@@ -66,7 +66,7 @@ def model_of(run: Run) -> fx.GraphModule:
 
 
 def moved(tokens: torch.Tensor, distance: int, value: int = IGNORE_INDEX) -> torch.Tensor:
-    return F.pad(tokens[:, distance:], (0, distance), value=value)
+    return F.pad(tokens, (0, distance), value=value)[:, distance:]
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +141,74 @@ def test_targets_of_a_later_token_stay_within_a_document() -> None:
     moved_targets = batch.targets_of({"a": OutputConfig(), "b": OutputConfig(shift=2)})
     assert moved_targets["a"].tolist() == targets.tolist()
     assert moved_targets["b"].tolist() == [[2, IGNORE_INDEX, IGNORE_INDEX, 5, 6, IGNORE_INDEX]]
+
+
+HEADS = f"""
+  outputs: [logits, second, third]
+  inputs: [tokens, after, after_next]
+  graph:
+    embedding: {{block: embedding, input: tokens}}
+    decoder: {{block: decoder, {STACK}}}
+    logits: {{block: lm_head, tie: embedding}}
+    next: {{block: embedding, input: after, tie: embedding, position: {{kind: learned, max_len: 24}}}}
+    joined: {{block: concat, inputs: [decoder, next], along: width}}
+    merged: {{block: linear, bias: false}}
+    second_decoder: {{like: decoder}}
+    second: {{block: lm_head, tie: embedding}}
+    later: {{block: embedding, input: after_next, tie: embedding}}
+    later_encoder: {{block: encoder, like: decoder}}
+    joined_later: {{block: concat, inputs: [second_decoder, later_encoder], along: width}}
+    merged_later: {{block: linear, bias: false}}
+    third: {{block: lm_head, tie: embedding}}
+"""
+"""A chain of heads: the input of the second has positions, and the input of the third is read in both directions."""
+PACKED_RUN = f"""
+tfkit: 1
+name: two
+seed: 3
+model:
+  vocab_size: data.vocab_size
+  d_model: 16{HEADS}
+data: {{kind: packed, of: {{kind: text, files: sheep.txt}}, separator: " "}}
+batch: {{sequences: 6, length: 24}}
+machine: {{micro_batch: 4}}
+loss:
+  kind: cross_entropy
+  z_loss: 0.1
+  outputs: {{logits: 1.0, second: {{weight: 0.3, shift: 2}}, third: {{weight: 0.2, shift: 3}}}}
+  ahead: {{after: 1, after_next: 2}}
+steps: 2
+optimizer: {{kind: adamw, lr: 1e-2}}
+"""
+
+
+def test_heads_of_packed_documents_have_the_losses_and_gradients_of_separate_rows(tmp_path: Path) -> None:
+    trainer = Trainer(run_of(tmp_path, text=PACKED_RUN), Memory())
+    trainer.model.double()
+    batch = trainer.batch(1)
+    assert batch.documents is not None
+    assert batch.documents.max() >= 3
+    losses, _ = trainer._gradients(batch, 1)
+    gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+    trainer.model.zero_grad()
+    terms = trainer.run.config.loss.terms
+    sums, counts = [torch.zeros(())] * len(terms), [0] * len(terms)
+    rows = zip(*map(torch.from_numpy, (batch.inputs["tokens"], batch.targets, batch.documents)), strict=True)
+    for tokens, following, documents in rows:
+        for document in (documents == number for number in documents.unique()):
+            alone, targets = tokens[document][None], following[document][None]
+            outputs = trainer.model(alone, after=moved(alone, 1, 0), after_next=moved(alone, 2, 0))
+            for index, (term, logits) in enumerate(zip(terms.values(), outputs, strict=True)):
+                of_output = moved(targets, term.shift - 1)[0]
+                z = logits[0].logsumexp(-1).square()[of_output != IGNORE_INDEX].sum()
+                sums[index] = sums[index] + F.cross_entropy(logits[0], of_output, reduction="sum") + 0.1 * z
+                counts[index] += int((of_output != IGNORE_INDEX).sum())
+    expected = torch.stack([total / count for total, count in zip(sums, counts, strict=True)])
+    (expected * torch.tensor([term.weight for term in terms.values()])).sum().backward()
+    assert counts[0] > counts[1] > counts[2] > 0
+    torch.testing.assert_close(losses.double(), expected.detach(), atol=1e-6, rtol=0)
+    for name, parameter in trainer.model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=0)
 
 
 @contextlib.contextmanager

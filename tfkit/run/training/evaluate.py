@@ -23,6 +23,7 @@ from tfkit.building.model import call_in_forward
 from tfkit.decoding.generate import GENERATION
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
+from tfkit.graph.wiring import masks_in_use
 from tfkit.learning.loss import Loss
 from tfkit.run.checked_run import OBJECTIVE, Run, inputs_for, mask_of, padding_mask_of
 from tfkit.run.contract import (
@@ -365,6 +366,7 @@ def tensors_for(
     """Return the batch as arguments of the models of a graph; see `batch_tensors`."""
     names = inputs_for(graph, batch.inputs, loss)
     inputs = {names[name]: _copy_to_device(ids, device) for name, ids in batch.inputs.items()}
+    first, numbers = next(iter(inputs)), None
     of_pairs = None if batch.documents is None else mask_of(graph, inputs)
     for name, mask in batch.masks.items():
         inputs[padding_mask_of(graph, names[name])] = _copy_to_device(mask, device)
@@ -373,10 +375,29 @@ def tensors_for(
         if of_pairs in inputs:  # padding counts as a separate document
             numbers = numbers.masked_fill(~inputs[of_pairs], -1)
         inputs[of_pairs] = numbers[:, :, None] == numbers[:, None, :]
-    for name, distance in loss.inputs_ahead.items():
-        inputs[name] = F.pad(inputs[next(iter(names.values()))][:, distance:], (0, distance))
+    inputs |= _inputs_ahead(graph, inputs, first, numbers, loss)
     targets = {name: _copy_to_device(ids, device) for name, ids in batch.targets_of(loss.terms).items()}
     return inputs, targets if loss.terms else targets.get("")
+
+
+def _inputs_ahead(
+    graph: Graph, inputs: Mapping[str, Tensor], first: str, documents: Tensor | None, loss: LossConfig
+) -> dict[str, Tensor]:
+    """Return the tokens ahead in the input `first` [b, t], 0 after the end of a document, with the mask of that input.
+
+    `documents` numbers the document of each position, [b, t]; None for rows of a single document.
+    """
+    ahead: dict[str, Tensor] = {}
+    masks = masks_in_use(graph.nodes) if loss.inputs_ahead else ()
+    for name, distance in loss.inputs_ahead.items():
+        ahead[name] = F.pad(inputs[first], (0, distance))[:, distance:]
+        if documents is not None:
+            later = F.pad(documents, (0, distance), value=-2)[:, distance:]
+            ahead[name] = ahead[name].masked_fill(later != documents, 0)
+        mask, source = graph.inputs[name].mask, graph.inputs[first].mask
+        if mask is not None and mask in masks and source in inputs:
+            ahead[mask] = inputs[source]
+    return ahead
 
 
 def loss_sums(

@@ -241,6 +241,10 @@ class _Shrink:
         if isinstance(config, RopeScalingConfig) and attention is not None and len(value) > 1:
             size = max(1, self._of_head(2 * len(value), attention) // 2)
             return tuple(value[len(value) * index // size] for index in range(size))
+        if isinstance(config, RotaryConfig) and attention is not None and value:  # pairs of each axis
+            pairs, total = self._of_head(2 * sum(value), attention) // 2, sum(value)
+            ends = [round(pairs * sum(value[: axis + 1]) / total) for axis in range(len(value))]
+            return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
         return tuple(self._config(item, attention) if isinstance(item, Config) else item for item in value)
 
     def _number(  # noqa: C901  one case per meaning of a number, in order
@@ -269,6 +273,8 @@ class _Shrink:
             return min(value, DISTANCE if most == DIM else BUCKETS)
         if isinstance(config, InputConfig) and name == "length":
             return self._shorter(value)
+        if isinstance(config, InputConfig) and config.type == "positions":
+            return value
         if value in self.rows and name not in ("d_ff", "d_model"):
             return self.rows[value]
         if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, for instance of an end token

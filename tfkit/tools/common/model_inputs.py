@@ -41,6 +41,10 @@ def random_inputs(
             inputs[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
         elif config.type == "lengths":
             inputs[name] = torch.randint(1, length + 1, shape, generator=generator, device="cpu").to(device)
+        elif config.type == "positions":  # increasing, with jumps, repeats and different axes
+            steps = torch.randint(3, shape, generator=generator, device="cpu").cumsum(1)
+            rows = rows_of(graph, name)
+            inputs[name] = (steps if rows is None else steps % rows).to(device)
         else:
             rows = rows_of(graph, name) or 2
             inputs[name] = torch.randint(rows, shape, generator=generator, device="cpu").to(device)

@@ -174,15 +174,18 @@ def padding_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
     """Compare the outputs of tokens next to different amounts of padding with the outputs of each row alone."""
-    sequences = [name for name, signal in graph_of(model).inputs.items() if name in inputs and signal.mask]
+    signals = graph_of(model).inputs
+    sequences = [name for name in signals if name in inputs and signals[name].mask]
+    positions = [name for name in signals if name in inputs and signals[name].type == "positions"]
     for side in ("right", "left") if any(f"{name}_mask" in inputs_of(model) for name in sequences) else ():
         padded = dict(inputs)
+        padded |= {name: _padded_sequences(inputs[name], side)[0] for name in positions}
         for name in sequences:
             padded[name], padded[f"{name}_mask"] = _padded_sequences(inputs[name], side)
         detail = f"padding on the {side} changes the outputs of tokens by {{}}"
         for row in range(padded[sequences[0]].size(0)):
             single = {name: x[row : row + 1] for name, x in inputs.items()}
-            single |= {name: single[name][:, : max(1, inputs[name].size(1) - row)] for name in sequences}
+            single |= {n: single[n][:, : max(1, inputs[n].size(1) - row)] for n in (*sequences, *positions)}
             for deviation in output_deviations(model, single, padded, detail, partial(_row_outputs, row, side)):
                 cause = _cause_of_padding(model, padded, sequences, side) if deviation.broken else ""
                 yield replace(deviation, detail=f"{deviation.detail}{cause}")
@@ -268,31 +271,33 @@ def document_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
 
     All documents of a decoder attend to the same memory, because the mask of a memory is not pairwise.
     """
-    name = _input_of_documents(subject.graph)
+    names = _inputs_of_documents(subject.graph)
     require(subject.length >= sum(DOCUMENTS), "its inputs are short")
     require(fixed_length(subject.graph) is None, "its sequences have a fixed length")
     inputs = subject.inputs(batch=1, length=sum(DOCUMENTS))
     of = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS))
-    together = {**inputs, f"{name}_mask": (of[:, None] == of)[None]}
+    masks = {f"{name}_mask" for name in names} & {*inputs_of(subject.model)}
+    together = {**inputs, **dict.fromkeys(masks, (of[:, None] == of)[None])}
     detail = "a document in a row with others changes by {}"
     for columns in torch.arange(len(of)).split(DOCUMENTS):
         document = slice(int(columns[0]), int(columns[-1]) + 1)
-        single = {**inputs, name: inputs[name][:, document]}
+        single = {**inputs, **{name: inputs[name][:, document] for name in names}}
         yield from output_deviations(subject.model, single, together, detail, partial(_document_outputs, document))
 
 
-def _input_of_documents(graph: Graph) -> str:
-    """Return the input whose mask may be pairwise: the only input, or the only input next to a memory."""
+def _inputs_of_documents(graph: Graph) -> list[str]:
+    """Return the inputs that contain documents: all inputs, or the only input next to a memory."""
     memories = {node.wires[field] for node in graph.nodes if node.stack is not None and (field := memory_field(node))}
     if not memories:
         deaf = node_ignoring_pairs(graph)
         require(deaf is None, f"`{deaf}` takes no pairwise mask")
-        require(len(graph.inputs) == 1, "it has several inputs")
-        return next(iter(graph.inputs))
+        apart = all(signal.mask or signal.type == "positions" for signal in graph.inputs.values())
+        require(apart, "it has inputs without positions")
+        return [*graph.inputs]
     pairs = pairwise_masks(graph.nodes)
     names = [name for name, signal in graph.inputs.items() if signal.mask in pairs and name not in memories]
     require(len(names) == 1 and len(graph.inputs) == 2, "it has more inputs than a sequence and a memory")
-    return names[0]
+    return names
 
 
 def _document_outputs(columns: slice, single: Tensor, together: Tensor) -> Pair | None:

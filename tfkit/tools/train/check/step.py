@@ -166,14 +166,17 @@ def step_targets(subject: RunUnderTest) -> Iterator[Deviation]:
             of_output = np.stack([targets_at(term.shift, *row) for row in zip(of_output, documents, strict=True)])
         got = targets[name] if config.loss.terms else targets
         yield from _equal_positions(got, of_output, f"the target of `{name or run.graph.outputs[0]}`")
-    first = next(iter(batch.inputs.values()))
+    first, ends = (
+        next(iter(batch.inputs.values())),
+        documents if batch.documents is None else np.where(real, documents, -1),
+    )
     for name, distance in config.loss.inputs_ahead.items():
-        expected = np.stack([tokens_ahead(distance, row) for row in first])
+        expected = np.stack([tokens_ahead(distance, *row) for row in zip(first, ends, strict=True)])
         yield from _equal_positions(inputs[name], expected, f"the input `{name}`")
     if batch.documents is not None:
         expected = np.stack([documents_mask(*row) for row in zip(documents, real, strict=True)])
-        mask = run.graph.inputs[names[last]].mask
-        yield from _equal_positions(inputs[str(mask)], expected, f"the mask `{mask}`")
+        for mask in {run.graph.inputs[name].mask for name in (names[last], *config.loss.inputs_ahead)} & {*inputs}:
+            yield from _equal_positions(inputs[str(mask)], expected, f"the mask `{mask}`")
     yield Deviation(0.0, "")
 
 
