@@ -180,7 +180,7 @@ EINMIX = """
         return result.flatten(2)"""
 
 
-@pytest.mark.parametrize("name", chosen(PLUGINS, ["layers"]))
+@pytest.mark.parametrize("name", chosen(PLUGINS, []))
 def test_an_ejected_file_has_operations_of_torch_next_to_patterns(name: str, alone: Alone, tmp_path: Path) -> None:
     graph = graph_with(tmp_path, *PLUGINS[name])
     text = eject(graph)

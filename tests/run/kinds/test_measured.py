@@ -88,7 +88,7 @@ POOLED_TARGETS = {"target: y": 1, "target: [y, z]": 2, "target: both": 2}
 
 
 @pytest.mark.parametrize("data", [*POOLED_TARGETS, *POSITION_TARGETS])
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("size", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_metrics_are_those_of_the_outputs_in_the_units_of_the_data(data: str, size: int, tmp_path: Path) -> None:
     graph = POOLED if data in POOLED_TARGETS else f"project: {{block: linear, input: x}}, {ENCODER}"
     n = (POOLED_TARGETS | POSITION_TARGETS)[data]

@@ -45,7 +45,7 @@ def test_all_are_known() -> None:
     assert sorted([*SMALL_RUNS, "finetune_addition"]) == RUNS  # which begins with the weights of another run
 
 
-@pytest.mark.parametrize("name", chosen(SMALL_RUNS, {"hybrid_recall", "masked"}))
+@pytest.mark.parametrize("name", chosen(SMALL_RUNS, {"masked"}))
 def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = [word for change in (*FAST, *SMALL_RUNS[name]) for word in ("--set", change)]
     assert (

@@ -86,6 +86,7 @@ def test_each_result() -> None:
     assert Tripled.forward.__code__ is code
 
 
+@pytest.mark.slow
 def test_the_seed_draws_as_many_as_the_limit() -> None:
     bugs = planted("alone", limit=3)
     assert len(bugs.bugs) == 3 < bugs.n_possible

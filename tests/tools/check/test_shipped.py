@@ -27,6 +27,7 @@ def test_a_shipped_spec_has_every_property(name: str) -> None:
     check(name, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", spread(COVERING, 1))
 def test_a_shipped_spec_has_the_properties_of_reading(name: str) -> None:
     check(name, READING)
