@@ -178,6 +178,7 @@ def test_a_step_is_divided_by_the_count_of_the_loss(tmp_path: Path) -> None:
     batch = trainer.batch(1)
     noise = Noise.of(torch.device("cpu"), run.config.seed, "loss", 1, range(batch.size))
     masked = noise.rand(batch.ids.shape[1]) < 0.3 + 0.6 * noise.rand(1)
+    assert len(noise.rand(2).unique(dim=0)) == batch.size > 1  # each row draws different numbers
     logits = trainer.model(torch.from_numpy(batch.inputs["tokens"]))
     expected = F.cross_entropy(logits[masked], torch.from_numpy(batch.ids)[masked]) * 3.75
     expected.backward()

@@ -161,7 +161,7 @@ warning: the code of the run in `out` has changed since it began
 """
 
 
-@pytest.mark.parametrize("use", some(USES, 2))
+@pytest.mark.parametrize("use", some(USES, 1))
 def test_weights_of_other_code_are_used_with_a_warning(use: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
     edit("__init__.py", "% 12", "% 11")  # the code of a kind that is not in use
