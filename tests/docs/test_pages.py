@@ -49,6 +49,7 @@ LONG_PAGES = {
     "inspect",
     "objectives",
     "outputs",
+    "own_loop",
     "plugins",
     "recipes",
     "resuming",

@@ -332,7 +332,8 @@ def test_compiled(graph: tfkit.Graph) -> None:
         assert torch.allclose(compiled(tokens), model(tokens), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", some(PLUGINS, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLUGINS)
 def test_the_code_for_transformers(name: str, tmp_path: Path) -> None:
     modeling = code_of(graph_with(tmp_path, *PLUGINS[name])).modeling
     assert "einops" not in modeling

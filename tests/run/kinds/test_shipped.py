@@ -12,7 +12,7 @@ from tfkit.cli import main
 from tfkit.run.checked_run import load_run
 
 from ...known import RUNS
-from ...sampling import chosen, some
+from ...sampling import chosen
 from ..training.runs import PLUGIN_OPTIONS, WITH_PLUGINS
 
 FAST = ("batch.sequences=2", "checkpoint.every=null", "eval.every=2", "eval.splits={val: {batches: 1}}", "steps=3")
@@ -68,7 +68,8 @@ def test_it_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [line["step"] for line in lines if metric in line] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("name", some(SMALL_RUNS, 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL_RUNS)
 def test_its_size_is_the_published_one(name: str) -> None:
     run = load_run(name, WITH_PLUGINS)
     assert run.steps == STEPS.get(name, 5000)
