@@ -44,7 +44,7 @@ from .wrappers import (
 
 transformers.utils.logging.disable_progress_bar()
 TYPES = sorted(TEXT_TYPES.keys() - MISNAMED.keys() - REJECTED.keys())
-QUICK_CASES = {"mistral3"}
+QUICK_CASES = {"aya_vision", "mistral3"}
 NO_TOWER = {"fuyu", "granite_speech", "granite_speech_plus"}
 """Types whose images have no encoder, or whose encoder has a different field."""
 

@@ -63,7 +63,6 @@ def test_a_run_whose_loss_has_no_state_writes_none(tmp_path: Path) -> None:
     assert memory.saved.tensors == {}
 
 
-@pytest.mark.slow
 def test_a_branch_continues_the_state_of_its_loss(tmp_path: Path) -> None:
     for last in (3, None):
         train_run(run_of(tmp_path, "centred"), tmp_path / "parts", PLUGINS, command="test", until=last)
