@@ -189,7 +189,7 @@ def ejected() -> tuple[tfkit.Graph, str]:
         return self.down(self.up(x))
         """,
         ],
-        2,
+        4,
     ),
 )
 def test_what_a_forward_may_do(alone: Alone, body: str, tmp_path: Path) -> None:

@@ -69,12 +69,11 @@ def test_published_sizes_are_found(family: str, amount: float, published: str, s
         assert actual[0].sets == ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "active"),
     [
         ("mixtral_8x7b", 13e9),  # https://arxiv.org/abs/2401.04088, abstract
-        ("gpt2", 124439808),
+        slow(("gpt2", 124439808)),
     ],
 )
 def test_a_published_number_of_active_parameters_is_that_of_the_published_size(family: str, active: float) -> None:
