@@ -99,7 +99,7 @@ SOURCES: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-QUICK_CASES = ("latest step of a run that went on",)
+QUICK_CASES = ("latest step of a run that went on", "weights removed")
 
 
 @pytest.mark.parametrize("case", chosen(SOURCES, QUICK_CASES))
