@@ -178,7 +178,6 @@ QUICK_CASES = {
     ("gpt2", "torch.save"),
     ("vaswani_base", "safetensors"),
     ("bert_base", "to"),
-    ("gpt2", "script"),
 }
 """Each way that is quick, of one spec; `tfkit check` takes the others, of every spec."""
 

@@ -144,6 +144,7 @@ def attention(**keys: Any) -> Any:
     return tfkit.component("attention", **{"kind": "gqa", "d_model": 24, "n_heads": 6, "n_kv_heads": 2, **keys})
 
 
+@pytest.mark.slow
 def test_it_is_a_module_that_trains_and_can_be_copied_pickled_and_scripted() -> None:
     module = attention(position={"kind": "rope", "theta": 500.0}, causal=True)
     x = torch.randn(3, 5, 24)

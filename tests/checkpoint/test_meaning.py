@@ -119,7 +119,7 @@ def test_what_is_written_is_what_is_read(name: str) -> None:
 GPT2 = ["graph.decoder.n_layers=2", "d_model=32", "vocab_size=61", "decoder.attention.n_heads=4", "decoder.ffn.d_ff=64"]
 
 
-@pytest.mark.parametrize("layout", ["tfkit", "huggingface", "shards", "export"])
+@pytest.mark.parametrize("layout", ["tfkit", "huggingface", "shards", pytest.param("export", marks=pytest.mark.slow)])
 def test_every_writer_says_what_its_weights_mean(layout: str, tmp_path: Path) -> None:
     graph, out = tfkit.load("gpt2", sets=GPT2), tmp_path / "out"
     model = tfkit.build(graph)

@@ -78,6 +78,7 @@ def model_of(checkpoint: dict[str, Any], **changes: Any) -> torch.fx.GraphModule
     return tfkit.build(tfkit.loads(yaml.safe_dump({**SPEC, **changes, "checkpoint": checkpoint}, sort_keys=False)))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(checkpoint=checkpoints(), max_bytes=st.sampled_from([10**9, 4000]))
 def test_any_map_gives_back_the_same_bits(checkpoint: dict[str, Any], max_bytes: int, tmp_path: Path) -> None:

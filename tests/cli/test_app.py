@@ -150,6 +150,7 @@ def test_interrupt(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> 
     assert run("params", "tiny.yaml", status=130, stderr=True) == "interrupted\n"
 
 
+@pytest.mark.slow
 def test_broken_pipe() -> None:
     code = "import sys; from tfkit.cli import main; sys.exit(main())"
     process = subprocess.Popen(
@@ -198,6 +199,7 @@ def test_closed_streams(words: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     code = "import os, sys; os.rmdir(os.getcwd()); from tfkit.cli import main; sys.exit(main())"

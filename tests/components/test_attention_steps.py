@@ -222,7 +222,8 @@ OPTIONS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("within", chosen(["decoder", "memory", "encoder"], {"decoder"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("within", ["decoder", "memory", "encoder"])
 def test_all_steps_at_once_keep_every_promise(within: Layout) -> None:
     fields = {name: value for name, value in (ALL_FIELDS | TURNED).items() if name != "kind"}
     check_component("gqa", slot="attention", fields=fields, within=[within], only=PROMISES)

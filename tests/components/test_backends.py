@@ -131,7 +131,7 @@ def test_the_cache(backend: AttentionBackend, feature: str) -> None:
 
 
 @pytest.mark.parametrize("feature", ["gqa_window_softcap", slow("alibi"), slow("cross")])
-@pytest.mark.parametrize("backend", ["eager", "flex"])
+@pytest.mark.parametrize("backend", ["eager", slow("flex")])
 def test_torchscript(backend: AttentionBackend, feature: str) -> None:
     graph = spec(*FEATURES[feature])
     model = tfkit.build(graph, attention_backend=backend)

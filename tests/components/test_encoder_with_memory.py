@@ -55,6 +55,7 @@ def test_cost_counts_a_memory_of_its_own_length() -> None:
     assert long.total.flops - short.total.flops == 2 * 2 * (keys_and_values + scores)
 
 
+@pytest.mark.slow
 def test_it_can_be_ejected(tmp_path: Path) -> None:
     assert "memory" in tfkit.eject(graph(ALONE))
 

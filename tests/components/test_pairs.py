@@ -16,7 +16,7 @@ from tfkit.component import AttentionBackend
 from tfkit.graph.wiring import node_ignoring_pairs
 from tfkit.spec.render import render_spec
 
-from ..sampling import chosen, some
+from ..sampling import chosen
 from .attentions import BACKENDS, FEATURES, spec
 
 DOCUMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 3, 3], [1, 2, 2, 2, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1]])
@@ -76,7 +76,8 @@ def test_a_mask_of_pairs_that_is_one_of_padding() -> None:
     torch.testing.assert_close(actual[real], expected[real], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", some(["learned", "temperature", "encoder_alibi"], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["learned", "temperature", "encoder_alibi"])
 def test_scripts_read_them_too(name: str) -> None:
     model = built(name).eval()
     with pytest.warns(UserWarning, match="TorchScript type system"):

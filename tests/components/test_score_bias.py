@@ -20,6 +20,7 @@ from ..families.case import Trial
 from ..families.seq2seq import SEQ2SEQ
 
 
+@pytest.mark.slow
 def test_gradients_of_the_tables_are_those_of_umt5(tmp_path: Path) -> None:
     """Their gradients under our names are what a model holds that is filled with them in the place of weights."""
     trial = Trial.of(SEQ2SEQ["umt5"], tmp_path)
@@ -87,6 +88,7 @@ def test_it_keeps_the_promises_of_every_position() -> None:
     check_model(graph, only=["state-dict", "gradients", "script", "cached"])
 
 
+@pytest.mark.slow
 def test_layers_that_share_their_weights_share_their_table() -> None:
     graph = tfkit.loads(SPEC, sets=["decoder.n_layers=4", "decoder.layers={groups: 2}"])
     assert set(tfkit.build(graph).decoder.shared) == {"0", "1"}

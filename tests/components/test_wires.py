@@ -78,6 +78,7 @@ def test_shared_keys_are_cached_once(layers: dict[str, Any] | None) -> None:
     assert len([tensor for _, _, tensor in cached.tensors()]) == 6
 
 
+@pytest.mark.slow
 def test_recomputed_and_scripted_layers_have_equal_bits() -> None:
     layers = {
         "groups": 2,

@@ -68,7 +68,9 @@ def model(request: pytest.FixtureRequest) -> fx.GraphModule:
     ],
     ids=["greedy", "penalty", "stop", "samples"],
 )
-@pytest.mark.parametrize("drafts", [["second"], ["second", "third"]], ids=["1", "2"])
+@pytest.mark.parametrize(
+    "drafts", [pytest.param(["second"], id="1", marks=pytest.mark.slow), pytest.param(["second", "third"], id="2")]
+)
 def test_drafts_change_no_token(
     model: fx.GraphModule,
     prompts: list[list[int]],

@@ -16,7 +16,7 @@ from tfkit.decoding.generate import Generated, generate, left_padded
 
 from ..families.case import Trial
 from ..families.cases import CASES
-from ..sampling import some
+from ..sampling import slow, some
 from .recomputed import Recomputed
 
 pytestmark = pytest.mark.filterwarnings("ignore::tfkit.FirstLossWarning")  # sure of its tokens on purpose
@@ -59,7 +59,7 @@ def theirs_continues(theirs: nn.Module, new: int, *, start: int | None = None, *
 
 
 @pytest.mark.parametrize("cached", some([False, True], 1), ids=["recomputed", "cached"])
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
+@pytest.mark.parametrize("penalty", [slow(1.0), 1.5])
 @pytest.mark.parametrize("trial", ["gpt2", "llama", "mistral"], indirect=True)
 def test_greedy_equals_hugging_face(trial: Trial, penalty: float, cached: bool) -> None:
     expected = theirs_continues(trial.theirs, 10, repetition_penalty=penalty)

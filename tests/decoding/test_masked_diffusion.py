@@ -63,7 +63,11 @@ def loop(
     return tokens[len(prompt) :], forwards
 
 
-@pytest.mark.parametrize(("block", "steps"), [(None, 5), (4, 7), (5, 8)], ids=["one", "equal", "unequal"])
+@pytest.mark.parametrize(
+    ("block", "steps"),
+    [(None, 5), pytest.param(4, 7, id="equal", marks=pytest.mark.slow), (5, 8)],
+    ids=["one", None, "unequal"],
+)
 @pytest.mark.parametrize("remasking", ["low_confidence", "random"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
 def test_tokens_equal_an_independent_loop(

@@ -49,6 +49,7 @@ LONG_PAGES = {
     "inspect",
     "objectives",
     "outputs",
+    "own_loop",
     "plugins",
     "recipes",
     "resuming",
@@ -213,6 +214,7 @@ def test_one_command_installs_all_that_the_specs_need() -> None:
     assert {project["name"] for project in projects} == {name for spec in shipped_specs() for name in spec.requires}
 
 
+@pytest.mark.slow
 def test_the_readme_counts_the_specs_of_a_wheel() -> None:
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["sources"] == {"specs": "tfkit/_specs"}

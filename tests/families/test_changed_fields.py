@@ -12,11 +12,9 @@ import transformers
 from tfkit.errors import SpecError
 from tfkit.tools.import_.importing import import_config
 
-from ..sampling import chosen
 from .cases import CASES, earlier
 from .changed_fields import outcomes
 
-QUICK_CASES = {"gpt2"}
 EXCEPT = {
     "t5gemma vocab_size=122": "their tables keep 61 rows, and the test draws ids by this field",
     "t5gemma *coder={*'return_dict': False*": "their class cannot run without it, and it changes no number",
@@ -34,7 +32,8 @@ EXCEPT = {
 """Changes, with `*`, that give other logits or an error of the test; each with the reason."""
 
 
-@pytest.mark.parametrize("name", chosen(sorted(CASES), QUICK_CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_a_changed_field_is_read_or_refused(name: str, tmp_path: Path) -> None:
     results = outcomes(name, tmp_path)
     failures = {change: why for change, (verdict, why) in results.items() if verdict in ("silent", "wrong", "crashed")}

@@ -44,7 +44,8 @@ def test_another_head_is_exactly_theirs(name: str, tmp_path: Path) -> None:
     prove(HEADS[name], tmp_path)
 
 
-@pytest.mark.parametrize("name", chosen(FIRST, {"gpt2"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIRST)
 def test_many_fields_away_from_their_defaults(name: str, tmp_path: Path) -> None:
     case = varied(name, CASES[name], tmp_path / "config", tries=10)
     # Nearly all fields of T5 Gemma are in its two parts, which count as one field each.
@@ -70,9 +71,8 @@ def test_compared_with_their_class(name: str, tmp_path: Path) -> None:
         assert compare(trial.ours.meta["graph"], tmp_path / "theirs").equal
 
 
-@pytest.mark.parametrize(
-    "name", chosen(["bart-causal", "bert-sequence", "modernbert-token", "t5-token"], {"bert-sequence"})
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bart-causal", "bert-sequence", "modernbert-token", "t5-token"])
 @torch.no_grad()
 def test_ejected(name: str, tmp_path: Path) -> None:
     trial = Trial.of(HEADS[name], tmp_path)

@@ -12,7 +12,6 @@ from tfkit.component import ABSENT
 from tfkit.errors import SpecError
 from tfkit.tools.import_.importing import import_config
 
-from ..sampling import chosen
 from .cases import CASES, earlier
 from .config_mutations import Mutation, config_of
 from .left_out_fields import outcomes
@@ -28,7 +27,8 @@ EXCEPT = {
 """Fields of cases, with `*`, that are refused, or differ; each with the reason."""
 
 
-@pytest.mark.parametrize("name", chosen(sorted(CASES), {"gpt2"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_a_field_left_out_means_what_it_does_in_transformers(name: str, tmp_path: Path) -> None:
     actual = outcomes(name, tmp_path)
     failures = {f"{name} {field}": why for field, (verdict, why) in actual.items() if verdict == "wrong"}

@@ -81,12 +81,9 @@ ROWS = [
     *rows("mellum", {**DENSE, "hidden_act": "relu"}),
 ]
 QUICK_ROWS = """
-    roberta tie_word_embeddings=False
-    bart tie_word_embeddings=False
     mpnet pad_token_id=0
     apertus hidden_act=gelu_pytorch_tanh
     vaultgemma hidden_activation=silu
-    deepseek_v2 hidden_act=gelu
     glm head_dim=10
 """
 

@@ -177,7 +177,7 @@ def test_a_compiled_model_takes_numbers() -> None:
 # ---- lengths ----
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", chosen(CALLS, CALLS.keys() - {"TorchScript"}))
 @pytest.mark.parametrize("position", some(POSITIONS, 1))
 def test_more_tokens_than_max_len_are_an_error(call: str, position: str) -> None:
     model = model_of(POSITIONS[position])

@@ -88,6 +88,7 @@ SNIPPETS = st.one_of(
 EDITS = st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 6), SNIPPETS), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, derandomize=True, deadline=None, database=None)
 @given(EDITS, st.booleans())
 def test_a_damaged_spec_is_read_or_refused(edits: list[tuple[int, int, str]], as_value: bool) -> None:

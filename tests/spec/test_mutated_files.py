@@ -211,7 +211,7 @@ def small(path: Path) -> str:
 RUNS, SWEEPS = originals("runs"), originals("sweeps")
 ORIGINALS = [*RUNS.values(), *SWEEPS.values()]
 WORDS = sorted({node[key] for root in ORIGINALS for node, key in places(root) if isinstance(node[key], str)})
-QUICK_COUNT, FULL_COUNT, SLOW_COUNT = 15, 2_000, 100
+QUICK_COUNT, FULL_COUNT, SLOW_COUNT = 10, 2_000, 100
 SLOW = ("calculator", "calculator_exact", "reverse", "architecture", "ladder")
 """Files that take longer to read: the quick test leaves them out, and the slow test has fewer mutants of them."""
 

@@ -23,7 +23,7 @@ from tfkit.tools.eject.write import eject
 from tfkit.tools.export.export import export
 from tfkit.torch_private.torchscript import no_deprecation_warnings
 
-from ..sampling import chosen, slow, some
+from ..sampling import chosen, some
 
 SPEC = """
 tfkit: 1
@@ -180,7 +180,7 @@ EINMIX = """
         return result.flatten(2)"""
 
 
-@pytest.mark.parametrize("name", chosen(PLUGINS, ["layers"]))
+@pytest.mark.parametrize("name", chosen(PLUGINS, []))
 def test_an_ejected_file_has_operations_of_torch_next_to_patterns(name: str, alone: Alone, tmp_path: Path) -> None:
     graph = graph_with(tmp_path, *PLUGINS[name])
     text = eject(graph)
@@ -242,7 +242,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", some(BODIES, 2))
+@pytest.mark.parametrize("name", some(BODIES, 1))
 def test_any_use_of_einops_is_ejected(name: str, alone: Alone, tmp_path: Path) -> None:
     graph = graph_with(tmp_path, *BODIES[name])
     text = eject(graph)
@@ -300,7 +300,8 @@ def test_a_step_of_training_and_cached_decoding(graph: tfkit.Graph) -> None:
     assert torch.allclose(steps, model(tokens), atol=1e-5)
 
 
-@pytest.mark.parametrize("layers", [LAYERS, slow((EINMIX_ALONE,))], ids=["without weights", "EinMix"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [LAYERS, (EINMIX_ALONE,)], ids=["without weights", "EinMix"])
 def test_layers_script(layers: tuple[str, str], tmp_path: Path) -> None:
     model = tfkit.build(graph_with(tmp_path, *layers), seed=3).eval()
     tokens = torch.arange(10).reshape(2, 5)
@@ -331,7 +332,8 @@ def test_compiled(graph: tfkit.Graph) -> None:
         assert torch.allclose(compiled(tokens), model(tokens), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", some(PLUGINS, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLUGINS)
 def test_the_code_for_transformers(name: str, tmp_path: Path) -> None:
     modeling = code_of(graph_with(tmp_path, *PLUGINS[name])).modeling
     assert "einops" not in modeling

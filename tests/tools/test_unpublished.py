@@ -19,7 +19,6 @@ from tfkit.tools.show.prose import prose_of
 
 from ..components.test_matrix import CHOSEN, ROWS, load, name_of, spec_of
 from ..decoding.test_cached_models import COVERED_SPECS, SPECS, build
-from ..sampling import chosen
 from .cost.test_counter import B, T, counted, memory_length
 from .draw.geometry import faults
 
@@ -73,10 +72,8 @@ ALL_VALUES = {name_of(row): row for row in ROWS if row in CHOSEN or name_of(row)
 MODELS |= {name: lambda row=row: load(spec_of(row)) for name, row in ALL_VALUES.items()}  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    "name",
-    chosen(MODELS, ["latents"]),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_every_tool(alone: Alone, name: str, tmp_path: Path) -> None:
     graph = MODELS[name]()
     assert check(graph, eject(graph), alone).ran

@@ -31,6 +31,7 @@ def test_layer_variants_too() -> None:
     assert [diagnostic.path for diagnostic in slow_widths(graph)] == ["graph.decoder.layers.variants.odd.ffn.d_ff"]
 
 
+@pytest.mark.slow
 def test_no_published_model_is_slow() -> None:
     plugins = tfkit.load_plugins()
     graphs = [

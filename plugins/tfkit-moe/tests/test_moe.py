@@ -138,7 +138,7 @@ def test_what_hooks_on_to_a_layer_takes_part(way: str) -> None:
     assert not run(module, x, weights, chosen).any()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way == "compiled")) for way in WAYS])
 def test_bfloat16_in_every_way(way: str) -> None:
     module = experts().to(torch.bfloat16)
     x, weights, chosen = routing(dtype=torch.bfloat16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tfkit.tools.train.check.record import resumed_run
 from tfkit.tools.train.check.run_under_test import reduced_run
 from tfkit.tools.train.check.step import finite_steps, loss_sums, step_targets
 
+from ...sampling import chosen
 from ..training.runs import Memory, trained
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
@@ -88,7 +90,7 @@ POOLED_TARGETS = {"target: y": 1, "target: [y, z]": 2, "target: both": 2}
 
 
 @pytest.mark.parametrize("data", [*POOLED_TARGETS, *POSITION_TARGETS])
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("size", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_metrics_are_those_of_the_outputs_in_the_units_of_the_data(data: str, size: int, tmp_path: Path) -> None:
     graph = POOLED if data in POOLED_TARGETS else f"project: {{block: linear, input: x}}, {ENCODER}"
     n = (POOLED_TARGETS | POSITION_TARGETS)[data]
@@ -184,10 +186,11 @@ def test_a_run_learns_numbers(tmp_path: Path) -> None:
     assert scores[-1] > 0.9 > scores[0]
 
 
-@pytest.mark.parametrize("graph", ["pooled", "positions"])
-@pytest.mark.parametrize(
-    "check", [finite_steps, step_targets, loss_sums, resumed_run, metric_values, example_independence]
-)
+PROPERTIES = [finite_steps, step_targets, loss_sums, resumed_run, metric_values, example_independence]
+QUICK_CASES = [*product(["pooled"], PROPERTIES), ("positions", step_targets), ("positions", example_independence)]
+
+
+@pytest.mark.parametrize(("graph", "check"), chosen(product(["pooled", "positions"], PROPERTIES), QUICK_CASES))
 def test_the_properties_of_a_run_hold_for_real_targets(graph: str, check: Any, tmp_path: Path) -> None:
     if graph == "pooled":
         run = run_of(tmp_path, "target: [y, z]", 2)

@@ -27,11 +27,13 @@ def test_a_shipped_spec_has_every_property(name: str) -> None:
     check(name, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", spread(COVERING, 1))
 def test_a_shipped_spec_has_the_properties_of_reading(name: str) -> None:
     check(name, READING)
 
 
+@pytest.mark.slow
 def test_a_mixture_is_compared_with_the_same_experts() -> None:
     """Another choice is no rounding, and no derivative."""
     check("deepseek_v3", ("rounding", "derivatives"))

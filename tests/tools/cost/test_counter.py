@@ -200,7 +200,7 @@ def memory_order(value: Tensor) -> list[int]:
     return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
 
 
-@pytest.mark.parametrize("name", quick("bart_base", "bloom_560m"))
+@pytest.mark.parametrize("name", quick("bloom_560m"))
 def test_a_cost_adds_up(name: str) -> None:
     graph = tfkit.load(name)
     params = count_params(graph)
@@ -268,7 +268,7 @@ def test_a_tensor_is_not_saved_if_no_output_depends_on_it() -> None:
     assert watch.root.tally("").saved == x.nbytes
 
 
-@pytest.mark.parametrize("name", covering("bert_base", "t5_small"))
+@pytest.mark.parametrize("name", covering("bert_base"))
 def test_equal_chunks_of_the_loss_count_as_if_each_ran(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = reduced(name)
     for batch in (4096, 4099):  # nine chunks: equal ones, and ones that differ by a row

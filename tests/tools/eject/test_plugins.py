@@ -342,6 +342,7 @@ def test_what_the_code_does_not_say_is_found(alone: Alone, tmp_path: Path) -> No
         check(graph, eject(graph), alone)
 
 
+@pytest.mark.slow
 def test_the_tutorial_plugin(alone: Alone, tmp_path: Path) -> None:
     graph = tfkit.load("char_relu", sets=["decoder.attention.kind=additive", "decoder.n_layers=2"])
     assert check(graph, eject(graph), alone).ran

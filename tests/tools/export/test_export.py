@@ -252,6 +252,7 @@ def _late(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | N
     state[".lengths"][0][0] += tokens.size(1) + 1
 
 
+@pytest.mark.slow
 def test_cached_decoding_alone_may_differ(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_state, "move_on", _late)
     with pytest.raises(tfkit.SpecError, match=r"torchscript file differs(.|\n)*cached decoding(.|\n)*differ by"):
@@ -332,6 +333,7 @@ def test_where_it_cannot_write(model: fx.GraphModule, folder: Path) -> None:
         export(model, "/dev/null", format="torchscript")
 
 
+@pytest.mark.slow
 def test_a_link_stays_and_its_file_is_replaced(model: fx.GraphModule, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     target, link = tmp_path / "there" / "model.ts", tmp_path / "link.ts"

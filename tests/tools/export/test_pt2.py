@@ -20,11 +20,8 @@ from ...small_specs import PROGRAMS, covering, reduced
 from ..conftest import CAPTIONS
 from .odd import one_layer
 
-QUICK_SPECS = ("bert_base",)
-"""A decoder is in other tests; encoder with decoder, windows, experts and the rest are slow."""
 
-
-@pytest.mark.parametrize("name", covering(*QUICK_SPECS, among=PROGRAMS))
+@pytest.mark.parametrize("name", covering(among=PROGRAMS))
 def test_a_spec(name: str, tmp_path: Path) -> None:
     exported = export(tfkit.build(reduced(name, layers=1)), tmp_path / "model.pt2")
     assert exported.difference <= 1e-5

@@ -20,7 +20,7 @@ from tfkit.tools.export.torchscript_format import TorchScript, reason_of
 from ...small_specs import PROGRAMS, covering, reduced
 
 
-@pytest.mark.parametrize("name", covering("bloom_560m", among=PROGRAMS))
+@pytest.mark.parametrize("name", covering(among=PROGRAMS))
 def test_a_spec(name: str, tmp_path: Path) -> None:
     """Every option of a component is scripted in `components/test_matrix.py`."""
     model = tfkit.build(reduced(name))

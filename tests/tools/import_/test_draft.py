@@ -67,7 +67,7 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
 """Fields of such layers, by model types that no family will have."""
 
 
-@pytest.mark.parametrize("name", OTHER_CONFIGS)
+@pytest.mark.parametrize("name", some(OTHER_CONFIGS, 1))
 def test_layers_that_are_neither_attention_nor_ffn_are_said(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "hidden_size": 8, **OTHER_CONFIGS[name]}))
     message = f"the model type `{name}` is unknown, and has layers that are neither attention nor FFN"

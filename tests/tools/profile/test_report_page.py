@@ -96,6 +96,7 @@ def test_a_browser_opens_it(browser, tmp_path):
     assert [line for line in page.rows("components") if line[0] == "FFN"]
 
 
+@pytest.mark.slow
 def test_a_page_that_asks_for_something_is_seen(browser, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(profile_report([made_up()]).replace("</main>", '<img src="https://localhost/x.png"></main>'))

@@ -216,7 +216,9 @@ def test_any_cache_is_read_incrementally(models: Pair, kind: str, implementation
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("spec", [MISTRAL, GEMMA], ids=["mistral", "gemma2"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param(MISTRAL, id="mistral", marks=pytest.mark.slow), pytest.param(GEMMA, id="gemma2")]
+)
 def test_windows(spec: str, tmp_path: Path) -> None:
     """All layers have a window, or some of them. Gemma's scores have a cap."""
     ours, theirs = pair(spec, tmp_path)

@@ -203,7 +203,7 @@ def test_the_vector_of_features(tmp_path: Path) -> None:
     ("init", "head"),
     [
         ("xavier", "tie: embedding"),
-        ("torch", "tie: embedding, bias: true"),
+        pytest.param("torch", "tie: embedding, bias: true", marks=pytest.mark.slow),
         ("xavier", "bias: true"),
     ],
 )

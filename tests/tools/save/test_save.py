@@ -122,7 +122,7 @@ def test_weights_that_are_not_finite_are_kept_and_replace_no_others(
     assert torch.equal(tfkit.build(out).get_parameter("embedding.tokens.weight"), sound.embedding.tokens.weight)
 
 
-@pytest.mark.parametrize("layout", ["tfkit", "huggingface", "export"])
+@pytest.mark.parametrize("layout", ["tfkit", "huggingface", pytest.param("export", marks=pytest.mark.slow)])
 def test_equal_models_are_equal_bytes(layout: Any, tmp_path: Path) -> None:
     """Each file has three or more texts of metadata, whose order would be random."""
     model, files = tfkit.build(reduced("gpt2"), seed=2), []

@@ -11,7 +11,7 @@ from tfkit.run.training import memory
 from tfkit.tools.sweep import sweep as module
 
 from .in_process import InProcess
-from .small import MEMORY, sweep, write_files
+from .small import MEMORY, SWEEP, TUNE, sweep, write, write_files
 
 
 @pytest.fixture
@@ -29,17 +29,34 @@ def new_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return here.made
 
 
-@pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A folder in which the sweep is made, and the folders of its runs."""
-    folder, here = tmp_path_factory.mktemp("whole"), InProcess()
-    write_files(folder)
+def trained(folder: Path) -> list[str]:
+    """Train the runs of the sweep in a folder, and return the names of their folders."""
+    here = InProcess()
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.setattr(module, "train_missing_runs", here)
         patched.setattr(memory, "peak_memory", lambda device: MEMORY)
         assert sweep() == 0
-    return folder / "out", here.made
+    return here.made
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder in which the sweep is made, and the folders of its runs."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_files(folder)
+    return folder / "out", trained(folder)
+
+
+@pytest.fixture(scope="session")
+def whole_tuned(whole: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the sweep is made with tuning."""
+    folder = tmp_path_factory.mktemp("tuned")
+    write_files(folder)
+    write(SWEEP + TUNE, folder)
+    shutil.copytree(whole[0], folder / "out")
+    trained(folder)
+    return folder / "out"
 
 
 @pytest.fixture
@@ -47,3 +64,10 @@ def finished(whole: tuple[Path, list[str]], here: None, new_folders: list[str]) 
     """Names of the folders of the sweep's runs, which are all trained; further folders are in `new_folders`."""
     shutil.copytree(whole[0], "out")
     return whole[1]
+
+
+@pytest.fixture
+def tuned(whole_tuned: Path, here: None, new_folders: list[str]) -> None:
+    """The sweep with tuning, in the current folder; all its runs are trained."""
+    write(SWEEP + TUNE)
+    shutil.copytree(whole_tuned, "out")

@@ -20,19 +20,16 @@ from .small import MEMORY, SWEEP, TUNE, drawn, result, sweep, write
 pytestmark = pytest.mark.usefixtures("here")
 
 
-@pytest.mark.usefixtures("finished")
+@pytest.mark.usefixtures("tuned")
 def test_more_is_better_where_the_sweep_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("val.loss", "val.loss, better: higher") + TUNE)
     assert result(capsys)["arms"][0]["tuned"]["values"] == {"optimizer.lr": 1e-6}
 
 
-def test_another_number_is_shown_of_the_same_runs(
-    capsys: pytest.CaptureFixture[str], new_folders: list[str], finished: list[str]
-) -> None:
+@pytest.mark.usefixtures("tuned")
+def test_another_number_is_shown_of_the_same_runs(capsys: pytest.CaptureFixture[str], new_folders: list[str]) -> None:
     """What was tuned stays, for it was chosen on the sweep's own number."""
-    write(SWEEP + TUNE)
     actual = result(capsys)
-    new_folders.clear()
     for better in ("higher", "lower"):
         other = result(capsys, "--on", "val.accuracy", "--better", better)
         assert (other["on"], other["lower"]) == ("val.accuracy", better == "lower")

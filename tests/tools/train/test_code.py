@@ -15,7 +15,7 @@ from tests.run.training.runs import PLUGINS, small_run
 from tfkit.cli import main
 from tfkit.run.run_code import EXAMPLES, LOOP, code_of
 
-from ...sampling import some
+from ...sampling import slow, some
 from .plugin import OWN_RUN, edit, forget, write_plugin
 
 
@@ -54,7 +54,7 @@ def test_the_record_has_the_code_of_each_kind_and_process() -> None:
     ("file", "old", "new", "note"),
     [
         ("helper.py", "torch.relu(x)", "torch.tanh(x)", "module `own.helper`, used by ffn `own`"),
-        ("__init__.py", "self.up(x)", "2 * self.up(x)", "module `own`, used by ffn `own`"),
+        slow(("__init__.py", "self.up(x)", "2 * self.up(x)", "module `own`, used by ffn `own`")),
     ],
 )
 def test_other_code_does_not_continue(
@@ -161,7 +161,7 @@ warning: the code of the run in `out` has changed since it began
 """
 
 
-@pytest.mark.parametrize("use", some(USES, 2))
+@pytest.mark.parametrize("use", some(USES, 1))
 def test_weights_of_other_code_are_used_with_a_warning(use: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
     edit("__init__.py", "% 12", "% 11")  # the code of a kind that is not in use
