@@ -22,7 +22,7 @@ from .odd import one_layer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*PROGRAMS, "bert_base"])
 def test_a_spec(name: str, tmp_path: Path) -> None:
     exported = export(tfkit.build(reduced(name, layers=1)), tmp_path / "model.pt2")
     assert exported.difference <= 1e-5

@@ -21,7 +21,7 @@ from ...small_specs import PROGRAMS, reduced
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*PROGRAMS, "bloom_560m"])
 def test_a_spec(name: str, tmp_path: Path) -> None:
     """Every option of a component is scripted in `components/test_matrix.py`."""
     model = tfkit.build(reduced(name))
