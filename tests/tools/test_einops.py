@@ -23,7 +23,7 @@ from tfkit.tools.eject.write import eject
 from tfkit.tools.export.export import export
 from tfkit.torch_private.torchscript import no_deprecation_warnings
 
-from ..sampling import chosen, some
+from ..sampling import some
 
 SPEC = """
 tfkit: 1
@@ -180,7 +180,8 @@ EINMIX = """
         return result.flatten(2)"""
 
 
-@pytest.mark.parametrize("name", chosen(PLUGINS, []))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLUGINS)
 def test_an_ejected_file_has_operations_of_torch_next_to_patterns(name: str, alone: Alone, tmp_path: Path) -> None:
     graph = graph_with(tmp_path, *PLUGINS[name])
     text = eject(graph)

@@ -233,7 +233,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(
     ("name", "sets"),
-    chosen(FAULTS.items(), [*spread([*FAULTS.items()], 3), ("no_memory_of_path", FAULTS["no_memory_of_path"])]),
+    chosen(FAULTS.items(), [*spread([*FAULTS.items()], 5), ("no_memory_of_path", FAULTS["no_memory_of_path"])]),
 )
 def test_errors(
     name: str, sets: list[str], golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -226,7 +226,8 @@ def test_the_table_and_its_json(run: Run, tripled_options: list[str], monkeypatc
     results, plant = list[PlantedBugs](), mutants.plant_bugs
 
     def plant_once(*arguments: Any, **options: Any) -> PlantedBugs:
-        results.extend([] if results else [plant(*arguments, **options)])
+        if not results:
+            results.append(plant(*arguments, **options))
         return results[0]
 
     monkeypatch.setattr(mutants, "plant_bugs", plant_once)

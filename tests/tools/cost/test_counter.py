@@ -200,7 +200,7 @@ def memory_order(value: Tensor) -> list[int]:
     return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1]
 
 
-@pytest.mark.parametrize("name", quick("bloom_560m"))
+@pytest.mark.parametrize("name", covering("bloom_560m", among=[*OPERATIONS, "bart_base"]))
 def test_a_cost_adds_up(name: str) -> None:
     graph = tfkit.load(name)
     params = count_params(graph)

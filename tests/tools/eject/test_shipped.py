@@ -18,7 +18,7 @@ from tfkit.tools.eject.text import in_docs
 from tfkit.tools.eject.write import eject
 
 from ...sampling import chosen, some
-from ...small_specs import covering, reduced
+from ...small_specs import COVERING, covering, reduced
 from ..conftest import DECODER
 
 LINT = [
@@ -28,7 +28,6 @@ LINT = [
     "--line-length=120",
     "--target-version=py311",
 ]
-QUICK_SPECS = {"t5_small"}
 WITHOUT_TFKIT = """
 import sys
 sys.path.append(sys.argv[1])  # the packages, but no editable install: `-S` reads no .pth files
@@ -39,7 +38,7 @@ assert "tfkit" not in sys.modules
 """
 
 
-@pytest.mark.parametrize("name", covering(*QUICK_SPECS))
+@pytest.mark.parametrize("name", covering("t5_small", among=[*COVERING, "deepseek_v3"]))
 def test_an_ejected_spec_is_the_model(alone: Alone, name: str, tmp_path: Path) -> None:
     graph = reduced(name)
     text = eject(graph)

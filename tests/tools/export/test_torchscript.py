@@ -17,10 +17,11 @@ from tfkit.spec.render import render_spec
 from tfkit.tools.export.export import Exported, check_format, export
 from tfkit.tools.export.torchscript_format import TorchScript, reason_of
 
-from ...small_specs import PROGRAMS, covering, reduced
+from ...small_specs import PROGRAMS, reduced
 
 
-@pytest.mark.parametrize("name", covering(among=PROGRAMS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PROGRAMS, "bloom_560m"])
 def test_a_spec(name: str, tmp_path: Path) -> None:
     """Every option of a component is scripted in `components/test_matrix.py`."""
     model = tfkit.build(reduced(name))
