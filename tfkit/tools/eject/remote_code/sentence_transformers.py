@@ -46,7 +46,12 @@ class SentenceTransformersLayout(Layout):
         pooler = _pooler_of(graph)
         if not origin.companions.tokenizer_names:
             message = f"`{graph.name}` cannot be written for sentence-transformers without a tokenizer"
-            raise SpecError(Diagnostic(message, help="name a folder with a tokenizer: --files-from FOLDER"))
+            raise SpecError(
+                Diagnostic(
+                    message,
+                    help="put a tokenizer next to its weights, or name its folder in Python: `files_from=FOLDER`",
+                )
+            )
         encoder = _encoder_of(model, pooler, origin.plugins)
         parts_of(graph_of(encoder))  # raises an error before the process starts
         with Folders() as process:
@@ -74,8 +79,8 @@ class SentenceTransformersLayout(Layout):
 def _pooler_of(graph: Graph) -> Node:
     """Return the pooler of queries. Raise SpecError unless all outputs are vectors of one pooler of one encoder."""
     pooler = graph.node(graph.outputs[0])
-    others = [name for name in graph.outputs if graph.node(name).module != pooler.name]
-    if others or pooler.config.kind_name() != "pooler" or dict(pooler.config)["activation"] is not None:
+    separate = [name for name in graph.outputs if graph.node(name).module != pooler.name]
+    if separate or pooler.config.kind_name() != "pooler" or dict(pooler.config)["activation"] is not None:
         message = f"`{graph.name}` cannot be written for sentence-transformers: its outputs must be vectors of a"
         message = f"{message} `pooler` without activation, which all of them share; got {', '.join(graph.outputs)}"
         raise SpecError(Diagnostic(message, help="write it with --layout tfkit"))
