@@ -13,7 +13,7 @@ import tfkit
 from tfkit.testing import check_model
 from tfkit.tools.eject.remote_code.parts import parts_of
 
-from ..sampling import some
+from ..sampling import chosen, some
 
 ROPE = {"position": "rope"}
 AXES = {"position": {"kind": "rope", "sections": [3, 2, 3]}}
@@ -68,7 +68,7 @@ def positions(axes: int | None, rows: int = 3, length: int = 9) -> Tensor:
     return torch.randint(50, shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", some(KINDS, 2))
+@pytest.mark.parametrize("name", chosen(KINDS, ["sections", "interleaved"]))
 def test_they_are_those_of_the_reference(name: str) -> None:
     check_model(spec(*KINDS[name]), only=("meaning", "padding"))
 
