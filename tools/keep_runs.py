@@ -49,6 +49,7 @@ class Result:
 
 STATED = {
     "diffusion_addition": Result("val.decoded_exact_match", at_least=0.98),
+    "dit_shapes": Result("val.objective", at_most=0.29),
     "preferred_sums": Result("val.reward_accuracy", at_least=0.9),
     "waves": Result("val.r2", at_least=0.75),
 }
