@@ -69,7 +69,7 @@ def test_layers_with_different_contexts_are_not_added_or_removed() -> None:
     for edit in (lambda m: m.decoder.layers.__delitem__(0), lambda m: m.decoder.layers.append(Layer())):
         model = mixed()
         edit(model)
-        with pytest.raises(TypeError, match="the layers of this stack have different contexts or tensors"):
+        with pytest.raises(TypeError, match="the layers of this stack have an order, different contexts or tensors"):
             model(TOKENS)
 
 

@@ -113,7 +113,7 @@ def import_config(
 
 @dataclass(frozen=True)
 class _Source:
-    """What defines an imported spec: the fields of a config.json, and the spec and the family that interpret them."""
+    """The fields of a config.json, and the spec and the family that interpret them."""
 
     config: Mapping
     family: AnyPath
