@@ -35,7 +35,7 @@ CAPABILITY = (8, 9)
 def layers_of(model: fx.GraphModule, *, once: bool = False) -> Iterator[tuple[int, nn.Module]]:
     """Yield the layers of all stacks with their numbers; with `once`, omit layers that run several times."""
     for node in graph_of(model).built_nodes:
-        if node.stack is not None and not (once and node.stack.repeats > 1):
+        if node.stack is not None and not (once and node.stack.repeated):
             for number in range(len(node.stack.layers)):
                 yield number, model.get_submodule(f"{node.name}.layers.{number}")
 

@@ -184,7 +184,7 @@ def _largest_head_size(graph: Graph) -> int:
 
 def _layer_sizes(run: Run, memory: StepMemory) -> list[int]:
     """Return the number of parameters of each layer that is gathered separately."""
-    stacks = [(node.name, node.stack) for node in run.graph.nodes if node.stack is not None and node.stack.repeats == 1]
+    stacks = [(node.name, node.stack) for node in run.graph.nodes if node.stack is not None and not node.stack.repeated]
     return [memory.layers[f"{name}.layers.{i}"].parameters for name, stack in stacks for i in range(len(stack.layers))]
 
 
