@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 import tfkit
 from tfkit.graph.semantics import semantics_of, value_changes
+from tfkit.run.training.layers import layers_of
 from tfkit.testing import check_model
 from tfkit.tools.draw.model_scene import scene_of
 from tfkit.tools.eject.proof import check
@@ -168,6 +169,12 @@ def test_no_layer_is_added_to_an_order() -> None:
     model.decoder.layers.append(model.decoder.layers[0])
     with pytest.raises(TypeError, match="the layers of this stack have an order"):
         model(torch.arange(14).view(2, 7))
+
+
+def test_a_run_prepares_each_layer_once() -> None:
+    model = tfkit.build(tfkit.loads(ORDERED))
+    assert [number for number, _ in layers_of(model)] == [0, 1, 2, 3]
+    assert not [*layers_of(model, once=True)]
 
 
 @pytest.mark.slow
