@@ -54,6 +54,8 @@ FITS_EXAMPLES = (
 )
 START = (WEIGHTS_CONTENT, "weights_tokens", "branch_step", "branch_content")
 """Paths of the values that describe what a run begins with."""
+MAX_COMPILED = 4
+"""Maximum number of different values by step with compiled code, of which torch keeps 8 versions, also for lengths."""
 MAX_LENGTHS = 64
 """Maximum number of different lengths in a run: its FLOPs are counted, and its code compiled, for each."""
 SUFFIX = "_content"
@@ -355,6 +357,12 @@ def _check_changes(run: Run) -> None:
         if path == ("batch", "length") and (n := len(set(values.values))) > MAX_LENGTHS:
             message = f"`length` must have at most {MAX_LENGTHS} different values; got {n}"
             raise run.error(message, *path, help="write `length: {at: {0: 64, 1000: 128}}`")
+
+    states = 1 + sum(len(set(changing.values)) - 1 for changing in {*run.by_step.values()})
+    if run.config.machine.compile and states > MAX_COMPILED:
+        message = f"`compile` must not be combined with more than {MAX_COMPILED} different values of `by_step`"
+        help = "write `at` with fewer values, or remove `compile`: the code is compiled for each value"
+        raise run.error(message, "machine", "compile", help=help)
 
 
 def mean_length(data: Data, split: str = "train") -> Fraction:
