@@ -159,9 +159,9 @@ def _changing_fields(path: str, text: RunText, file: RunFile, plugins: Plugins) 
     values, names = _listed_values(path, file, span), path.split(".")
     root = names[0] if len(names) > 1 and all(names) and names[0] in (MODEL, LOSS) else None
     if root is None:
-        help = "write a change of the batch in its place, `batch: {length: {at: {0: 64, 1000: 128}}}`"
-        help = help if names[0] == "batch" else "use `schedule` for rates" if names[0] == "optimizer" else None
-        raise _unchangeable(path, file, span, help=help)
+        of_batch = "write a change of the batch in its place, `batch: {length: {at: {0: 64, 1000: 128}}}`"
+        helps = {"batch": of_batch, "optimizer": "use `schedule` for rates"}
+        raise _unchangeable(path, file, span, help=helps.get(names[0]))
     leaves: list[dict[FieldPath, Any]] = []
     for value in values:
         changed = text.assigned(Change(tuple((name, span) for name in names), Scalar(value, span)), plugins)

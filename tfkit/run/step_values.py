@@ -56,8 +56,8 @@ class StepValues(Generic[N]):
     @cached_property
     def _sums(self) -> tuple[N, ...]:
         """The sum of the values before each start."""
-        lengths = (end - start for start, end in pairwise(self.starts))
-        return tuple(accumulate((n * value for n, value in zip(lengths, self.values, strict=False)), initial=0))
+        lengths, zero = (end - start for start, end in pairwise(self.starts)), self.values[0] * 0
+        return tuple(accumulate((n * value for n, value in zip(lengths, self.values, strict=False)), initial=zero))
 
 
 def has_fraction(value: object) -> bool:

@@ -61,6 +61,7 @@ class Saving:
         self._last = written = _as_future(async_save(parts, storage_writer=writer, process_group=self._group))
         if context is not None:
             write, pool = record.saving(), ThreadPoolExecutor(1)
+            assert self._outline is not None
             self._outline.meta["graph"] = graph_of(checkpoint.model)  # the values of the model may change by step
             self._last = pool.submit(self._write, written, context, folder, checkpoint, list(tensors), unsharded, write)
             pool.shutdown(wait=False)

@@ -205,10 +205,10 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     length, data = _small_data(full)
     changes: dict[str, Any] = dict.fromkeys((*ENDS, "weights", "branch")) | {"steps": STEPS}
     # Properties of a step are measured in the first.
-    sizes = {"sequences": _small_change(config.batch.sequences, SEQUENCES, SEQUENCES // 2), "length": length}
+    batch = {"sequences": _small_change(config.batch.sequences, SEQUENCES, SEQUENCES // 2), "length": length}
     if length is not None:
-        sizes["length"] = _small_change(config.batch.length, length, max(length // 2, 1))
-    changes["batch"] = config.batch.model_copy(update=sizes)
+        batch["length"] = _small_change(config.batch.length, length, max(length // 2, 1))
+    changes["batch"] = config.batch.model_copy(update=batch)
     changes["machine"] = type(config.machine)()
     changes["checkpoint"] = SavingConfig(every=1)
     changes["eval"] = _small_evaluation(config, plugins)
