@@ -98,11 +98,11 @@ def test_a_length_cuts_windows(tmp_path: Path) -> None:
         assert (batch.inputs["tokens"] == full.inputs["tokens"][:, : LENGTHS[step - 1]]).all()
         assert (batch.ids == full.ids[:, : LENGTHS[step - 1]]).all()
         assert batch.size == SIZES[step - 1]
-    own = tfkit.data({"extends": str(tmp_path / "small.yaml")}, sets=[*MODEL, BATCH]).train
-    assert [own.batch(step).inputs["tokens"].shape for step in range(1, 9)] == [*zip(SIZES, LENGTHS, strict=True)]
+    data = tfkit.data({"extends": str(tmp_path / "small.yaml")}, sets=[*MODEL, BATCH]).train
+    assert [data.batch(step).inputs["tokens"].shape for step in range(1, 9)] == [*zip(SIZES, LENGTHS, strict=True)]
 
 
-def test_tokens_and_flops_are_those_of_a_count_by_hand(tmp_path: Path) -> None:
+def test_tokens_and_flops_equal_a_count_by_hand(tmp_path: Path) -> None:
     run = small_run(tmp_path, *ALL)
     # 2 + 2 examples of 5 positions, 2 + 4 + 4 + 6 of 12, and 6 + 6 of 8.
     tokens = (2 + 2) * 5 + (2 + 4 + 4 + 6) * 12 + (6 + 6) * 8
@@ -136,8 +136,8 @@ def test_evaluations_use_the_full_length_and_the_numbers_of_the_step_before(tmp_
 @pytest.mark.slow
 def test_micro_batches_have_equal_losses(tmp_path: Path) -> None:
     sets = (*MODEL[:2], MODEL[3], BATCH, f"by_step={{{WINDOW}, {WEIGHTS}}}")
-    one, all_rows = (trained(small_run(tmp_path, *sets, size))[0] for size in ("machine.micro_batch=1", "clip=1e9"))
-    assert one.losses == pytest.approx(all_rows.losses, abs=1e-6)
+    single, full = (trained(small_run(tmp_path, *sets, size))[0] for size in ("machine.micro_batch=1", "clip=1e9"))
+    assert single.losses == pytest.approx(full.losses, abs=1e-6)
 
 
 @pytest.mark.slow
