@@ -142,12 +142,12 @@ def _changed_attributes(first: fx.GraphModule, second: fx.GraphModule, before: A
 
     Raise ValueError if there are none, or if anything else differs.
     """
-    attributes, others = list[Attribute](), dict(second.named_modules(remove_duplicate=False))
+    attributes, counterparts = list[Attribute](), dict(second.named_modules(remove_duplicate=False))
     for path, module in first.named_modules(remove_duplicate=False):
         for name, value in vars(module).items():
-            if name in OF_TORCH or path not in others:
+            if name in OF_TORCH or path not in counterparts:
                 continue
-            twin = vars(others[path]).get(name)
+            twin = vars(counterparts[path]).get(name)
             if type(value) is type(twin) is type(before) and (value, twin) == (before, after):
                 attributes.append((path, name))
             elif isinstance(value, (*SCALAR_TYPES, Config)) and value != twin:
