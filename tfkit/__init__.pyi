@@ -13,6 +13,7 @@ from tfkit.component import AttentionPositionConfig as AttentionPositionConfig
 from tfkit.component import BlockConfig as BlockConfig
 from tfkit.component import Cached as Cached
 from tfkit.component import Call as Call
+from tfkit.component import Changeable as Changeable
 from tfkit.component import Component as Component
 from tfkit.component import Config as Config
 from tfkit.component import ContentPath as ContentPath

@@ -123,7 +123,13 @@ def model_edits(model: fx.GraphModule, *, hooks: bool = True) -> list[tuple[str,
     The second value is True for differences in the names and shapes of tensors. Values of weights and buffers, the
     device, the dtype and the mode (train or eval) are not compared. Without `hooks`, hooks are ignored as well.
     """
-    expected = _expected_model(model)
+    return module_differences(model, _expected_model(model), hooks=hooks)
+
+
+def module_differences(
+    model: fx.GraphModule, expected: fx.GraphModule, *, hooks: bool = True
+) -> list[tuple[str, bool]]:
+    """Return the differences between two models; see `model_edits`."""
     actual_modules = dict(model.named_modules(remove_duplicate=False))
     expected_modules = dict(expected.named_modules(remove_duplicate=False))
     differences = list(_different_tensors(model, expected))

@@ -21,6 +21,8 @@ from tfkit.component.block import Signals as Signals
 from tfkit.component.block import expect as expect
 from tfkit.component.block import same_length as same_length
 from tfkit.component.config import AttentionBackend as AttentionBackend
+from tfkit.component.config import Changeable as Changeable
+from tfkit.component.config import ChangeableMarker as ChangeableMarker
 from tfkit.component.config import Component as Component
 from tfkit.component.config import Config as Config
 from tfkit.component.config import ContentMarker as ContentMarker
@@ -28,6 +30,7 @@ from tfkit.component.config import ContentPath as ContentPath
 from tfkit.component.config import Count as Count
 from tfkit.component.config import Dim as Dim
 from tfkit.component.config import Extent as Extent
+from tfkit.component.config import FieldPath as FieldPath
 from tfkit.component.config import Immaterial as Immaterial
 from tfkit.component.config import ImmaterialMarker as ImmaterialMarker
 from tfkit.component.config import LengthsWire as LengthsWire
@@ -44,10 +47,12 @@ from tfkit.component.config import VectorWire as VectorWire
 from tfkit.component.config import Wire as Wire
 from tfkit.component.config import WireMarker as WireMarker
 from tfkit.component.config import kinds_in as kinds_in
+from tfkit.component.config import leaf_values as leaf_values
 from tfkit.component.config import marker as marker
 from tfkit.component.config import optional_slot as optional_slot
 from tfkit.component.config import parts as parts
 from tfkit.component.config import slot as slot
+from tfkit.component.config import with_values as with_values
 from tfkit.component.field import ABSENT as ABSENT
 from tfkit.component.field import FieldConfig as FieldConfig
 from tfkit.component.field import Reading as Reading

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 T = TypeVar("T")
+FieldPath: TypeAlias = tuple[str, ...]
+"""The names of the fields that lead to a value inside a config."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class ContentMarker:
 
 
 @dataclass(frozen=True)
+class ChangeableMarker:
+    """Marker of a number that may change during a run."""
+
+
+@dataclass(frozen=True)
 class PatchMarker:
     """Marker of a field with named patches. Each is merged into the config around the config with the field."""
 
@@ -75,6 +82,12 @@ Shared = Annotated[T, SharedMarker()]
 """`Shared[Dim]`: a field that inherits its value from the enclosing configs if it is not set."""
 Immaterial = Annotated[T, ImmaterialMarker()]
 """`Immaterial[float]`: a field that does not change the meaning of trained weights, such as dropout."""
+Changeable = Annotated[T, ChangeableMarker()]
+"""`Changeable[float]`: a number that may change by step in a run, without new weights.
+
+Modules of a model must keep it unchanged, as attributes: `self.dropout = config.dropout`. tfkit finds the attributes by
+building the model with two values, and rejects a run in which anything else of the modules depends on the number.
+"""
 ContentPath = Annotated[str, ImmaterialMarker(), ContentMarker()]
 """The path of a file or a folder whose content decides the results of a run, such as a teacher in a loss.
 
@@ -194,6 +207,41 @@ def parts(path: tuple[str, ...], part: object) -> Iterator[tuple[tuple[str, ...]
             yield from parts((*path, name), item)
         else:
             yield (*path, name), item
+
+
+def leaf_values(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+    """Yield every value inside a config that is not a config, with its path."""
+    entries = _config_entries(value)
+    if entries is None:
+        yield path, value
+    else:
+        for name, entry in entries.items():
+            yield from leaf_values(entry, (*path, name))
+
+
+def with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = ()) -> Any:
+    """Return a config with the values at some paths replaced; raise ValueError if a config rejects its new values."""
+    entries = _config_entries(value)
+    if path in values or entries is None:
+        return values.get(path, value)
+    changed = {name: with_values(entry, values, (*path, name)) for name, entry in entries.items()}
+    if all(changed[name] is entry for name, entry in entries.items()):
+        return value
+    if isinstance(value, Config):  # some reject a field that is set, whatever its value
+        was_set = {name for name in entries if name in value.model_fields_set or changed[name] is not entries[name]}
+        return type(value).model_validate({name: changed[name] for name in was_set})
+    return changed if isinstance(value, Mapping) else tuple(changed.values())
+
+
+def _config_entries(value: Any) -> Mapping[str, Any] | None:
+    """Return the entries of a config, or of a mapping or tuple that contains configs; None for other values."""
+    if isinstance(value, Config):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, Mapping) and any(isinstance(entry, Config) for entry in value.values()):
+        return value
+    if isinstance(value, tuple) and any(isinstance(entry, Config) for entry in value):
+        return {str(index): entry for index, entry in enumerate(value)}
+    return None
 
 
 def kinds_in(module: ModuleType) -> Iterator[type[Component]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfkit.component.config import (
     AttentionBackend,
+    Changeable,
     Component,
     Config,
     Count,
@@ -265,9 +266,9 @@ class MaskConfig(Config):
     Causal is `right: 0`. A sliding window of w keys, the query's own among them, is `{left: w - 1, right: 0}`.
     """
 
-    left: Extent | None = None
+    left: Changeable[Extent] | None = None
     """Number of keys before the query's position."""
-    right: Extent | None = None
+    right: Changeable[Extent] | None = None
     """Number of keys after the query's position."""
     rule: MaskRuleConfig | None = None
     """Rule that a query and a key must also satisfy."""
@@ -328,7 +329,7 @@ class AttentionConfig(SublayerConfig):
     """Number of query heads."""
     d_head: Dim | None = None
     """Width of one head; d_model / n_heads unless given."""
-    dropout: Shared[Immaterial[Probability]] = 0.0
+    dropout: Shared[Immaterial[Changeable[Probability]]] = 0.0
     """Dropout on the attention weights."""
 
     def softmax_values(self, module: str) -> dict[str, InnerValue]:

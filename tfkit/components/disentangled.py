@@ -19,7 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit.component import AttentionConfig, ContentScoreConfig, Dim, Immaterial, Make, NormConfig, Probability
+from tfkit.component import (
+    AttentionConfig,
+    Changeable,
+    ContentScoreConfig,
+    Dim,
+    Immaterial,
+    Make,
+    NormConfig,
+    Probability,
+)
 from tfkit.components.attention import MultiHeadConfig
 from tfkit.errors import Invalid
 from tfkit.nn import Linear, Rearrange, Table, named
@@ -39,7 +48,7 @@ class DisentangledConfig(ContentScoreConfig):
     """If true, the projections of the tokens also project the rows; if false, there are separate projections."""
     norm: NormConfig | None = None
     """Norm of the rows."""
-    dropout: Immaterial[Probability] = 0.0
+    dropout: Immaterial[Changeable[Probability]] = 0.0
     """Dropout on the rows, before all layers project them."""
 
     @property

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from tfkit.component import (
     BlockConfig,
     Call,
+    Changeable,
     Dim,
     Dropout,
     Immaterial,
@@ -74,7 +75,7 @@ class EmbeddingConfig(BlockConfig):
     """Additional inputs and the number of rows of their tables, such as BERT's `{token_types: 2}`; all are added."""
     norm: NormConfig | None = None
     """Norm of the sum."""
-    dropout: Shared[Immaterial[Probability]] = 0.0
+    dropout: Shared[Immaterial[Changeable[Probability]]] = 0.0
     """Dropout on the sum."""
     stages: tuple[Stage, ...] | None = None
     """Order of the stages; by default scale, position, tables, norm, dropout, project."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tfkit.component import (
     ActivationConfig,
+    Changeable,
     Config,
     Dim,
     FFNConfig,
@@ -91,7 +92,7 @@ class DenseConfig(FFNConfig):
     """Biases of the linear layers: true for all, false for none, or a mapping of `up` and `down`."""
     inner_norm: NormConfig | None = None
     """Norm of the hidden layer."""
-    dropout: Immaterial[Probability] = 0.0
+    dropout: Immaterial[Changeable[Probability]] = 0.0
     """Dropout on the hidden layer."""
 
     @property

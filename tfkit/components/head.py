@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tfkit.component import (
     ActivationConfig,
     BlockConfig,
+    Changeable,
     Config,
     Dim,
     Head,
@@ -229,7 +230,7 @@ class ClassifierConfig(BlockConfig):
     """If true, the logits have a bias."""
     transform: TransformConfig | None = None
     """Dense layer, activation and norm before the output matrix."""
-    dropout: Shared[Immaterial[Probability]] = 0.0
+    dropout: Shared[Immaterial[Changeable[Probability]]] = 0.0
     """Dropout on the input, and after the transform."""
     labels: Immaterial[tuple[str, ...] | None] = None
     """Names of the classes."""

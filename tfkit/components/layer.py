@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tfkit.component import (
     AttentionConfig,
     Call,
+    Changeable,
     Config,
     Dim,
     Dropout,
@@ -98,7 +99,7 @@ class LayerConfig(Config):
     """Attention to the memory; by default like `attention`, but without positions."""
     ffn: FFNConfig | None = None
     """The feed-forward network."""
-    dropout: Shared[Immaterial[Probability]] = 0.0
+    dropout: Shared[Immaterial[Changeable[Probability]]] = 0.0
     """Dropout on the output of each sublayer, before it is added to the residual stream."""
     residual: StreamConfig | None = optional_slot("add")
     """Addition of the sublayers to the residual stream; a sublayer may override it."""

@@ -18,6 +18,7 @@ from torch import nn
 from tfkit.component import (
     AttentionConfig,
     BlockConfig,
+    Changeable,
     FFNConfig,
     Immaterial,
     Layers,
@@ -211,7 +212,7 @@ class ResidualBlockConfig(BlockConfig):
     """The residual stream, and the output of a sublayer."""
     residual: StreamConfig = slot("add")
     """The addition."""
-    dropout: Shared[Immaterial[Probability]] = 0.0
+    dropout: Shared[Immaterial[Changeable[Probability]]] = 0.0
     """Dropout on the output of the sublayer."""
 
     def check(self) -> None:

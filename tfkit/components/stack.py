@@ -245,7 +245,7 @@ class StackConfig(LayerConfig, BlockConfig):
                 takes = "a single axis" if axes is None or attention.query_temperature else f"{axes} axes"
                 message = f"this attention takes positions of {takes}; got {positions.in_words()}"
                 raise Invalid(f"{path}attention", message)
-        if positions is not None and not takers:
+        if not takers and positions is not None:
             raise Invalid("positions", "`positions` has no effect: no attention has positions", help="remove it")
 
     def module(self, inputs: Signals) -> type[Stack]:

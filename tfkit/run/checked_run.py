@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from tfkit.component import AttentionConfig, Component, parts
+from tfkit.component import AttentionConfig, Component, FieldPath, leaf_values, parts
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar_name_help
 from tfkit.graph.expand import Graph, announce_graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
@@ -22,10 +22,10 @@ from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
 from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Data, LossConfig, MetricConfig
 from tfkit.run.guarded_data import guarded_call
-from tfkit.run.read_run import AnyRun, RunFile, read_run
+from tfkit.run.read_run import LOSS, AnyRun, RunFile, read_run
 from tfkit.run.run_meaning import RunSemantics, Value, content_paths, files_content
 from tfkit.run.run_spec import RunSpec, WeightsConfig
-from tfkit.run.step_values import StepValues
+from tfkit.run.step_values import StepValues, step_values
 from tfkit.spec.document import MODEL
 from tfkit.spec.extending import short_path
 from tfkit.spec.folder import (
@@ -64,6 +64,10 @@ FITS_EXAMPLES = (
 )
 START = (WEIGHTS_CONTENT, "weights_tokens", "branch_step", "branch_content")
 """Paths of the values that describe what a run begins with."""
+MAX_COMPILED = 4
+"""Maximum number of different values by step with compiled code, of which torch keeps 8 versions, also for lengths."""
+MAX_LENGTHS = 64
+"""Maximum number of different lengths in a run: its FLOPs are counted, and its code compiled, for each."""
 SUFFIX = "_content"
 """Suffix of the paths of digests of content."""
 
@@ -102,15 +106,29 @@ class Run:
     @cached_property
     def steps(self) -> int:
         """Total number of training steps."""
-        config, data = self.config, self.data
-        if config.flops is None:
-            examples = len(data.examples("train", "sequential"))
-            return config.count_steps(mean_length=self._mean_length, examples=examples)
+        config = self.config
+        if config.steps is not None:
+            return config.steps
+        # The exact positions of the first steps depend on the seed, and runs with different seeds must have the same
+        # number of steps to be comparable.
+        if config.tokens is not None:
+            return self._positions(0).steps_for(Fraction(config.tokens))
+        if config.epochs is not None:
+            examples = len(self.data.examples("train", "sequential"))
+            return max(1, config.batch.sizes().steps_for(Fraction(config.epochs * examples)))
+        assert config.flops is not None
         assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
-            size = config.batch.largest
-            of_example = Fraction(self.count(self.graph, size, self.length)) / size * self.parts(self._mean_length)
-            return config.batch.sizes().steps_for(Fraction(config.flops) / of_example)
+            size, sizes = config.batch.largest, config.batch.sizes()
+            lengths, more = self._lengths(0), config.loss.further_positions
+            flops = {
+                n: Fraction(self.count(self.graph, size, math.ceil(n) + more))
+                / size
+                * (n + more)
+                / (math.ceil(n) + more)
+                for n in lengths.values
+            }
+            return sizes.combined(lengths, lambda sequences, n: sequences * flops[n]).steps_for(Fraction(config.flops))
         except SpecError as error:
             raise self.file.placed(error, "flops") from error
 
@@ -118,19 +136,74 @@ class Run:
     def _mean_length(self) -> Fraction:
         return mean_length(self.data)
 
-    @cached_property
+    def _lengths(self, steps: int) -> StepValues[Any]:
+        """Return the mean number of positions of the examples of each step, without padding."""
+        lengths = self.config.batch.lengths(steps)
+        return StepValues((0,), (self._mean_length,)) if lengths is None else lengths
+
+    def _positions(self, steps: int) -> StepValues[Fraction]:
+        """Return the mean number of positions in the batch of each step, without padding."""
+        return self.config.batch.sizes(steps).combined(self._lengths(steps), lambda n, length: n * Fraction(length))
+
+    @property
     def tokens_of_step(self) -> float:
         """Mean number of positions in the batch of a training step, without padding."""
-        return float(Fraction(self.sizes.before(self.steps + 1), self.steps) * self._mean_length)
+        return float(self.positions.before(self.steps + 1) / self.steps)
 
     @cached_property
-    def sizes(self) -> StepValues:
+    def sizes(self) -> StepValues[int]:
         """The number of examples in each step."""
         return self.config.batch.sizes(self.steps)
 
+    @cached_property
+    def positions(self) -> StepValues[Fraction]:
+        """The mean number of positions in the batch of each step, without padding."""
+        return self._positions(self.steps)
+
     def tokens_before(self, step: int) -> float:
         """Return the mean number of positions in all steps before a step, without padding."""
-        return float(self.sizes.before(step) * self._mean_length)
+        return float(self.positions.before(step))
+
+    @cached_property
+    def examples_by_length(self) -> dict[int, float]:
+        """The number of examples of all steps by the length at which FLOPs are counted; see `length` and `fill`."""
+        if self.config.batch.lengths(self.steps) is None:
+            return {self.length: self.sizes.before(self.steps + 1) * self.fill}
+        lengths, totals = self._lengths(self.steps), dict[int, float]()
+        for length in dict.fromkeys(lengths.values):
+            counted = self.sizes.combined(lengths, lambda n, value: n if value == length else 0)  # noqa: B023
+            totals[length + self.config.loss.further_positions] = counted.before(self.steps + 1)
+        return totals
+
+    def cut(self, batch: Batch, step: int) -> Batch:
+        """Return the batch of a step with the length of the step."""
+        return batch if self._step_lengths is None else batch.cut(self._step_lengths.value(step))
+
+    @cached_property
+    def _step_lengths(self) -> StepValues[int] | None:
+        return self.config.batch.lengths(self.steps)
+
+    @cached_property
+    def by_step(self) -> dict[FieldPath, StepValues[Any]]:
+        """The values of the fields of the model and of the loss that change by step."""
+        return {path: self.values_of(path) for path in self.file.changing}
+
+    def values_of(self, path: FieldPath) -> StepValues[Any]:
+        """Return the values of a field that changes by step. Raise `Invalid` if two changes are at the same step."""
+        root = self.config.loss if path[0] == LOSS else self.graph.spec.model
+        real = isinstance(dict(leaf_values(root))[path[1:]], float)
+        return step_values(self.config.by_step[".".join(path)], self.steps, real=real)
+
+    def values_at(self, step: int) -> dict[FieldPath, Any]:
+        """Return the values of the fields that change, in a step; before the first step, in the first step."""
+        return {path: values.value(max(step, 1)) for path, values in self.by_step.items()}
+
+    def with_changes(self, values: Mapping[FieldPath, Any]) -> Run:
+        """Return the run with other values of its model and of its loss."""
+        if not values:
+            return self
+        file = replace(self.file, model=self.graph.spec).changed(values)
+        return replace(self, file=file, graph=replace(expand(file.model), hooks=self.graph.hooks))
 
     @cached_property
     def length(self) -> int:
@@ -297,19 +370,36 @@ def check_run(file: RunFile, plugins: Plugins | None = None, *, count: CountFlop
         check_metrics(run, run.config.eval.metrics, "eval", "metrics")
     with run.guarded(run.config.schedule, "`check_steps`", "schedule"):
         run.config.schedule.check_steps(run.steps)
-    _check_sizes(run)
+    _check_changes(run)
     return run
 
 
-def _check_sizes(run: Run) -> None:
-    """Raise SpecError if the number of sequences changes after the last step."""
-    try:
-        start = run.sizes.starts[-1]
-    except Invalid as error:
-        raise run.refused(error, "batch", "sequences") from error
-    if start >= run.steps:
-        message = f"the change after {start:,} steps has no effect: the run has {run.steps:,} steps"
-        raise run.error(message, "batch", "sequences", help="remove it, or train for more steps")
+def _check_changes(run: Run) -> None:
+    """Raise SpecError for a number that changes after the last step, and for too many lengths."""
+    batch, steps = run.config.batch, run.steps
+    changes: dict[tuple[str, ...], Callable[[], StepValues[Any] | None]] = {
+        ("batch", "sequences"): lambda: batch.sizes(steps),
+        ("batch", "length"): lambda: batch.lengths(steps),
+        **{("by_step", name): partial(run.values_of, field) for field, name in run.file.changing.items()},
+    }
+    for path, values_of in changes.items():
+        try:
+            values = values_of() or StepValues((0,), (0,))
+        except Invalid as error:
+            raise run.refused(error, *path) from error
+        ramp = isinstance(values.values[0], float) and values.starts == tuple(range(len(values.starts)))
+        if values.starts[-1] >= steps + ramp:  # a change over all steps ends after the last
+            message = f"the change after {values.starts[-1]:,} steps has no effect: the run has {steps:,} steps"
+            raise run.error(message, *path, help="remove it, or train for more steps")
+        if path == ("batch", "length") and (n := len(set(values.values))) > MAX_LENGTHS:
+            message = f"`length` must have at most {MAX_LENGTHS} different values; got {n}"
+            raise run.error(message, *path, help="write `length: {at: {0: 64, 1000: 128}}`")
+
+    states = 1 + sum(len(set(changing.values)) - 1 for changing in {*run.by_step.values()})
+    if run.config.machine.compile and states > MAX_COMPILED:
+        message = f"`compile` must not be combined with more than {MAX_COMPILED} different values of `by_step`"
+        help = "write `at` with fewer values, or remove `compile`: the code is compiled for each value"
+        raise run.error(message, "machine", "compile", help=help)
 
 
 def mean_length(data: Data, split: str = "train") -> Fraction:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 from pydantic import Field
 
-from tfkit.component.config import Component, Config, PositiveFloat
+from tfkit.component.config import Changeable, Component, Config, PositiveFloat
 from tfkit.errors import Invalid
 
 if TYPE_CHECKING:
@@ -135,6 +135,13 @@ class Batch:
         targets, counted = (None if part is None else part[start:end] for part in (self.targets, self.counted))
         return Batch(inputs, targets, documents, masks, alternatives, further, counted)
 
+    def cut(self, length: int) -> Batch:
+        """Return the first `length` positions of each example, for examples that are windows."""
+        assert self.targets is not None
+        documents = None if self.documents is None else self.documents[:, :length]
+        inputs = {name: values[:, :length] for name, values in self.inputs.items()}
+        return replace(self, inputs=inputs, targets=self.targets[:, :length], documents=documents)
+
 
 class Tokenizer(Protocol):
     """Converts text to token ids and back, and writes the file that `tfkit generate` reads."""
@@ -251,6 +258,14 @@ class DataConfig(Component):
         return False
 
     @property
+    def windows(self) -> bool:
+        """True if the examples are windows of a longer sequence, so that the beginning of an example is an example.
+
+        Each input has the positions of the targets, [b, t]. Only such examples can have a length that changes by step.
+        """
+        return False
+
+    @property
     def split_names(self) -> tuple[str, ...]:
         """The splits that can be evaluated."""
         return tuple(self.split)
@@ -309,7 +324,7 @@ class OutputConfig(Config):
 
     word_key: ClassVar[str | None] = "weight"
 
-    weight: PositiveFloat = 1.0
+    weight: Changeable[PositiveFloat] = 1.0
     """Factor of the output's loss."""
     shift: PositiveCount = 1
     """Distance from a position to its target, for targets that are tokens: 1 predicts the next token, 2 the token after
@@ -317,7 +332,12 @@ class OutputConfig(Config):
 
 
 class LossConfig(Component):
-    """Slot `loss`: the function that training minimizes."""
+    """Slot `loss`: the function that training minimizes.
+
+    A field of the type `Changeable` may change by step. The module that `build` returns then has the value as an
+    attribute with the name of the field, and reads it in each call. The module of a loss in a field has the name of
+    that field as well: `base.temperature`. The weights of `terms` change without an attribute.
+    """
 
     slot = "loss"
     of_numbers: ClassVar[bool] = False

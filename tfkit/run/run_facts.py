@@ -77,7 +77,7 @@ class Facts:
 
 def rates_of(run: Run, seconds: float | None) -> dict[str, float]:
     """Return the units of a step that curves can be drawn over, in addition to steps; none if steps differ in size."""
-    if len(run.sizes.values) > 1:
+    if len(run.positions.values) > 1:
         return {}
     return {"tokens": run.tokens_of_step, **({"seconds": seconds} if seconds else {})}
 

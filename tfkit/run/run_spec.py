@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -36,7 +35,15 @@ from tfkit.run.contract import (
     TrackerConfig,
     label_of,
 )
-from tfkit.run.step_values import Changes, StepValues, check_changes, has_fraction, largest_of, step_values
+from tfkit.run.step_values import (
+    Changes,
+    StepValues,
+    check_changes,
+    check_count,
+    has_fraction,
+    listed_values,
+    step_values,
+)
 from tfkit.spec.document import MODEL, NAME, Document
 from tfkit.spec.folder import RUN, latest_checkpoint, step_of
 from tfkit.spec.load import Spec
@@ -45,6 +52,8 @@ from tfkit.spec.render import Data, data_of, lines_of, spec_data
 
 ENDS = frozenset({"steps", "tokens", "epochs", "flops"})
 """Keys that set the length of a run. A run has exactly one of them."""
+WITHOUT_STEPS = "a number that changes at a fraction of the run must be combined with `steps`"
+SET_STEPS = "set `steps`, or write the changes as numbers of steps"
 LISTS = ("track", "callbacks")
 """Keys whose value may be one kind instead of a list."""
 
@@ -58,27 +67,39 @@ class BatchConfig(Config):
     sequences: PositiveCount | Changes
     """The number of examples. It may change by step: `{at: {0: 8, 1000: 32}}`, or linearly, `{from: 8, to: 32, over:
     0.2}`. Steps count completed updates; below 1, they are fractions of the run. Evaluations use the largest number."""
-    length: PositiveCount | None = None
-    """Positions of each example, for data without a fixed length."""
+    length: PositiveCount | Changes | None = None
+    """Positions of each example, for data without a fixed length. For data in windows, the length may change by step in
+    the same forms: a step then trains on the beginnings of its windows, which have the largest length. Evaluations use
+    the largest length."""
 
     def check(self) -> None:
-        """Raise `Invalid` for a change of `sequences` that is not well-formed."""
+        """Raise `Invalid` for a change that is not well-formed."""
         super().check()
-        if not isinstance(self.sequences, int):
-            try:
-                check_changes(self.sequences)
-            except Invalid as error:
-                path = f"sequences.{error.field}".rstrip(".")
-                raise Invalid(path, error.message, notes=error.notes, help=error.help) from None
+        for field in ("sequences", "length"):
+            if isinstance(value := getattr(self, field), Mapping):
+                try:
+                    check_changes(value, check_count)
+                except Invalid as error:
+                    path = f"{field}.{error.field}".rstrip(".")
+                    raise Invalid(path, error.message, notes=error.notes, help=error.help) from None
 
     @property
     def largest(self) -> int:
         """The largest number of examples in a step, which evaluations use as well."""
-        return largest_of(self.sequences)
+        return max(listed_values(self.sequences))
 
-    def sizes(self, steps: int = 0) -> StepValues:
+    @property
+    def longest(self) -> int | None:
+        """The largest length of examples, which evaluations use as well; None for data with a fixed length."""
+        return None if self.length is None else max(listed_values(self.length))
+
+    def sizes(self, steps: int = 0) -> StepValues[int]:
         """Return the number of examples in each step of a run."""
         return step_values(self.sequences, steps)
+
+    def lengths(self, steps: int = 0) -> StepValues[int] | None:
+        """Return the length of the examples in each step of a run; None if the length does not change."""
+        return step_values(self.length, steps) if isinstance(self.length, Mapping) else None
 
 
 class SplitConfig(Config):
@@ -289,6 +310,10 @@ class RunSpec(Document):
     """The examples."""
     batch: BatchConfig
     """The examples of one update."""
+    by_step: dict[str, Changes] = Field(default_factory=dict)
+    """Numbers of the model and of the loss that change by step, each by the path that `--set` takes:
+    `{model.decoder.attention.mask.left: {at: {0: 127, 2000: 511}}, loss.weight: {from: 0.9, to: 0.1, over: 0.5}}`. They
+    replace the values in `model` and `loss`. Evaluations and checkpoints use the values of the step before them."""
     steps: PositiveCount | None = None
     """The length of the run in steps. Set this, `tokens`, `epochs` or `flops`."""
     tokens: PositiveCount | None = None
@@ -383,9 +408,14 @@ class RunSpec(Document):
         if not self.data.takes_length and self.batch.length is not None:
             message = f"`length` has no effect: data `{self.data.kind_name()}` sets its length"
             raise Invalid("batch.length", message, help="remove it")
-        if self.steps is None and has_fraction(self.batch.sequences):
-            message = "a batch that changes at a fraction of the run must be combined with `steps`"
-            raise Invalid("batch.sequences", message, help="set `steps`, or write the changes as numbers of steps")
+        if isinstance(self.batch.length, Mapping) and not self.data.windows:
+            message = (
+                f"the length of data `{self.data.kind_name()}` cannot change by step: its examples are not windows"
+            )
+            raise Invalid("batch.length", message, help="write a number; the data `text` and `tokens` has windows")
+        for field in ("sequences", "length"):
+            if self.steps is None and has_fraction(getattr(self.batch, field)):
+                raise Invalid(f"batch.{field}", WITHOUT_STEPS, help=SET_STEPS)
         if self.micro_batch > self.batch.largest:
             message = f"`micro_batch` must be at most the batch, {self.batch.largest} sequences; got {self.micro_batch}"
             raise Invalid("machine.micro_batch", message)
@@ -395,19 +425,6 @@ class RunSpec(Document):
         """Number of sequences in the first forward pass."""
         size = self.machine.micro_batch
         return size if isinstance(size, int) else self.batch.largest
-
-    def count_steps(self, *, mean_length: Fraction, examples: int) -> int:
-        """Return the number of steps, for a number of training examples. The length must not be in FLOPs.
-
-        `mean_length` is the mean number of positions of an example. The exact positions of the first steps depend on
-        the seed, and runs with different seeds must have the same number of steps to be comparable.
-        """
-        if self.steps is not None:
-            return self.steps
-        if self.tokens is not None:
-            return self.batch.sizes().steps_for(self.tokens / mean_length)
-        assert self.epochs is not None
-        return max(1, self.batch.sizes().steps_for(Fraction(self.epochs * examples)))
 
 
 def render_run(config: RunSpec, spec: Spec) -> str:

@@ -62,6 +62,10 @@ class CalculatorConfig(DataConfig):
         return self.layout == "stream"
 
     @property
+    def windows(self) -> bool:
+        return self.layout == "stream"
+
+    @property
     def split_names(self) -> tuple[str, ...]:
         return (*self.split, "test")
 

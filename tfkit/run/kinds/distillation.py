@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import tfkit
-from tfkit.component import ContentPath, PositiveFloat
+from tfkit.component import Changeable, ContentPath, PositiveFloat
 from tfkit.run.contract import IGNORE_INDEX, LossConfig
 
 TEACHER = "teacher"
@@ -32,9 +32,9 @@ class DistillationConfig(LossConfig):
     teacher: ContentPath
     """A model folder, or a run folder, whose latest checkpoint is the teacher. The teacher must have the inputs and the
     vocabulary of the model. The digest of the run covers its content."""
-    temperature: PositiveFloat = 2.0
+    temperature: Changeable[PositiveFloat] = 2.0
     """The divisor of the logits of both models."""
-    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    weight: Changeable[Annotated[float, Field(gt=0, le=1)]] = 0.5
     """The weight of the divergence; the weight of cross-entropy is 1 minus this weight."""
 
     @property
@@ -53,7 +53,7 @@ class DistillationLoss(tfkit.Loss):
 
     def __init__(self, model: fx.GraphModule, teacher: fx.GraphModule, config: DistillationConfig) -> None:
         super().__init__(model, reduction="sum")
-        self.config = config
+        self.temperature, self.weight = config.temperature, config.weight
         weight = next(model.parameters())
         teacher = teacher.to(weight.device, weight.dtype).eval().requires_grad_(False)
         self._teacher = (tfkit.Loss(teacher),)
@@ -76,14 +76,14 @@ class DistillationLoss(tfkit.Loss):
         states = dict(reads)
         teacher_read = states.pop(TEACHER)
         ((name, read),) = states.items()
-        total = (1 - self.config.weight) * super().of(states, targets)
+        total = (1 - self.weight) * super().of(states, targets)
         rows, teacher_rows = read.hidden.flatten(0, -2), teacher_read.hidden.flatten(0, -2)
         heads = self.model.get_submodule(name), self._teacher[0].model.get_submodule(*self._teacher[0].ends)
         chunks = -(-len(rows) * self.ends[name].vocab_size // MAX_LOGITS)
         divergence = partial(self._divergence, *heads, read.extra, teacher_read.extra)
         for part in zip(*(t.tensor_split(chunks) for t in (rows, teacher_rows, targets.flatten())), strict=True):
             # Computed again in the backward pass, so that the logits of a single chunk exist.
-            total = total + self.config.weight * checkpoint(divergence, *part, use_reentrant=False)
+            total = total + self.weight * checkpoint(divergence, *part, use_reentrant=False)
         return total
 
     def _divergence(
@@ -97,7 +97,7 @@ class DistillationLoss(tfkit.Loss):
         targets: Tensor,
     ) -> Tensor:
         """Return the divergence of some rows, times the square of the temperature."""
-        temperature = self.config.temperature
+        temperature = self.temperature
         with torch.no_grad():
             expected = _log_softmax(teacher_head(teacher_rows, **teacher_extra) / temperature)
         predicted = _log_softmax(head(rows, **extra) / temperature)

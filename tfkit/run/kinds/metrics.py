@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.component import Probability
+from tfkit.component import Changeable, Probability
 from tfkit.errors import Invalid
 from tfkit.run.contract import (
     IGNORE_INDEX,
@@ -39,9 +39,9 @@ class CrossEntropyConfig(LossConfig):
 
     kind: Literal["cross_entropy"] = "cross_entropy"
 
-    label_smoothing: Probability = 0.0
+    label_smoothing: Changeable[Probability] = 0.0
     """The fraction of every target that is distributed evenly over the vocabulary."""
-    z_loss: Annotated[float, Field(ge=0, le=1)] = 0.0
+    z_loss: Changeable[Annotated[float, Field(ge=0, le=1)]] = 0.0
     """The weight of log(Z)^2, Z the sum of the exponentials of a position's logits (https://arxiv.org/abs/2204.02311)."""
     outputs: dict[str, OutputConfig] = Field(default_factory=dict)
     """The outputs in the loss, the main output first, each with its weight or `{weight: 0.3, shift: 2}`: a shift of 2

@@ -60,6 +60,10 @@ class MixtureConfig(DataConfig):
         return any(part.data.takes_length for part in self.of.values())
 
     @property
+    def windows(self) -> bool:
+        return all(part.data.windows for part in self.of.values())
+
+    @property
     def split_names(self) -> tuple[str, ...]:
         return ("train", *(f"{name}_{split}" for name, split in self._evaluated()))
 

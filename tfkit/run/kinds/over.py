@@ -134,6 +134,10 @@ class MaskedConfig(OverConfig):
     choices: PositiveCount = 10
     """The number of choices for each example of `train`; an epoch contains all of them."""
 
+    @property
+    def windows(self) -> bool:
+        return self.of.windows
+
     def idle(self, split: str) -> frozenset[str]:
         return super().idle(split) | (set() if split == "train" else {"choices"})
 
@@ -188,6 +192,10 @@ class PackedConfig(OverConfig):
 
     separator: str | Annotated[int, Field(ge=0)]
     """The token that ends a document: its text, or its id."""
+
+    @property
+    def windows(self) -> bool:
+        return self.of.windows
 
     def over(self, of: Data) -> Data:
         separator = id_of(self.separator, of.tokenizer, "separator")

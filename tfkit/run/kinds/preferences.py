@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit import Diagnostic, Invalid, SpecError
-from tfkit.component import ContentPath, PositiveFloat, slot
+from tfkit.component import Changeable, ContentPath, PositiveFloat, slot
 from tfkit.run.contract import (
     IGNORE_INDEX,
     Batch,
@@ -146,7 +146,7 @@ class PreferencesConfig(LossConfig):
     """dpo: -log sigmoid(beta (P_chosen - P_rejected)); ipo: (P_chosen - P_rejected - 1 / (2 beta))^2; simpo:
     -log sigmoid(beta (P_chosen - P_rejected) - margin); orpo: -P_chosen - beta log sigmoid(log of the ratio of the odds
     of both answers); reward: -log sigmoid(R_chosen - R_rejected)."""
-    beta: PositiveFloat = 0.1
+    beta: Changeable[PositiveFloat] = 0.1
     """The strength of the preference."""
     margin: NonNegative | None = None
     """The smallest difference of the rewards that `simpo` aims at, gamma in the paper; by default 0.5."""
@@ -190,7 +190,7 @@ class PreferencesLoss(nn.Module):
 
     def __init__(self, model: nn.Module, reference: nn.Module | None, config: PreferencesConfig) -> None:
         super().__init__()
-        self.model, self.config = model, config
+        self.model, self.config, self.beta = model, config, config.beta
         if reference is not None:
             weight = next(model.parameters())
             reference = reference.to(weight.device, weight.dtype).eval().requires_grad_(False)
@@ -224,7 +224,7 @@ class PreferencesLoss(nn.Module):
 
     def _of_tokens(self, inputs: Mapping[str, Any], targets: Tensor, sides: Tensor) -> tuple[Tensor, Tensor]:
         """Return the margin and the loss of each pair, [b], for a model that returns logits [b, t, v]."""
-        form, beta = self.config.form, self.config.beta
+        form, beta = self.config.form, self.beta
         sizes = 1 if form == "dpo" else sides.sum(-1)
         chosen, other = (_log_probabilities(self.model, inputs, targets) * sides).sum(-1) / sizes
         rewards = beta * torch.stack([chosen, other])

@@ -64,6 +64,10 @@ class TextConfig(TextFilesConfig):
 
     kind: Literal["text"] = "text"
 
+    @property
+    def windows(self) -> bool:
+        return True
+
     def build(self, length: int | None) -> StreamData:
         assert length is not None
         parts, tokenizer, content = self.read()

@@ -53,6 +53,10 @@ class TokensConfig(DataConfig):
     def takes_length(self) -> bool:
         return True
 
+    @property
+    def windows(self) -> bool:
+        return True
+
     def located(self, folder: Path) -> Self:
         return self.model_copy(update={"files": tuple(str((folder / name).absolute()) for name in self._names())})
 

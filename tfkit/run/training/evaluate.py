@@ -395,7 +395,7 @@ def _inputs_ahead(
             later = F.pad(documents, (0, distance), value=-2)[:, distance:]
             ahead[name] = ahead[name].masked_fill(later != documents, 0)
         mask, source = graph.inputs[name].mask, graph.inputs[first].mask
-        if mask is not None and mask in masks and source in inputs:
+        if mask in masks and mask is not None and source is not None and source in inputs:
             ahead[mask] = inputs[source]
     return ahead
 

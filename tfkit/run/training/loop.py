@@ -27,6 +27,7 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.nn import whole
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, Callback, Data, LossSum, Ratio
+from tfkit.run.training.changing import ChangingValues
 from tfkit.run.training.checkpoint import (
     LOSS,
     Checkpoint,
@@ -133,6 +134,7 @@ class Trainer:
         """Descriptions of the initial weights and of float8, by name."""
         instrument_model(self.model, in_run=True)
         self.model.meta[GENERATION] = self.run.generation
+        self._values = ChangingValues(self.run, self.model)
         self._edits = self._changes()
         with self.run.guarded(config.loss, "`build`", "loss"), self._observed(config.loss, "the loss"):
             try:
@@ -149,6 +151,7 @@ class Trainer:
             self.notes["float8"] = use_float8(self.model, self.run, self.device)
         prepare_layers(self.model, config.machine)
         self._edits = self._changes()
+        self._values.follow(loss)
         self.loss = torch.compile(loss) if config.machine.compile is True else loss
         self._loss_module = loss
         self._after_step: Callable[[int, int], object] | None = getattr(loss, "after_step", None)
@@ -158,8 +161,10 @@ class Trainer:
 
     def _changes(self) -> list[str]:
         """Return the edits of the model, if code outside of tfkit could cause any. Hooks may only read values."""
-        kinds = (*self._callbacks, self.config.loss)
-        return [] if all(map(_is_built_in, kinds)) else [text for text, _ in model_edits(self.model, hooks=False)]
+        if all(map(_is_built_in, (*self._callbacks, self.config.loss))):
+            return []
+        with self._values.as_built():
+            return [text for text, _ in model_edits(self.model, hooks=False)]
 
     def _check_unedited(self) -> None:
         """Raise SpecError if the loss or a callback changed modules of the model: checkpoints contain its spec."""
@@ -227,6 +232,7 @@ class Trainer:
         """Train one step."""
         step = self.step + 1
         factor = self.run.factor(step)
+        self._values.apply(step)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         losses, further = self._gradients(self._batches.take(step), step)
@@ -262,7 +268,7 @@ class Trainer:
         """Return the examples of a step that this process trains on."""
         order, examples = self.config.data.order, len(self._examples)
         indices = indices_of(order, self.seed, step, self.run.sizes, examples=examples)
-        return self._examples.batch(self._processes.rows(indices))
+        return self.run.cut(self._examples.batch(self._processes.rows(indices)), step)
 
     def _gradients(self, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
         """Compute the loss of a step and its gradients, in smaller micro-batches if memory runs out."""
@@ -336,7 +342,7 @@ class Trainer:
 
     def _weighted(self, losses: Tensor) -> Tensor:
         """Return the loss from the losses of all outputs."""
-        terms = self._terms.values()
+        terms = self._values.terms.values()
         return (losses * losses.new_tensor([term.weight for term in terms])).sum() if terms else losses[0]
 
     def _skip_step(self, step: int) -> None:
@@ -371,7 +377,7 @@ class Trainer:
             return {}
         numbers = evaluate_splits(
             self.model,
-            self.run,
+            self._values.run,
             config.splits,
             config.metrics,
             micro_batch=self.micro_batch,
@@ -395,6 +401,7 @@ class Trainer:
             message = f"after step {self.step:,} {cause}: no checkpoint is written"
             raise self._diverged(message, "the last checkpoint stays")
         states = tuple(map(self._state, range(len(self._callbacks))))
+        self._values.describe()
         tensors = named_for(LOSS, self._loss_state.tensors())
         if tensors and self._processes.count > 1:
             what = "has a different state of the loss, which may only depend on values that all processes have"
@@ -425,6 +432,7 @@ class Trainer:
             for number, state in enumerate(restored.callbacks):
                 if state is not None:
                     self._restore_callback(number, state, tensors_of_owner(restored.tensors, number))
+        self._values.apply(self.step)
         self.record.resume()
 
     def _restore_loss(self, restored: Restored) -> None:
@@ -487,6 +495,7 @@ class Trainer:
     def save_model(self, name: str) -> None:
         """Write the model with its current weights; see `tfkit.run.contract.Training`."""
         self._check_unedited()
+        self._values.describe()
         model = self._processes.whole_model(self.model)
         if model is not None:
             self.record.save_model(name, model)

@@ -26,7 +26,7 @@ def stream_generator(seed: int, stream: str, *keys: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(stream_seed(seed, stream, *keys))))
 
 
-def indices_of(order: Order, seed: int, step: int, sizes: StepValues, *, examples: int) -> Ids:
+def indices_of(order: Order, seed: int, step: int, sizes: StepValues[int], *, examples: int) -> Ids:
     """Return the indices of the examples of a step; the first step is 1. `sizes` are the examples of each step."""
     if order == "sampled":
         return stream_generator(seed, "data", step).integers(0, examples, size=sizes.value(step))

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
+from tfkit.building.builder import graph_of
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.run.training.adapters import assign_tensors, checkpoint_tensors, outline_of
@@ -61,6 +62,8 @@ class Saving:
         self._last = written = _as_future(async_save(parts, storage_writer=writer, process_group=self._group))
         if context is not None:
             write, pool = record.saving(), ThreadPoolExecutor(1)
+            assert self._outline is not None
+            self._outline.meta["graph"] = graph_of(checkpoint.model)  # the values of the model may change by step
             self._last = pool.submit(self._write, written, context, folder, checkpoint, list(tensors), unsharded, write)
             pool.shutdown(wait=False)
 

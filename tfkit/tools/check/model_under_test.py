@@ -17,7 +17,18 @@ from torch import Tensor, fx, nn
 from tfkit.building.builder import build
 from tfkit.building.edits import MeasuredModel, copied_model
 from tfkit.building.initialize import generator_of
-from tfkit.component import AttentionConfig, Component, Config, Layer, Layers, MixerConfig, Step, SublayerConfig
+from tfkit.component import (
+    AttentionConfig,
+    Component,
+    FieldPath,
+    Layer,
+    Layers,
+    MixerConfig,
+    Step,
+    SublayerConfig,
+    leaf_values,
+    with_values,
+)
 from tfkit.errors import Invalid, SpecError
 from tfkit.graph.decode_split import wire_of
 from tfkit.graph.expand import Graph, Node, as_list, expand
@@ -28,8 +39,6 @@ from tfkit.tools.check.measure import EDITED, ILL_CONDITIONED, Deviation, requir
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast_inputs, eval_outputs, example_inputs
 
 M = TypeVar("M", bound=nn.Module)
-FieldPath = tuple[str, ...]
-"""The path of a value in a spec, as keys."""
 LENGTH = 12
 """Tokens of a sequence, more than the windows of a reduced model."""
 PADDING = 2
@@ -339,41 +348,6 @@ def _returned_functions(returned: object) -> Kinds:
     ):
         raise TypeError(f"returned {type(returned).__name__}, not functions by slot and kind")
     return returned
-
-
-def leaf_values(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
-    """Yield every value inside a config that is not a config, with its path."""
-    entries = _config_entries(value)
-    if entries is None:
-        yield path, value
-    else:
-        for name, entry in entries.items():
-            yield from leaf_values(entry, (*path, name))
-
-
-def with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = ()) -> Any:
-    """Return a config with the values at some paths replaced; raise ValueError if a config rejects its new values."""
-    entries = _config_entries(value)
-    if path in values or entries is None:
-        return values.get(path, value)
-    changed = {name: with_values(entry, values, (*path, name)) for name, entry in entries.items()}
-    if all(changed[name] is entry for name, entry in entries.items()):
-        return value
-    if isinstance(value, Config):  # some reject a field that is set, whatever its value
-        was_set = {name for name in entries if name in value.model_fields_set or changed[name] is not entries[name]}
-        return type(value).model_validate({name: changed[name] for name in was_set})
-    return changed if isinstance(value, Mapping) else tuple(changed.values())
-
-
-def _config_entries(value: Any) -> Mapping[str, Any] | None:
-    """Return the entries of a config, or of a mapping or tuple that contains configs; None for other values."""
-    if isinstance(value, Config):
-        return {name: getattr(value, name) for name in type(value).model_fields}
-    if isinstance(value, Mapping) and any(isinstance(entry, Config) for entry in value.values()):
-        return value
-    if isinstance(value, tuple) and any(isinstance(entry, Config) for entry in value):
-        return {str(index): entry for index, entry in enumerate(value)}
-    return None
 
 
 def allow_rounding(

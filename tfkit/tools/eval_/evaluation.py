@@ -19,7 +19,8 @@ from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.checkpoint import LossState, loss_tensors
 from tfkit.run.training.evaluate import evaluate_splits as numbers_of
 from tfkit.run.training.guarded import guarded_component_call
-from tfkit.spec.folder import has_weights, model_folder
+from tfkit.spec.folder import STATE, has_weights, model_folder
+from tfkit.spec.header import read_object
 from tfkit.spec.merge import as_changes
 from tfkit.tools.common.loading_weights import check_weights
 from tfkit.tools.cost.of_run import flops_of_step
@@ -85,11 +86,18 @@ def evaluate_run(
     check_metrics(run, configs)
     if not allow_change:
         check_weights(weights)
+    run = run.with_changes(run.values_at(_step_of_weights(weights, run)))
     model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
     instrument_model(model)
     full = {name: SplitConfig(batches="all") for name in chosen}
     loss = _trained_loss(run, model, weights) if any(config.objective for config in configs) else None
     return numbers_of(model, run, full, configs, loss=loss)
+
+
+def _step_of_weights(weights: Path, run: Run) -> int:
+    """Return the step of a checkpoint, whose numbers may change by step; for other weights, the last step."""
+    step = read_object(weights / STATE).get("step") if (weights / STATE).is_file() else None
+    return min(step, run.steps) if isinstance(step, int) else run.steps
 
 
 def _trained_loss(run: Run, model: fx.GraphModule, weights: Path) -> nn.Module:

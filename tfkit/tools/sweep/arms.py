@@ -16,7 +16,7 @@ from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, check_run, mean_length
 from tfkit.run.contract import Data
-from tfkit.run.read_run import RunFile, RunText, model_of_run, resolve_run
+from tfkit.run.read_run import LOSS, RunFile, RunText, model_of_run, resolve_run
 from tfkit.run.read_sweep import Setting, SweepFile
 from tfkit.run.run_code import Code, code_of
 from tfkit.run.sweep_spec import CompareConfig
@@ -228,7 +228,7 @@ def check_number(name: str, run: Run, on: str) -> None:
 
 def check_objectives(runs: Iterable[Run], on: str) -> None:
     """Raise SpecError if runs with different losses are compared by their objective."""
-    losses = [run.config.loss for run in runs]
+    losses = [(run.config.loss, {path: n for path, n in run.by_step.items() if path[0] == LOSS}) for run in runs]
     if on.rpartition(".")[2] == "objective" and any(loss != losses[0] for loss in losses):
         message = f"{quoted(on)} must be compared between runs with equal losses; the runs differ in `loss`"
         raise SpecError(Diagnostic(message, help="compare a metric that does not depend on `loss`, such as `accuracy`"))

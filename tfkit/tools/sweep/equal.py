@@ -120,13 +120,14 @@ def _evaluation_values(run: Run, on: str) -> dict[str, Value]:
     assert evaluations is not None
     names = [metric.names(split, run.config.loss.terms) for metric in evaluations.metrics]
     metric = f"eval.metrics.{next(number for number, reported in enumerate(names) if on in reported)}"
-    parts = ["data", CONTENT, "batch.length", f"eval.splits.{split}", metric]
-    idle = ["batch.length" if field == "length" else f"data.{field}" for field in run.config.data.idle(split)]
+    parts = ["data", CONTENT, f"eval.splits.{split}", metric]
+    idle, longest = run.config.data.idle(split), run.config.batch.longest
+    length = {} if longest is None or "length" in idle else {"batch.length": longest}
     size = {} if evaluations.splits[split].batches == "all" else {"batch.sequences": run.config.batch.largest}
-    return size | {
+    return {**length, **size} | {
         path.replace(metric, f"eval.{name}"): value
         for path, value in run.meaning.values.items()
-        if _is_within(path, parts) and not _is_within(path, idle)
+        if _is_within(path, parts) and not _is_within(path, [f"data.{field}" for field in idle])
     }
 
 

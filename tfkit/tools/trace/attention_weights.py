@@ -63,7 +63,7 @@ def written_out(model: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, Tensor
     Raise ValueError if the modules of the model were changed.
     """
     graph = graph_of(model)
-    if model not in _TWINS:
+    if model not in _TWINS or graph_of(_TWINS[model]) is not graph:  # of a run whose model changes by step
         with torch.device("meta"):
             _TWINS[model] = assemble_model(graph, attention_backend="eager")
     twin = _TWINS[model].eval()

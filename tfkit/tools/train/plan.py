@@ -88,26 +88,26 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
     """
     config = run.config
     micro = config.micro_batch
-    model = trained_model(run)
-    longest = cost(model, batch=micro, length=run.longest, dtype=torch.float32, optimizer=states_of(run))
-    costs = longest
-    if run.length != run.longest:
-        costs = cost(model, batch=micro, length=run.length, dtype=torch.float32, optimizer=states_of(run))
-    total, parts = costs.total, run.sizes.before(run.steps + 1) / run.steps / micro * run.fill
+    longest = _cost_of_step(run, run.longest, torch.float32)
+    costs = {
+        length: longest if length == run.longest else _cost_of_step(run, length, torch.float32)
+        for length in {run.length, *run.examples_by_length}
+    }
+    total = costs[run.length].total
     windows = run.data.examples("train", "sequential")
     return Plan(
         name=config.name,
         digest=run.digest,
         parameters=total.parameters,
-        trained=trained_parameters(model),
+        trained=trained_parameters(trained_model(run)),
         steps=run.steps,
         tokens=round(run.tokens_before(run.steps + 1)),
         padding=round(run.steps * run.tokens_of_step * padding_of(run)),
         epochs=run.sizes.before(run.steps + 1) / len(windows),
-        flops=round(run.steps * parts * (total.flops_forward + total.flops_backward)),
+        flops=round(sum(n / micro * costs[length].total.flops for length, n in run.examples_by_length.items())),
         flops_of_evaluations=round(_evaluated_examples(run) / micro * total.flops_forward),
         memory=longest.peak + (longest.memory.gradients if config.batch.largest > micro else 0),
-        seconds=_minimum_seconds(run, parts, costs, device or device_of_run(run)),
+        seconds=_minimum_seconds(run, costs, device or device_of_run(run)),
         float8=config.machine.float8 and matrices_in_float8(build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _sampled_steps(run)),
         groups=settings_groups(weight_settings(run)),
@@ -143,7 +143,7 @@ def padding_of(run: Run) -> float:
     n_tokens = n_positions = 0
     for step in _sampled_steps(run):
         indices = indices_of(config.data.order, config.seed, step, run.sizes, examples=len(examples))
-        batch = examples.batch(indices)
+        batch = run.cut(examples.batch(indices), step)
         if not batch.masks:
             continue
         shapes = {name: values.shape[:2] for name, values in batch.inputs.items()}
@@ -176,14 +176,22 @@ def states_of(run: Run) -> Optimizer:
     return "sgd_momentum" if optimizer.material().get("momentum") else "sgd"
 
 
-def _minimum_seconds(run: Run, parts: float, costs: Cost, device: Device | None) -> float | None:
-    """Return the minimum time of all steps on a device; None if its limits are not known."""
+def _cost_of_step(run: Run, length: int, dtype: torch.dtype | str) -> Cost:
+    """Return the cost of a forward and backward pass of a micro-batch, and of an update."""
+    model, batch = trained_model(run), run.config.micro_batch
+    return cost(model, batch=batch, length=length, dtype=dtype, optimizer=states_of(run))
+
+
+def _minimum_seconds(run: Run, costs: Mapping[int, Cost], device: Device | None) -> float | None:
+    """Return the minimum time of all steps on a device, from the costs by length; None if its limits are not known."""
     if device is None:
         return None
-    precision, micro = run.config.precision, run.config.micro_batch
-    if precision != "float32":
-        costs = cost(trained_model(run), batch=micro, length=run.length, dtype=precision, optimizer=states_of(run))
-    return run.steps * parts * replace(costs, dtype=run.config.fastest).floor(device).seconds
+    seconds = 0.0
+    for length, examples in run.examples_by_length.items():
+        precision = run.config.precision
+        of_step = costs[length] if precision == "float32" else _cost_of_step(run, length, precision)
+        seconds += examples / run.config.micro_batch * replace(of_step, dtype=run.config.fastest).floor(device).seconds
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -209,8 +217,11 @@ def device_of_run(run: Run) -> Device | None:
 
 
 def device_utilisation(run: Run, tokens_per_second: float, device: Device | None) -> Utilisation | None:
-    """Return the utilisation of a device at `tokens_per_second`; None if the device is not known."""
-    if device is None:
+    """Return the utilisation of a device at `tokens_per_second`.
+
+    Return None if the device is not known, and if the length of the examples changes by step.
+    """
+    if device is None or len(run.examples_by_length) > 1:
         return None
     precision = run.config.precision
     total = cost(trained_model(run), batch=1, length=run.length, dtype=precision).total

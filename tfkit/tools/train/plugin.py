@@ -64,7 +64,7 @@ def tfkit_properties() -> list[tfkit.Property | tfkit.SubjectType]:
     return [
         RunSubject(),
         *(step.finite_steps, step.step_targets, step.loss_sums, step.loss_formula),
-        *(step.dropout_noise, step.gradient_clipping),
+        *(step.dropout_noise, step.gradient_clipping, step.numbers_of_steps),
         *(
             schedule.schedule_factors,
             schedule.step_rates,

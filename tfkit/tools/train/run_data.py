@@ -85,7 +85,7 @@ class TrainingBatches:
         self._check(step)
         config, examples = self._run.config, self._examples
         indices = indices_of(config.data.order, config.seed, step, self._run.sizes, examples=len(examples))
-        return _as_tensors(self._run, examples.batch(indices), self._device)
+        return _as_tensors(self._run, self._run.cut(examples.batch(indices), step), self._device)
 
     @checked
     def batches(self, start: Positive = 1) -> Iterator[tuple[int, TensorBatch]]:
@@ -178,7 +178,12 @@ class RunData:
             SpecError: the weights of the run cannot be read or do not fit; or the run begins with a step of a different
                 run, or has layers in float8, which only `tfkit train` can do.
         """
-        for value, *path in ((self.config.branch, "branch"), (self.config.machine.float8, "machine", "float8")):
+        config = self.config
+        for value, *path in (
+            (config.branch, "branch"),
+            (config.machine.float8, "machine", "float8"),
+            (config.by_step or None, "by_step"),
+        ):
             if value is not None:
                 message = f"`{path[-1]}` has no effect in a training loop outside of tfkit"
                 raise self._run.error(message, *path, help="remove it, or train the run with `tfkit train`")

@@ -33,7 +33,7 @@ class ConvStemConfig(tfkit.BlockConfig):
     """Activation after each convolution."""
     position: tfkit.InputPositionConfig | None = None
     """Positions that are added."""
-    dropout: tfkit.Shared[tfkit.Immaterial[tfkit.Probability]] = 0.0
+    dropout: tfkit.Shared[tfkit.Immaterial[tfkit.Changeable[tfkit.Probability]]] = 0.0
     """Dropout on the output."""
 
     def check(self) -> None:

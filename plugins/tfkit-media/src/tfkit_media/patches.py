@@ -49,7 +49,7 @@ class PatchesConfig(tfkit.BlockConfig):
     """Columns of these images."""
     antialias: bool = False
     """If true, the interpolation to smaller images averages, as in DINOv2 with registers."""
-    dropout: tfkit.Shared[tfkit.Immaterial[tfkit.Probability]] = 0.0
+    dropout: tfkit.Shared[tfkit.Immaterial[tfkit.Changeable[tfkit.Probability]]] = 0.0
     """Dropout on the output."""
 
     def check(self) -> None:

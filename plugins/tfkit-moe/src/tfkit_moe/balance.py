@@ -37,9 +37,9 @@ class BalancedConfig(tfkit.LossConfig):
 
     base: tfkit.LossConfig = tfkit.slot("cross_entropy")
     """The loss that the terms are added to."""
-    balance: Weight = 0.01
+    balance: tfkit.Changeable[Weight] = 0.01
     """The weight of the load balance, which is at least 1, or for unequal scores a bit less."""
-    router_z: Weight = 0.0
+    router_z: tfkit.Changeable[Weight] = 0.0
     """The weight of the squared logarithm of the sum of the exponentials of a router's logits."""
     over: Literal["batch", "sequence"] = "batch"
     """The tokens that should be balanced: all tokens of a step, as in transformers; or the tokens of each sequence.
@@ -77,6 +77,7 @@ class BalancedLoss(nn.Module):
     def __init__(self, model: fx.GraphModule, base: nn.Module, config: BalancedConfig) -> None:
         super().__init__()
         self.base, self.config = base, config
+        self.balance, self.router_z = config.balance, config.router_z
         graph: tfkit.Graph = model.meta["graph"]
         self.routers = {name: module for name, module in model.named_modules() if isinstance(module, Router)}
         self.masks = {name: graph.node(name.partition(".")[0]).output.mask for name in self.routers}
@@ -119,15 +120,15 @@ class BalancedLoss(nn.Module):
         """Return the weighted terms of each group of tokens, [b]."""
         total = cast(Tensor, sum(mask.sum(1) for _, _, mask in layers)).clamp(min=1)
         terms = torch.zeros_like(total)
-        if self.config.balance:
+        if self.balance:
             n = layers[0][0].size(-1)
             chosen = sum((F.one_hot(chosen, n).sum(2) * mask[..., None]).sum(1) for _, chosen, mask in layers)
             scores = sum((self._scores(logits) * mask[..., None]).sum(1) for logits, _, mask in layers)
             load = n * (chosen / total[:, None] * scores / total[:, None]).sum(-1)
-            terms = terms + self.config.balance * load
-        if self.config.router_z:
+            terms = terms + self.balance * load
+        if self.router_z:
             squares = sum((logits.logsumexp(-1).square() * mask).sum(1) for logits, _, mask in layers)
-            terms = terms + self.config.router_z * squares / total
+            terms = terms + self.router_z * squares / total
         return terms
 
     def _scores(self, logits: Tensor) -> Tensor:

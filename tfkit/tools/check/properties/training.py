@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.placement import forked_generator
-from tfkit.component import MaskConfig, SublayerConfig
+from tfkit.component import FieldPath, MaskConfig, SublayerConfig, leaf_values
 from tfkit.errors import listing
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation
-from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest, leaf_values, redraw_parameters
+from tfkit.tools.check.model_under_test import ModelUnderTest, redraw_parameters
 from tfkit.tools.check.properties.basics import every_one
 from tfkit.tools.check.runs import Choices, Inputs, call, cast_inputs, eval_outputs, temporary_hooks
 

@@ -20,12 +20,12 @@ from tfkit.building.builder import allocate_tensors, assemble_model
 from tfkit.building.initialize import initialize
 from tfkit.building.placement import forked_generator
 from tfkit.checkpoint.weight_map import tensor_locations_of
-from tfkit.component import AttentionConfig, Component, Config, PositionConfig, RopeScalingConfig, parts
+from tfkit.component import AttentionConfig, Component, Config, FieldPath, PositionConfig, RopeScalingConfig, parts
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, DoesNotApplyError, output_deviations, property_of, require
-from tfkit.tools.check.model_under_test import FieldPath, ModelUnderTest
+from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.runs import call, example_inputs
 
 CONFIG_READERS = frozenset(("__dict__", "__iter__", "model_dump", "model_copy", "__pydantic_fields_set__"))

@@ -9,13 +9,12 @@ from typing import Any, Literal, get_args, get_origin
 import numpy as np
 from pydantic.fields import FieldInfo
 
-from tfkit.component import Component, Config, ImmaterialMarker, marker, parts
+from tfkit.component import Component, Config, FieldPath, ImmaterialMarker, marker, parts
 from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, OptimizerConfig
 from tfkit.tools.check.components import legal_values
 from tfkit.tools.check.measure import Deviation, property_of
-from tfkit.tools.check.model_under_test import FieldPath
 from tfkit.tools.check.properties.values import other_numbers
 from tfkit.tools.train.check.optimizer import DECAY, FACTORS, settings_of, weight_displacements
 from tfkit.tools.train.check.run_under_test import SEQUENCES, RunUnderTest, read_data, train_reduced_run

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from tfkit.component import FieldPath, leaf_values, with_values
 from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.run_meaning import LABELS
 from tfkit.run.training.checkpoint import Restored
 from tfkit.tools.check.measure import TOLERANCE, Deviation, property_of, tensor_deviation
-from tfkit.tools.check.model_under_test import FieldPath, leaf_values, with_values
 from tfkit.tools.check.properties.training import without_dropout
 from tfkit.tools.check.properties.values import other_numbers
 from tfkit.tools.train.check.options import other_values

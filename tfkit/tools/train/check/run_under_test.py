@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from tfkit.building.builder import build
 from tfkit.checkpoint.adapters import Matrices, Matrix
 from tfkit.checkpoint.selection import is_match, matches_any
-from tfkit.component import Component
+from tfkit.component import Component, FieldPath, leaf_values, with_values
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
@@ -29,6 +29,7 @@ from tfkit.run.checked_run import Run, check_run, positions_of
 from tfkit.run.contract import Batch, Callback, CallbackConfig, Data, Examples, Ids, LossSum, Order, Training
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.run_spec import ENDS, AdaptersConfig, EvalConfig, RunSpec, SavingConfig, SplitConfig
+from tfkit.run.step_values import listed_values
 from tfkit.run.training.adapters import checkpoint_tensors, chosen_matrices, insert_adapters
 from tfkit.run.training.checkpoint import Checkpoint, Restored
 from tfkit.run.training.loop import Trainer
@@ -37,13 +38,7 @@ from tfkit.run.training.start import freeze_parameters
 from tfkit.spec.messages import fault_in
 from tfkit.spec.provenance import Provenance
 from tfkit.tools.check.components import required_values
-from tfkit.tools.check.model_under_test import (
-    FieldPath,
-    ModelUnderTest,
-    redraw_parameters,
-    reference_functions,
-    with_values,
-)
+from tfkit.tools.check.model_under_test import ModelUnderTest, redraw_parameters, reference_functions
 from tfkit.tools.check.reduced import reduced_model
 
 STEPS, SEQUENCES, LENGTH, EXAMPLES = 6, 4, 12, 10
@@ -138,10 +133,16 @@ class RunUnderTest:
         """
         config = with_values(self.run.config, values)
         data = FirstExamples(self._data(config), examples, change)
-        return replace(self.run, file=replace(self.run.file, config=config, data=data), graph=graph or self.run.graph)
+        graph = graph or self.run.graph
+        # A property that sets a number tests this number in all steps.
+        old, new = _numbers_of(self.run.config, self.run.graph), _numbers_of(config, graph)
+        changing = {path: name for path, name in self.run.file.changing.items() if new.get(path) == old[path]}
+        changes = {".".join(path): config.by_step[".".join(path)] for path in changing}
+        config = config.model_copy(update={"by_step": changes})
+        return replace(self.run, file=replace(self.run.file, config=config, data=data, changing=changing), graph=graph)
 
     def _data(self, config: RunSpec) -> Data:
-        key = f"{config.data!r} {config.batch.length}"
+        key = f"{config.data!r} {config.batch.longest}"
         if key not in self.loaded:
             self.loaded[key] = read_data(config)
         return self.loaded[key]
@@ -163,7 +164,7 @@ class RunUnderTest:
 def read_data(config: RunSpec) -> Data:
     """Read the data of a run whose paths are absolute."""
     fault = fault_in(type(config.data), ("data",), Provenance())
-    return GuardedData(config.data.build(config.batch.length), fault)
+    return GuardedData(config.data.build(config.batch.longest), fault)
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,11 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     config = full.config
     length, data = _small_data(full)
     changes: dict[str, Any] = dict.fromkeys((*ENDS, "weights", "branch")) | {"steps": STEPS}
-    changes["batch"] = config.batch.model_copy(update={"sequences": _small_sizes(config), "length": length})
+    # Properties of a step are measured in the first.
+    batch = {"sequences": _small_change(config.batch.sequences, SEQUENCES, SEQUENCES // 2), "length": length}
+    if length is not None:
+        batch["length"] = _small_change(config.batch.length, length, max(length // 2, 1))
+    changes["batch"] = config.batch.model_copy(update=batch)
     changes["machine"] = type(config.machine)()
     changes["checkpoint"] = SavingConfig(every=1)
     changes["parametrization"] = plugins.registry.kinds("parametrization")["standard"].config()
@@ -216,22 +221,41 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     small = config.model_copy(update=changes)
     graph, words = _reduced_graph(full, data, plugins)
     small = small.model_copy(update={"adapters": _small_adapters(config, build(graph, device="meta"))})
-    file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES), written=None, base=None)
+    file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES), written=None, base=None, changing={})
     outline = build(graph, device="meta")
     insert_adapters(outline, replace(full, file=file, graph=graph))
     small = small.model_copy(update=_matching_patterns(small, outline))
-    file = replace(file, config=small)
+    small = small.model_copy(update={"by_step": _small_numbers(full, _numbers_of(small, graph))})
+    changing = {path: name for path, name in full.file.changing.items() if ".".join(path) in small.by_step}
+    run = replace(full, file=replace(file, config=small, changing=changing), graph=graph)
+    run = run.with_changes({path: max(values.values) for path, values in run.by_step.items()})
     sizes = f"{SEQUENCES} of {config.batch.largest} sequences"
-    words = ", ".join([sizes, *([f"{length} of {config.batch.length} positions"] if length else []), words])
-    subject = RunUnderTest(full, replace(full, file=file, graph=graph), plugins, words.rstrip(", "), seed, kinds)
-    subject.loaded[f"{small.data!r} {small.batch.length}"] = data
+    words = ", ".join([sizes, *([f"{length} of {config.batch.longest} positions"] if length else []), words])
+    subject = RunUnderTest(full, run, plugins, words.rstrip(", "), seed, kinds)
+    subject.loaded[f"{small.data!r} {small.batch.longest}"] = data
     return subject
 
 
-def _small_sizes(config: RunSpec) -> int | dict[str, Any]:
-    """Return the sequences of a reduced step; they change in the middle if the sequences of the run change."""
-    changes = {"0": SEQUENCES, str(STEPS // 2): SEQUENCES // 2}  # properties of a step are measured in the first
-    return SEQUENCES if isinstance(config.batch.sequences, int) else {"at": changes}
+def _small_change(value: Any, first: Any, second: Any) -> Any:
+    """Return a number of a reduced run, which changes in the middle if the number of the run changes."""
+    return {"at": {"0": first, str(STEPS // 2): second}} if isinstance(value, Mapping) else first
+
+
+def _small_numbers(full: Run, values: Mapping[FieldPath, Any]) -> dict[str, Any]:
+    """Return the changes by step of a reduced run with these values. They begin with the largest value."""
+    changes = {}
+    for path in full.file.changing:
+        value, change = values.get(path), full.config.by_step[".".join(path)]
+        if value is not None:
+            listed = listed_values(change)
+            ends = (value + 1, value) if isinstance(value, int) else (max(listed), min(listed))
+            changes[".".join(path)] = _small_change(change, *ends)
+    return changes
+
+
+def _numbers_of(config: RunSpec, graph: Graph) -> dict[FieldPath, Any]:
+    """Return the values of a loss and of a model by their paths."""
+    return {**dict(leaf_values(config.loss, ("loss",))), **dict(leaf_values(graph.spec.model, ("model",)))}
 
 
 def _small_data(full: Run) -> tuple[int | None, Data]:
@@ -239,7 +263,7 @@ def _small_data(full: Run) -> tuple[int | None, Data]:
 
     The length is None if a run does not set it.
     """
-    config, length = full.config, full.config.batch.length
+    config, length = full.config, full.config.batch.longest
     if length is None or length <= LENGTH:
         return length, full.data
 

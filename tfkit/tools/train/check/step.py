@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -12,16 +13,20 @@ import numpy as np
 import torch
 
 from tfkit.building.builder import build
+from tfkit.component import FieldPath, leaf_values
 from tfkit.reference.training import UNSEEN, documents_mask, targets_at, tokens_ahead
 from tfkit.run.checked_run import inputs_for
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, OutputConfig
+from tfkit.run.training.changing import ChangingValues
 from tfkit.run.training.evaluate import batch_tensors
+from tfkit.run.training.evaluate import loss_sums as loss_sums_of
+from tfkit.run.training.noise import Noise
 from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation, without_formula
-from tfkit.tools.check.model_under_test import FieldPath, leaf_values
 from tfkit.tools.check.properties.training import without_dropout
 from tfkit.tools.common.model_inputs import as_tensors
 from tfkit.tools.train.check.run_under_test import (
     SEQUENCES,
+    STEPS,
     Half,
     RunUnderTest,
     Tensors,
@@ -257,3 +262,30 @@ def gradient_clipping(subject: RunUnderTest) -> Iterator[Deviation]:
                 f" expected {expected:.3g}"
             )
             yield Deviation(float((clipped[name] - gradient * factor).double().norm()) / norm, detail)
+
+
+@property_of("numbers", "computes each step with its numbers", of="run", follows=("loss",))
+def numbers_of_steps(subject: RunUnderTest) -> Iterator[Deviation]:
+    """A step whose numbers change computes the loss of a model and a loss that are built with its numbers."""
+    run = subject.run
+    require(run.by_step, "no number of the model or of the loss changes by step")
+    batch = run.data.examples("train", "sequential").batch(np.arange(SEQUENCES))
+    model = build(run.graph, seed=subject.seed)
+    values, loss = ChangingValues(run, model), run.config.loss.build(model)
+    values.follow(loss)
+    for step in (1, STEPS):
+        values.apply(step)
+        at_step = values.run
+        built = build(at_step.graph, seed=subject.seed)
+        new_loss = at_step.config.loss.build(built)
+        drops = all(value for path, value in run.values_at(step).items() if path[-1] == "dropout")  # else, no module
+        totals = []
+        for module, of_model, terms in ((loss, model, values.terms), (new_loss, built, at_step.config.loss.terms)):
+            module.train(drops)
+            of_model.train(drops)
+            torch.manual_seed(subject.seed)
+            noise = partial(Noise.of, torch.device("cpu"), subject.seed, "loss", step, range(SEQUENCES))
+            total = loss_sums_of(module, at_step, of_model, torch.device("cpu"), batch, noise).total.detach()
+            totals.append(total * total.new_tensor([term.weight for term in terms.values()] or [1.0]))
+        detail = f"in step {step}, the loss differs by {{}} from the loss of a model with the numbers of the step"
+        yield tensor_deviation(totals[0], totals[1], detail, limit=1e-5)
