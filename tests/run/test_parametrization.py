@@ -278,6 +278,8 @@ def test_factors_that_follow_from_sizes_keep_their_values(text_file: Path) -> No
     assert run.graph.node("head").config.scale == 0.25 / 4
     sets = ["model.decoder.residual={scale: 1.4 / n_layers ** 0.5}"]
     assert scaled_run(text_file, sets=sets).graph.node("decoder").config.residual.scale == 1.4 / 2**0.5 / 3
+    sets, base = ["model.decoder.attention.scale=d_model ** -0.5"], {**BASE, "model.decoder.attention.n_heads": 1}
+    assert scaled_run(text_file, sets=sets, base=base).graph.node("decoder").config.attention.scale == 0.25
 
 
 def test_factors_reach_the_variants_of_layers(text_file: Path) -> None:
@@ -364,6 +366,12 @@ REJECTED: dict[str, tuple[str, dict[str, int] | None, list[str], str]] = {
         "only for pre-norm layers: `attention` in `decoder`",
     ),
     "sandwich": ("completep", BASE, ["model.decoder.placement=sandwich"], "only for pre-norm layers"),
+    "no norm": (
+        "completep",
+        BASE,
+        ["model.decoder.sublayers=[{sublayer: ffn}, {sublayer: attention, norm_in: false}]"],
+        "only for pre-norm layers: `attention`",
+    ),
     "hyper-connections": ("completep", BASE, [f"model.decoder.residual={CONNECTED}"], "the residual `manifold`"),
     "shared layers": ("completep", BASE, ["model.decoder.layers={groups: 1}"], "layers that share weights"),
     "depth": ("mup", BASE, [], "`mup` has no rule for depth: `decoder` must have 6 layers at the base sizes"),

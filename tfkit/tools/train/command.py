@@ -174,7 +174,7 @@ def _settings_text(
     lr: float, weight_decay: float, eps: float | None, std: tuple[float, ...] | None
 ) -> tuple[str, str, str, str]:
     deviations = [*dict.fromkeys(f"{number:.3g}" for number in std or ())]
-    return f"{lr:.3g}", f"{weight_decay:.3g}", "-" if eps is None else f"{eps:.2g}", "-".join(deviations) or "-"
+    return f"{lr:.3g}", f"{weight_decay:.3g}", "-" if eps is None else f"{eps:.3g}", "-".join(deviations) or "-"
 
 
 def _plan_processes(
