@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 from tfkit.component import AttentionConfig, Config, Layer, MixerConfig, ResidualConfig, Scale, State, Step, parts
 from tfkit.errors import Invalid
@@ -48,10 +48,10 @@ def base_numbers(spec: Spec, base: Spec) -> dict[str, float]:
     for path in here.keys() ^ there.keys() | {path for path, value in changed.items() if not _is_number(value)}:
         message = f"the base sizes must not change the components of the model; got a change of `{'.'.join(path)}`"
         raise Invalid("base", message)
-    return {".".join((MODEL, *path)): value for path, value in changed.items()}
+    return {".".join((MODEL, *path)): value for path, value in changed.items() if _is_number(value)}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

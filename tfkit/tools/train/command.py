@@ -164,16 +164,16 @@ def _show_roles(run: Run, *, json: bool) -> None:
         return
     columns = ["weight", "role", "rate", "decay", "eps", "std"]
     rows = [
-        (label, weight.role, *_settings_text(weight.lr, weight.weight_decay, weight.eps, weight.std and (weight.std,)))
+        (label, weight.role, *_settings_text(weight.lr, weight.weight_decay, weight.eps, (weight.std,)))
         for label, (weight, *_) in group_layers((name, weight, weight) for name, weight in settings.items())
     ]
     print_tables(table(columns, rows, right=columns[2:]))
 
 
 def _settings_text(
-    lr: float, weight_decay: float, eps: float | None, std: tuple[float, ...] | None
+    lr: float, weight_decay: float, eps: float | None, std: tuple[float | None, ...] | None
 ) -> tuple[str, str, str, str]:
-    deviations = [*dict.fromkeys(f"{number:.3g}" for number in std or ())]
+    deviations = [*dict.fromkeys(f"{number:.3g}" for number in std or () if number is not None)]
     return f"{lr:.3g}", f"{weight_decay:.3g}", "-" if eps is None else f"{eps:.3g}", "-".join(deviations) or "-"
 
 

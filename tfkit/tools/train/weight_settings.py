@@ -107,8 +107,8 @@ def spec_factors(run: Run) -> dict[str, float]:
 def stack_growth(run: Run) -> dict[str, dict[str, float]]:
     """Return the ratios of each stack to the base sizes by node: width, depth, number of heads, and their width."""
     growth: dict[str, dict[str, float]] = {}
-    for node in run.graph.nodes if run.base_graph is not None else ():
-        base = run.base_graph.node(node.name)
+    for node in run.graph.nodes if (small := run.base_graph) is not None else ():
+        base = small.node(node.name)
         if node.stack is None or base.stack is None:
             continue
         ratios = growth[node.name] = {"width": width_ratio(node, base), "depth": depth_ratio(node, base)}
