@@ -7,20 +7,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
 
 import tfkit
 from tests.run.scaled_specs import DECODER, SPECS
-from tests.run.training.runs import PLUGINS, TEXT, WITH_PLUGINS
+from tests.run.training.runs import PLUGINS, TEXT, WITH_PLUGINS, Memory
+from tfkit.cli import main
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig, SGDConfig
 from tfkit.run.kinds.parametrizations import CompletePConfig
 from tfkit.run.run_spec import render_run
+from tfkit.run.training.loop import Trainer
 from tfkit.run.training.optimizer import groups_of
 from tfkit.run.training.parametrize import parameter_rules, rules_of
+from tfkit.tools.check.measure import outcome_of
+from tfkit.tools.train.check.optimizer import base_settings
+from tfkit.tools.train.plan import run_plan
 from tfkit.tools.train.run_data import RunData
 
 ADAMW = AdamWConfig(lr=1e-3, weight_decay=0.25)
@@ -272,6 +278,8 @@ def test_factors_that_follow_from_sizes_keep_their_values(text_file: Path) -> No
     assert run.graph.node("head").config.scale == 0.25 / 4
     sets = ["model.decoder.residual={scale: 1.4 / n_layers ** 0.5}"]
     assert scaled_run(text_file, sets=sets).graph.node("decoder").config.residual.scale == 1.4 / 2**0.5 / 3
+    sets, base = ["model.decoder.attention.scale=d_model ** -0.5"], {**BASE, "model.decoder.attention.n_heads": 1}
+    assert scaled_run(text_file, sets=sets, base=base).graph.node("decoder").config.attention.scale == 0.25
 
 
 def test_factors_reach_the_variants_of_layers(text_file: Path) -> None:
@@ -358,6 +366,12 @@ REJECTED: dict[str, tuple[str, dict[str, int] | None, list[str], str]] = {
         "only for pre-norm layers: `attention` in `decoder`",
     ),
     "sandwich": ("completep", BASE, ["model.decoder.placement=sandwich"], "only for pre-norm layers"),
+    "no norm": (
+        "completep",
+        BASE,
+        ["model.decoder.sublayers=[{sublayer: ffn}, {sublayer: attention, norm_in: false}]"],
+        "only for pre-norm layers: `attention`",
+    ),
     "hyper-connections": ("completep", BASE, [f"model.decoder.residual={CONNECTED}"], "the residual `manifold`"),
     "shared layers": ("completep", BASE, ["model.decoder.layers={groups: 1}"], "layers that share weights"),
     "depth": ("mup", BASE, [], "`mup` has no rule for depth: `decoder` must have 6 layers at the base sizes"),
@@ -420,3 +434,79 @@ def test_wider_heads_of_a_mixer_have_no_rule() -> None:
     )
     with pytest.raises(tfkit.Invalid, match="no rule for wider heads of the mixer `mamba2`"):
         wider.graphs()
+
+
+# ---- the run ----
+
+
+def test_a_resumed_run_has_equal_bits(text_file: Path) -> None:
+    run = scaled_run(text_file, steps=4)
+    whole, first = Memory(), Memory()
+    Trainer(run, whole).train()
+    Trainer(run, first, until=2).train()
+    second = Memory(first.saved)
+    Trainer(run, second).train()
+    assert second.lines[-1]["loss"] == whole.lines[-1]["loss"]
+    assert whole.saved is not None
+    assert second.saved is not None
+    assert all(torch.equal(value, second.saved.weights[name]) for name, value in whole.saved.weights.items())
+
+
+def test_the_base_sizes_are_part_of_the_digest(text_file: Path) -> None:
+    """Equal base sizes, written in different ways, are the same run."""
+    base = {f"model.graph.{path.removeprefix('model.')}": size for path, size in BASE.items() if "decoder" in path}
+    again = scaled_run(text_file, base={**base, "model.d_model": 16})
+    assert again.digest == scaled_run(text_file).digest
+    assert again.digest != scaled_run(text_file, base={**BASE, "model.d_model": 32}).digest
+    assert again.digest != scaled_run(text_file, kind="mup", base={"model.d_model": 16}).digest
+
+
+def test_the_plan_shows_groups_factors_and_growth(text_file: Path) -> None:
+    run = scaled_run(text_file, optimizer={"kind": "adamw", "lr": 1e-2, "weight_decay": 0.5})
+    plan = run_plan(run)
+    (hidden,) = (group for group in plan.groups if group.role == "hidden" and group.lr == pytest.approx(1e-2 / 4))
+    assert (hidden.weights, hidden.weight_decay) == (18, pytest.approx(2.0))
+    assert hidden.eps == pytest.approx(1e-8 / 4 / 3)
+    assert sum(group.parameters for group in plan.groups) == plan.parameters
+    assert plan.growth == {"decoder": {"width": 4, "depth": 3, "heads": 1, "width of heads": 4}}
+    assert plan.factors == {"decoder.attention.scale": pytest.approx(1 / 8), "decoder.residual.scale": 1 / 3}
+    assert run_plan(base_run(text_file)).groups == ()
+
+
+def test_the_roles_of_weights_are_printed(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = scaled_run(text_file)
+    path = tmp_path / "run.yaml"
+    path.write_text(render_run(run.config, run.written))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", str(path), "--plan", "--roles"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:3] == ["head.output.weight", "output", "0.0025"] for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert main(["train", str(path), "--plan", "--roles", "--json"]) == 0
+    weights = json.loads(capsys.readouterr().out)["weights"]
+    assert weights["decoder.layers.5.ffn.down.weight"]["role"] == "hidden"
+    assert main(["train", str(path), "--roles"]) == 2
+    path.write_text(render_run(base_run(text_file).config, base_run(text_file).written))
+    assert main(["train", str(path), "--plan", "--roles"]) == 1
+    assert "the run has no base sizes" in capsys.readouterr().err
+
+
+class DoublingConfig(tfkit.ParametrizationConfig):
+    """A wrong rule: rates are doubled even at the base sizes."""
+
+    kind: Literal["doubling"] = "doubling"
+
+    def factors(self, growth: tfkit.Growth, optimizer: tfkit.OptimizerConfig) -> tfkit.Factors:
+        return tfkit.Factors(lr=2.0)
+
+
+def test_a_rule_with_a_factor_at_the_base_sizes_is_broken(text_file: Path) -> None:
+    run = scaled_run(text_file)
+    assert outcome_of(base_settings, SimpleNamespace(full=run)).status == "ok"
+    config = run.config.model_copy(update={"parametrization": DoublingConfig(base={})})
+    broken = replace(run, file=replace(run.file, config=config))
+    outcome = outcome_of(base_settings, SimpleNamespace(full=broken))
+    assert outcome.status == "failed"
+    assert "a factor of `embedding.tokens.weight` must be 1 at the base sizes" in (outcome.detail or "")

@@ -613,8 +613,11 @@ class ParametrizationConfig(Component):
         return 1.0
 
     def score_factor(self, width: float) -> float:
-        """Return the factor of attention scores whose sums have `width` times as many terms."""
-        return 1.0
+        """Return the factor of attention scores whose sums have `width` times as many terms, relative to the base.
+
+        The default is the factor of attention without a parametrization.
+        """
+        return width**-0.5
 
     def branch_factor(self, depth: float) -> float:
         """Return the factor of the outputs of sublayers in a stack with `depth` times as many layers."""

@@ -7,10 +7,11 @@ the run is rejected.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 from tfkit.component import AttentionConfig, Config, Layer, MixerConfig, ResidualConfig, Scale, State, Step, parts
 from tfkit.errors import Invalid
@@ -47,10 +48,10 @@ def base_numbers(spec: Spec, base: Spec) -> dict[str, float]:
     for path in here.keys() ^ there.keys() | {path for path, value in changed.items() if not _is_number(value)}:
         message = f"the base sizes must not change the components of the model; got a change of `{'.'.join(path)}`"
         raise Invalid("base", message)
-    return {".".join((MODEL, *path)): value for path, value in changed.items()}
+    return {".".join((MODEL, *path)): value for path, value in changed.items() if _is_number(value)}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -166,7 +167,7 @@ class _Factors:
 
     def _of_head(self, node: Node, base: Node, path: ValuePath) -> dict[ValuePath, Any]:
         width = head_width_ratio(node, base)
-        if width == 1:
+        if self.config.head_factor(width) == 1:
             return {}
         head = base.config.head()
         if head is None or "scale" not in _fields(node.config):
@@ -219,12 +220,12 @@ class _Factors:
 
     def _of_attention(self, config: AttentionConfig, base: AttentionConfig, path: ValuePath) -> dict[ValuePath, Any]:
         width = config.score_width / base.score_width
-        factor = self.config.score_factor(width)
         if width == 1:
             return {}
-        if base.score_scale is None or "scale" not in _fields(config):
+        if base.score_scale is None or config.score_scale is None or "scale" not in _fields(config):
             raise self._missing(f"attention `{config.kind_name()}`", ".".join(path), "scale")
-        return {(*path, "scale"): base.score_scale * factor}
+        scale = base.score_scale * self.config.score_factor(width)
+        return {} if math.isclose(scale, config.score_scale) else {(*path, "scale"): scale}
 
     def _check_state(self, config: MixerConfig, base: MixerConfig, path: ValuePath) -> None:
         """Raise `Invalid` for a mixer whose state may contain sums over a width that grows.

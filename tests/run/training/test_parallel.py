@@ -26,6 +26,7 @@ from tfkit.run.training import loop, parallel
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together, distributed_processes
+from tfkit.run.training.parametrize import parameter_rules
 from tfkit.run.training.processes import Processes, launched_count
 from tfkit.run.training.start import set_initial_weights
 
@@ -186,6 +187,7 @@ MODELS = {
     "decay and momentum": ["optimizer={kind: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.1}"],
     "whole matrices": ["optimizer={kind: muon, lr: 0.02, weight_decay: 0.1, others: {kind: adamw, lr: 1e-3}}"],
     "bfloat16 in micro-batches": ["precision=bfloat16", "machine.micro_batch=3"],
+    "parametrization": ["parametrization={kind: mup, base: {model.d_model: 8}}"],
     "all of a split": ["eval={every: 4, splits: {val: all}}"],
 }
 
@@ -206,13 +208,16 @@ def test_each_process_fills_its_rows_as_one_process_does(
     tfkit.save(Processes().build(small_run(tmp_path), torch.device("cpu")), tmp_path / "weights")
     path, cut = tmp_path / "weights", "model.decoder.n_layers=1"
     names = "map: {'decoder.layers.{i}': 'decoder.layers.{i + 1}'}, unused: [decoder.layers.0.*]"
-    sets = (["seed=9"], [f"weights={path}"], [cut, f"weights={{path: {path}, {names}}}"])
+    rule = ["parametrization={kind: mup, base: {model.d_model: 8}}", "model.init=xavier"]
+    rule.append("model.decoder.attention={kind: mqa, n_heads: 4, d_head: 4}")  # q, k and v have different factors
+    sets = (["seed=9"], rule, [f"weights={path}"], [cut, f"weights={{path: {path}, {names}}}"])
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
     try:
         for run in (small_run(tmp_path, *changes) for changes in sets):
             sharded, alone = (each.build(run, torch.device("cpu")) for each in (Together(), Processes()))
-            set_initial_weights(sharded, run)
-            set_initial_weights(alone, run)
+            rules = parameter_rules(run)
+            set_initial_weights(sharded, run, rules)
+            set_initial_weights(alone, run, rules)
             for name, full in alone.state_dict().items():
                 rows, start = rows_of(sharded.state_dict()[name])
                 assert start == min(-(-len(full) // 3) * rank, len(full))

@@ -226,12 +226,13 @@ class _Quantiles(DispatchMode):
         elif name == "fill_":
             self.values[key] = torch.full_like(self.normal, float(args[1]))
         elif name == "copy_":
-            self._take(key, self.values.get(self._key(args[1])))
+            values = self.values.get(self._key(args[1]))
+            self._take(key, None if values is None else values.clone())
         elif not func.is_view:
             inputs = [self.values.get(self._key(value)) if isinstance(value, Tensor) else value for value in args]
-            known = all(values is not None for value, values in zip(args, inputs, strict=True) if value is not None)
-            elementwise = all(value.shape in (result.shape, ()) for value in args if isinstance(value, Tensor))
-            computed = known and elementwise and any(isinstance(value, Tensor) for value in args)
+            tensors = [value for value in args if isinstance(value, Tensor)]
+            elementwise = bool(tensors) and all(value.shape in (result.shape, ()) for value in tensors)
+            computed = elementwise and all(self._key(value) in self.values for value in tensors)
             self._take(key, func(*inputs, **kwargs) if computed else None)
         return result
 

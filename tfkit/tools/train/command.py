@@ -172,7 +172,7 @@ def _show_roles(run: Run, *, json: bool) -> None:
 
 def _settings_text(lr: float, weight_decay: float, eps: float | None, *std: float | None) -> tuple[str, str, str, str]:
     deviations = [*dict.fromkeys(f"{number:.3g}" for number in std if number is not None)]
-    return f"{lr:.3g}", f"{weight_decay:.3g}", "-" if eps is None else f"{eps:.2g}", "-".join(deviations) or "-"
+    return f"{lr:.3g}", f"{weight_decay:.3g}", "-" if eps is None else f"{eps:.3g}", "-".join(deviations) or "-"
 
 
 def _plan_processes(

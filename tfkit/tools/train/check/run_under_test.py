@@ -204,7 +204,7 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     """Reduce a run: its model, the sequences of a step, their length, and the number of steps.
 
     Initial weights are random. Rules and patterns without a match in the reduced model are omitted. The factors of a
-    parametrization are values of its model, and its settings are those of the base sizes.
+    parametrization are values of its model, and its settings are the settings at the base sizes.
     """
     config = full.config
     length, data = _small_data(full)
