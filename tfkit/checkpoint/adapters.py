@@ -117,11 +117,11 @@ class Matrices:
         published, fused = dict[str, Matrix](), dict[str, str]()
         if graph.spec.family is not None:
             ranges = {(m.layer, m.start, m.shape[0]): m for m in (*parts.values(), *layers.values())}
-            for name, found in _published_matrices(model, ranges):
-                if isinstance(found, Matrix):
-                    published[name] = found
+            for name, matrix in _published_matrices(model, ranges):
+                if isinstance(matrix, Matrix):
+                    published[name] = matrix
                 else:
-                    fused[name] = found
+                    fused[name] = matrix
             return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix)
         return cls(layers, parts, in_folder, published, fused)
 

@@ -172,9 +172,9 @@ def _matches(matrices: Matrices, target: str, number: int, model: nn.Module) -> 
     """Return the matrices that a target matches. Raise `Invalid` if there are none."""
     namings = (matrices.layers, matrices.parts, matrices.published)
     for named in namings:
-        if found := [matrix for name, matrix in named.items() if _is_target(name, target)]:
-            _check_unambiguous(matrices, target, number, {matrix.layer for matrix in found})
-            return found
+        if matches := [matrix for name, matrix in named.items() if _is_target(name, target)]:
+            _check_unambiguous(matrices, target, number, {matrix.layer for matrix in matches})
+            return matches
     field = f"targets.{number}"
     if reason := next((f"`{name}`: {why}" for name, why in matrices.fused.items() if _is_target(name, target)), None):
         message = f"`{target}` must be a matrix of the model"
