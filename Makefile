@@ -27,7 +27,7 @@ TESTS_plugins := plugins
 TESTS_core    := tests $(TESTS_train:%=--ignore %) $(TESTS_code:%=--ignore %)
 TESTS_around  := $(addprefix tests/,docs/test_around.py docs/test_attention.py tools/trace/test_transformer_lens.py \
                  tools/save/test_trained_and_evaluated.py tools/save/test_sentence_transformers.py run/kinds/test_contrastive.py \
-                 run/training/test_float8.py)
+                 run/training/test_float8.py run/training/test_peft.py)
 TESTS_all     :=
 ifeq ($(filter undefined,$(origin TESTS_$(or $(PART),all))),undefined)
 $(error PART must be core, train, code or plugins; got '$(PART)')
@@ -125,7 +125,7 @@ $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	$(PYTHON) -m venv --clear .venv-around
 	.venv-around/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	.venv-around/bin/python -m pip install --quiet --disable-pip-version-check --group test --group around --editable . \
-	  --editable plugins/tfkit-moe
+	  --editable plugins/tfkit-moe --editable plugins/tfkit-mla
 	@touch $@
 
 $(VENV)/.pyright: $(VENV)/.dev

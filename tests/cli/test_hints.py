@@ -126,13 +126,17 @@ def test_a_run_requires_the_plugins_of_its_model(tmp_path: Path, capsys: pytest.
     assert main(["eval", "out", "--weights", "moved", "--plugin-dir", "./bump.py"]) == 0
 
 
-def test_an_adapter_is_not_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_names_the_model_that_it_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "adapter"
     folder.mkdir()
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}', encoding="utf-8")
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "org/model"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
     save_file({"base_model.model.q.lora_A.weight": torch.ones(2, 16)}, folder / "adapter_model.safetensors")
-    for command in ("build adapter", "build model.yaml --weights adapter", "import adapter", "tensors adapter"):
-        assert help_of(command, capsys).startswith("merge the adapter into its model with `merge_and_unload()` of PEFT")
+    assert help_of("build adapter", capsys).startswith("derive a spec from its base, which adapter_config.json names")
+    for command in ("build model.yaml --weights adapter", "import adapter", "tensors adapter"):
+        assert help_of(command, capsys).startswith(
+            "download the model, and write its folder as `base_model_name_or_path`"
+        )
 
 
 def test_a_shard_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,7 @@ def test_an_unknown_layout_names_a_similar_one() -> None:
         layouts_of(load()).choose("huggingfaces")
     assert str(caught.value) == inspect.cleandoc("""
         error: unknown layout `huggingfaces`
-           = known: tfkit, huggingface, transformers
+           = known: tfkit, huggingface, peft, transformers
            = help: a layout with a similar name exists: `huggingface`
     """)
 

@@ -29,6 +29,7 @@ from tfkit.checkpoint.remote_code import folder_names
 from tfkit.checkpoint.weight_map import TensorLocation
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.nn import Linear
+from tfkit.nn.spread import outlines
 from tfkit.spec.adapter_files import ALPHA, ALPHAS, BASE, RSLORA, read_adapter
 from tfkit.spec.folder import ADAPTER, ADAPTER_WEIGHTS
 from tfkit.spec.header import quoted_path
@@ -116,11 +117,11 @@ class Matrices:
         published, fused = dict[str, Matrix](), dict[str, str]()
         if graph.spec.family is not None:
             ranges = {(m.layer, m.start, m.shape[0]): m for m in (*parts.values(), *layers.values())}
-            for name, found in _published_matrices(model, ranges):
-                if isinstance(found, Matrix):
-                    published[name] = found
+            for name, matrix in _published_matrices(model, ranges):
+                if isinstance(matrix, Matrix):
+                    published[name] = matrix
                 else:
-                    fused[name] = found
+                    fused[name] = matrix
             return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix)
         return cls(layers, parts, in_folder, published, fused)
 
@@ -157,9 +158,11 @@ def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Return True for linear layers that compute nothing but their product, unlike a router, and their adapters."""
-    plain = isinstance(module, Adapted) or type(module).forward in (nn.Linear.forward, Linear.forward)
-    return isinstance(module, nn.Linear) and plain
+    """Return True for linear layers, also with adapters, whose weight is used only when they are called.
+
+    Subclasses may compute more, such as a router, or may not be called, such as the output of torch's attention.
+    """
+    return type(module) in (nn.Linear, Linear) or isinstance(module, Adapted)
 
 
 def _published_matrices(
@@ -170,14 +173,14 @@ def _published_matrices(
     weights = FamilyLinks(model, family).map
     layers = {matrix.layer for matrix in ranges.values()}
     traces: dict[Any, list[tuple[Tensor, Tensor] | None]] = {}
-    outlines = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    state = outlines(model.state_dict())
     for link in weights.links:
         locations = weights.places_of(link)
         owners = {location.parameter.removesuffix(WEIGHT) for location in locations}
         if link.index or not owners <= layers or not all(name.endswith(WEIGHT) for name in (*link.file, *link.model)):
             continue
         names = [name.removesuffix(WEIGHT) for name in link.file]
-        shapes = [tuple(location.view(outlines).shape) for location in locations]
+        shapes = [tuple(location.view(state).shape) for location in locations]
         starts = [location.start for location in locations]
         if link.pattern is None:
             for name, location, shape in zip(names, locations, shapes, strict=True):

@@ -17,13 +17,16 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.building.builder import build
+from tfkit.checkpoint.adapters import Matrices
 from tfkit.cli import main
 from tfkit.decoding.generate import generate
-from tfkit.errors import SpecError
+from tfkit.errors import Invalid, SpecError
 from tfkit.nn import is_untouched
 from tfkit.run.checked_run import Run, load_run
-from tfkit.run.training.adapters import low_ranks
+from tfkit.run.run_spec import AdaptersConfig
+from tfkit.run.training.adapters import chosen_matrices, low_ranks
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.save.save import save
 from tfkit.tools.trace.attention_weights import attention_weights
 from tfkit.tools.train.plan import run_plan
@@ -350,6 +353,33 @@ def test_errors_of_adapters(name: str, tmp_path: Path, capsys: pytest.CaptureFix
     golden(f"runs/adapters/{name}", capsys.readouterr().err.replace(str(tmp_path), "..."))
 
 
+def test_targets_have_the_names_of_the_model_or_of_the_published_model() -> None:
+    plugins = tfkit.load_plugins(entry_points=False)
+    models = {
+        spec: build(reduced_model(tfkit.load(spec, plugins=plugins), plugins).graph, device="meta")
+        for spec in ("llama3_8b", "bert_base", "modernbert_base")
+    }
+    matrices = {spec: Matrices.of(model) for spec, model in models.items()}
+
+    def chosen(spec: str, *targets: str) -> set[str]:
+        """The layers and parts in the second layer of a stack."""
+        config = AdaptersConfig.model_validate({"targets": targets, "rank": 2})
+        names = (matrix.name for matrix in chosen_matrices(matrices[spec], config, models[spec]))
+        return {name.partition(".layers.1.")[2] for name in names} - {""}
+
+    assert chosen("llama3_8b", "q_proj", "down_proj") == {"attention.project.q", "ffn.down"}
+    parts = {f"attention.project.{part}" for part in "qkv"}
+    assert chosen("llama3_8b", "self_attn") == {*parts, "attention.output"}
+    assert chosen("llama3_8b", "attention") == {"attention.project.qkv", "attention.output"}
+    assert chosen("llama3_8b", "layers.*.mlp.*") == {"ffn.gate", "ffn.up", "ffn.down"}
+    assert chosen("modernbert_base", "Wqkv", "ffn") == {"attention.project.qkv", "ffn.gate_up", "ffn.down"}
+    assert chosen("bert_base", "query", "attention.output.dense") == {"attention.project.q", "attention.output"}
+    assert chosen("bert_base", "*.dense") == set()  # the head's
+    with pytest.raises(Invalid, match="got a name of different layers in both") as caught:
+        chosen("bert_base", "dense")
+    assert caught.value.notes == ("published: bert.encoder.layer.0.attention.output.dense",)
+
+
 def test_a_branch_cannot_leave_a_run_with_adapters(tmp_path: Path) -> None:
     train(output="first")
     with pytest.raises(SpecError, match="`branch` must be a run without adapters"):
@@ -369,6 +399,12 @@ def test_two_processes_train_and_write_what_one_does(tmp_path: Path) -> None:
         assert ours.keys() == theirs.keys()
         for path, tensor in ours.items():
             torch.testing.assert_close(tensor, theirs[path], atol=2e-4, rtol=0)
+
+    on_top = options("weights=one", ADAPTERS, "batch.sequences=8", "steps=2")  # the weights of an adapter
+    assert main(["train", "small.yaml", "--no-plugins", "-o", "three", *on_top]) == 0
+    forked(tmp_path, 2, "small.yaml", "-o", "four", *on_top)
+    for first, other in zip(numbers(tmp_path / "three"), numbers(tmp_path / "four"), strict=True):
+        assert first == pytest.approx(other, abs=1e-5)
 
 
 @pytest.mark.slow

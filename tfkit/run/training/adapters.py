@@ -8,7 +8,7 @@ adapters. The tensors of checkpoints are `checkpoint_tensors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,8 +172,9 @@ def _matches(matrices: Matrices, target: str, number: int, model: nn.Module) -> 
     """Return the matrices that a target matches. Raise `Invalid` if there are none."""
     namings = (matrices.layers, matrices.parts, matrices.published)
     for named in namings:
-        if found := [matrix for name, matrix in named.items() if _is_target(name, target)]:
-            return found
+        if matches := [matrix for name, matrix in named.items() if _is_target(name, target)]:
+            _check_unambiguous(matrices, target, number, {matrix.layer for matrix in matches})
+            return matches
     field = f"targets.{number}"
     if reason := next((f"`{name}`: {why}" for name, why in matrices.fused.items() if _is_target(name, target)), None):
         message = f"`{target}` must be a matrix of the model"
@@ -184,6 +185,17 @@ def _matches(matrices: Matrices, target: str, number: int, model: nn.Module) -> 
         raise Invalid(field, message, help=f"name linear layers, such as `{next(iter(matrices.layers), None)}`")
     names = [name for named in reversed(namings) for name in named]
     raise no_match(field, f"no linear layer matches {quoted(target)}", target, names)
+
+
+def _check_unambiguous(matrices: Matrices, target: str, number: int, layers: Container[str]) -> None:
+    """Raise `Invalid` if a name also stands for modules of the published model that are different layers."""
+    published = {name: matrix for name, matrix in matrices.published.items() if _is_target(name, target)}
+    if "*" in target or all(matrix.layer in layers for matrix in published.values()):
+        return
+    module = next(name for name, matrix in published.items() if matrix.layer not in layers)
+    message = f"`{target}` must be a name of layers of the model or of the published model; got a name of different"
+    help = f"write more of the path, for instance `{'.'.join(module.split('.')[-3:])}`, or a pattern with `*`"
+    raise Invalid(f"targets.{number}", f"{message} layers in both", notes=(f"published: {module}",), help=help)
 
 
 def _is_target(name: str, target: str) -> bool:
