@@ -19,6 +19,7 @@ from tfkit.component import Config as Config
 from tfkit.component import ContentPath as ContentPath
 from tfkit.component import ContentScoreConfig as ContentScoreConfig
 from tfkit.component import Count as Count
+from tfkit.component import Decoding as Decoding
 from tfkit.component import Dim as Dim
 from tfkit.component import Dropout as Dropout
 from tfkit.component import Extent as Extent
@@ -40,7 +41,6 @@ from tfkit.component import MaskRuleConfig as MaskRuleConfig
 from tfkit.component import MemoryWire as MemoryWire
 from tfkit.component import MixerConfig as MixerConfig
 from tfkit.component import NormConfig as NormConfig
-from tfkit.component import Pieces as Pieces
 from tfkit.component import PositiveFloat as PositiveFloat
 from tfkit.component import Probability as Probability
 from tfkit.component import Projection as Projection

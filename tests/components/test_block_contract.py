@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 import tfkit
-from tfkit import Pieces, Signal, Signals
+from tfkit import Decoding, Signal, Signals
 from tfkit.testing import check_cached, check_model, example_inputs
 
 
@@ -23,8 +23,8 @@ class RecallConfig(tfkit.BlockConfig):
         tfkit.expect(inputs, "source", "sequence")
         return tfkit.expect(inputs, "input", "sequence", width=self.d_model)
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces(memory_caches=((tfkit.Cached(1, self.d_model),),))
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding(memory_caches=((tfkit.Cached(1, self.d_model),),))
 
     def build(self, make: tfkit.Make, inputs: Signals) -> nn.Module:
         return Recall(self.d_model, inputs["source"].width)

@@ -51,17 +51,17 @@ def assert_same(model: nn.Module, actual: Tensor, expected: Tensor, atol: float 
 # ---- every head ----
 
 
-@pytest.mark.parametrize("pieces", [slow(1), 4, slow(100), None])
+@pytest.mark.parametrize("chunks", [slow(1), 4, slow(100), None])
 @pytest.mark.parametrize("name", NEXT_TOKEN)
-def test_the_next_token(name: str, pieces: int | None) -> None:
+def test_the_next_token(name: str, chunks: int | None) -> None:
     model, inputs = build(name), inputs_of(name)
-    assert_same(model, loss(model, inputs, pieces=pieces), next_token_loss(model, inputs))
+    assert_same(model, loss(model, inputs, chunks=chunks), next_token_loss(model, inputs))
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_given_targets(name: str) -> None:
     model, inputs, targets = build(name), inputs_of(name), targets_of()
-    assert_same(model, loss(model, inputs, targets, pieces=4), plain(model(**inputs), targets))
+    assert_same(model, loss(model, inputs, targets, chunks=4), plain(model(**inputs), targets))
 
 
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"ignore_index": 3}, {"reduction": "sum"}])
@@ -70,7 +70,7 @@ def test_the_options_are_those_of_torch(options: dict[str, Any]) -> None:
     targets = targets_of().clamp(min=3)
     assert int(targets.max()) > 3
     expected = plain(model(**inputs), targets, **options)
-    assert_same(model, loss(model, inputs, targets, pieces=4, **options), expected, atol=1e-5)
+    assert_same(model, loss(model, inputs, targets, chunks=4, **options), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert_base"])
@@ -79,7 +79,7 @@ def test_z_loss_is_the_square_of_the_log_of_the_sum(name: str) -> None:
     logits = model(**inputs)
     squares = logits.exp().sum(-1).log()[targets != -100] ** 2
     expected = plain(logits, targets, label_smoothing=0.1) + 0.3 * squares.mean()
-    assert_same(model, loss(model, inputs, targets, pieces=4, label_smoothing=0.1, z_loss=0.3), expected)
+    assert_same(model, loss(model, inputs, targets, chunks=4, label_smoothing=0.1, z_loss=0.3), expected)
 
 
 def test_a_head_that_reads_one_vector_for_a_sequence() -> None:
@@ -90,7 +90,7 @@ def test_a_head_that_reads_one_vector_for_a_sequence() -> None:
       pooler: {block: pooler, select: mean}, classes: {block: classifier, n_classes: 5}}}"""
     model, targets = tfkit.build(tfkit.loads(text)), torch.tensor([4, 0, -100])
     inputs = {**inputs_of("gpt2"), "tokens_mask": RIGHT}
-    assert_same(model, loss(model, inputs, targets, pieces=2), plain(model(**inputs), targets))
+    assert_same(model, loss(model, inputs, targets, chunks=2), plain(model(**inputs), targets))
 
 
 def test_one_tensor_is_the_first_input() -> None:
@@ -132,11 +132,11 @@ def test_what_the_mask_hides_does_not_count(name: str, mask: Tensor) -> None:
         if real > 1
     ]
     masks = {f"{key}_mask": mask for key in inputs}
-    actual = loss(model, {**inputs, **masks}, pieces=4)
+    actual = loss(model, {**inputs, **masks}, chunks=4)
     assert_same(model, actual, sum(expected) / (mask.sum() - 3))
     targets = inputs[last].roll(-1, dims=1)
     hidden = targets.masked_fill(~mask, -100)
-    assert_same(model, loss(model, {**inputs, **masks}, targets, pieces=4), plain(model(**inputs, **masks), hidden))
+    assert_same(model, loss(model, {**inputs, **masks}, targets, chunks=4), plain(model(**inputs, **masks), hidden))
 
 
 def test_a_mask_that_the_model_makes_itself() -> None:
@@ -148,7 +148,7 @@ def test_a_mask_that_the_model_makes_itself() -> None:
     model, tokens = tfkit.build(tfkit.loads(text)), inputs_of("gpt2")["tokens"]
     inputs, targets = {"a": tokens, "b": tokens, "b_mask": RIGHT}, targets_of(shape=(3, 14))
     hidden = targets.masked_fill(~torch.cat((torch.ones_like(RIGHT), RIGHT), dim=1), -100)
-    assert_same(model, loss(model, inputs, targets, pieces=3), plain(model(**inputs), hidden))
+    assert_same(model, loss(model, inputs, targets, chunks=3), plain(model(**inputs), hidden))
 
 
 # ---- what it costs ----
@@ -171,14 +171,14 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
     with Largest() as of_all:
         next_token_loss(model, inputs).backward()
     with Largest() as of_pieces:
-        loss(model, inputs, pieces=16).backward()
+        loss(model, inputs, chunks=16).backward()
     rest = 2 * 8 * 2 * 16 * 24  # activations of the layers, which are wider than this small vocabulary
     assert of_all.largest >= 8 * 16 * VOCABULARY
     assert of_pieces.largest <= rest
     model.zero_grad()
     wide = build("llama_7b", "vocab_size=5000")
     with Largest() as of_pieces:
-        loss(wide, inputs, pieces=16).backward()
+        loss(wide, inputs, chunks=16).backward()
     assert of_pieces.largest == 5000 * 16  # the gradient of the head, or 8 rows of logits: 5000 * 8
 
 
@@ -186,7 +186,7 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
 def test_nothing_is_computed_twice(name: str) -> None:
     model, inputs = build(name), inputs_of(name)
     counts = []
-    for compute_loss in (next_token_loss, lambda model, inputs: loss(model, inputs, pieces=4)):
+    for compute_loss in (next_token_loss, lambda model, inputs: loss(model, inputs, chunks=4)):
         with FlopCounterMode(display=False) as counter:
             compute_loss(model, inputs).backward()
         counts.append(counter.get_total_flops())
@@ -211,18 +211,18 @@ def test_frozen_parameters_have_no_gradient_and_the_others_theirs(name: str, fro
     model, inputs, targets = build(name), inputs_of(name), targets_of()
     for path, parameter in model.named_parameters():
         parameter.requires_grad_(frozen not in path)
-    assert_same(model, loss(model, inputs, targets, pieces=4), plain(model(**inputs), targets))
+    assert_same(model, loss(model, inputs, targets, chunks=4), plain(model(**inputs), targets))
 
 
 def test_without_gradients_there_is_only_the_value() -> None:
     model, inputs = build("gpt2"), inputs_of("gpt2")
-    expected = loss(model, inputs, pieces=4)
+    expected = loss(model, inputs, chunks=4)
     with torch.no_grad():
-        assert torch.equal(loss(model, inputs, pieces=4), expected)
+        assert torch.equal(loss(model, inputs, chunks=4), expected)
     with torch.inference_mode():
-        assert torch.equal(loss(model, inputs, pieces=4), expected)
+        assert torch.equal(loss(model, inputs, chunks=4), expected)
     model.requires_grad_(False)
-    actual = loss(model, inputs, pieces=4)
+    actual = loss(model, inputs, chunks=4)
     assert torch.equal(actual, expected)
     assert not actual.requires_grad
 
@@ -230,17 +230,17 @@ def test_without_gradients_there_is_only_the_value() -> None:
 def test_dropout_draws_the_same_numbers() -> None:
     model, inputs = build("gpt2", "dropout=0.2").train(), inputs_of("gpt2")
     torch.manual_seed(0)
-    actual = loss(model, inputs, pieces=4)
+    actual = loss(model, inputs, chunks=4)
     torch.manual_seed(0)
     assert_same(model, actual, next_token_loss(model, inputs))
     torch.manual_seed(0)
-    assert not torch.equal(actual, loss(model.eval(), inputs, pieces=4))
+    assert not torch.equal(actual, loss(model.eval(), inputs, chunks=4))
 
 
 def test_gradients_of_several_batches_add_up() -> None:
     model, inputs = build("gpt2"), inputs_of("gpt2")
     whole = gradients(model, loss(model, inputs, targets_of()))
-    built, count = Loss(model, reduction="sum", pieces=2), (targets_of() != -100).sum()
+    built, count = Loss(model, reduction="sum", chunks=2), (targets_of() != -100).sum()
     for row in range(3):
         part = built(inputs["tokens"][row : row + 1], targets_of()[row : row + 1])
         (part / count).backward()
@@ -253,7 +253,7 @@ def test_the_loss_may_be_scaled_added_to_and_run_back_twice() -> None:
     def total(loss: Tensor) -> Tensor:
         return 5 * loss + model.decoder.layers[0].attention.project.qkv.weight.square().sum()
 
-    actual = total(loss(model, inputs, pieces=4))
+    actual = total(loss(model, inputs, chunks=4))
     actual.backward(retain_graph=True)
     first = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
@@ -270,7 +270,7 @@ def test_a_hook_of_a_parameter_sees_its_gradient_once() -> None:
         model.get_parameter(path).register_hook(
             lambda gradient, records=records: records.append(gradient) or 2 * gradient
         )
-        actual = gradients(model, loss(model, inputs, pieces=4))
+        actual = gradients(model, loss(model, inputs, chunks=4))
         assert len(records) == 1
         torch.testing.assert_close(actual[path], 2 * expected[path], atol=2e-6, rtol=0)
 
@@ -279,6 +279,6 @@ def test_layers_that_are_computed_twice_to_save_memory() -> None:
     spec, sets = SPECS["gpt2"]
     model, inputs = tfkit.build(spec, sets=[*sets, "dropout=0.2"], recompute=True), inputs_of("gpt2")
     torch.manual_seed(0)
-    actual = loss(model, inputs, pieces=4)
+    actual = loss(model, inputs, chunks=4)
     torch.manual_seed(0)
     assert_same(model, actual, next_token_loss(model, inputs))

@@ -25,7 +25,7 @@ from .test_loss import LEFT, assert_same, next_token_loss, plain, targets_of
 def test_under_autocast_it_is_that_of_autocast(name: str) -> None:
     model, inputs = build(name), inputs_of(name)
     with torch.autocast("cpu", torch.bfloat16):
-        actual, expected = loss(model, inputs, pieces=4), next_token_loss(model, inputs)
+        actual, expected = loss(model, inputs, chunks=4), next_token_loss(model, inputs)
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-6)
     ours, theirs = gradients(model, actual), gradients(model, expected)
@@ -59,7 +59,7 @@ def test_sums_of_many_pieces_keep_their_digits(dtype: torch.dtype) -> None:
 
 def test_double_precision_stays_double() -> None:
     model, inputs = build("gpt2").double(), inputs_of("gpt2")
-    actual = loss(model, inputs, pieces=4)
+    actual = loss(model, inputs, chunks=4)
     assert actual.dtype == torch.float64
     assert_same(model, actual, next_token_loss(model, inputs), atol=1e-14)
 
@@ -76,7 +76,7 @@ traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Depreca
 def test_it_is_compiled_whole(name: str) -> None:
     model, inputs = build(name, "decoder.n_layers=1"), inputs_of(name)
     torch.compiler.reset()
-    built = torch.compile(Loss(model, pieces=3), backend="aot_eager", fullgraph=True)
+    built = torch.compile(Loss(model, chunks=3), backend="aot_eager", fullgraph=True)
     assert_same(model, built(inputs), next_token_loss(model, inputs))
     with torch.no_grad():
         torch.testing.assert_close(built(inputs), next_token_loss(model, inputs))
@@ -87,7 +87,7 @@ def test_it_is_compiled_whole(name: str) -> None:
 def test_it_is_compiled_once_for_all_lengths() -> None:
     model, counter = build("gpt2", "decoder.n_layers=1"), CompileCounter()
     torch.compiler.reset()
-    built = torch.compile(Loss(model, pieces=3), backend=counter, dynamic=True, fullgraph=True)
+    built = torch.compile(Loss(model, chunks=3), backend=counter, dynamic=True, fullgraph=True)
     for batch, length in ((2, 7), (3, 9), (5, 4)):
         inputs = inputs_of("gpt2", batch=batch, length=length)
         assert_same(model, built(inputs), next_token_loss(model, inputs))
@@ -99,7 +99,7 @@ def test_it_is_compiled_once_for_all_lengths() -> None:
 def test_a_function_around_it_can_be_compiled() -> None:
     model, inputs = build("gpt2", "decoder.n_layers=1"), inputs_of("gpt2")
     torch.compiler.reset()
-    compiled = torch.compile(lambda tokens: loss(model, tokens, pieces=3), backend="eager")
+    compiled = torch.compile(lambda tokens: loss(model, tokens, chunks=3), backend="eager")
     assert_same(model, compiled(inputs["tokens"]), next_token_loss(model, inputs))
 
 
@@ -182,7 +182,7 @@ def test_what_it_cannot_read(inputs: Any, targets: Any, message: str) -> None:
 
 
 def test_a_copy_has_parameters_of_its_own() -> None:
-    model, inputs = Loss(build("gpt2"), pieces=2), inputs_of("gpt2")
+    model, inputs = Loss(build("gpt2"), chunks=2), inputs_of("gpt2")
     other = copy.deepcopy(model)
     other(inputs).backward()
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -193,7 +193,7 @@ def test_a_copy_has_parameters_of_its_own() -> None:
 
 def test_a_layer_that_was_put_in_afterwards_is_the_one_that_runs() -> None:
     model, inputs = build("gpt2"), inputs_of("gpt2")
-    built = Loss(model, pieces=2)
+    built = Loss(model, chunks=2)
     model.decoder = build("gpt2", "decoder.n_layers=1").decoder
     model.logits = build("gpt2, bias").logits
     nn.init.normal_(model.logits.output.bias)
@@ -207,7 +207,7 @@ def test_it_runs_an_edited_graph() -> None:
         doubled = model.graph.call_function(torch.mul, (decoder, 2))
     decoder.replace_all_uses_with(doubled, delete_user_cb=lambda user: user is not doubled)
     model.recompile()
-    assert_same(model, loss(model, inputs, pieces=2), next_token_loss(model, inputs))
+    assert_same(model, loss(model, inputs, chunks=2), next_token_loss(model, inputs))
 
 
 # ---- what it refuses ----
@@ -279,7 +279,7 @@ def test_a_graph_that_does_not_end_in_its_head() -> None:
         Loss(model)
 
 
-@pytest.mark.parametrize(("options", "text"), [({"pieces": 0}, "got 0"), ({"reduction": "none"}, "got 'none'")])
+@pytest.mark.parametrize(("options", "text"), [({"chunks": 0}, "got 0"), ({"reduction": "none"}, "got 'none'")])
 def test_arguments_out_of_their_range(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         loss(build("gpt2"), inputs_of("gpt2"), **options)  # type: ignore[arg-type]

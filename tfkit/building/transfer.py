@@ -42,7 +42,7 @@ from tfkit.checkpoint.tensor_names import collapsed_layers, hole_names
 from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
 from tfkit.graph.semantics import ValueChange, semantics_of, value_changes
-from tfkit.nn.spread import outlines, whole
+from tfkit.nn.spread import full_tensor, outlines
 from tfkit.spec.arithmetic import ExpressionError, evaluate
 from tfkit.spec.extending import short_path
 from tfkit.spec.families import expanded_names
@@ -167,7 +167,7 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
     for name in sources:
         if matches_any(name, transfer.tokens):  # new tokens keep their rows
             parameter = locations[name].parameter
-            views[name] = locations[name].view({parameter: whole(new_state[parameter])})
+            views[name] = locations[name].view({parameter: full_tensor(new_state[parameter])})
     lost = {name: _origin(rule) for name, (source, rule) in sources.items() if source not in weights}
     tensors = {
         name: _mapped_tensor(name, weights[source], views[name], rule, transfer, model)

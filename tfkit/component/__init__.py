@@ -15,7 +15,7 @@ from types import ModuleType
 
 from tfkit.component.block import OWN_MASK as OWN_MASK
 from tfkit.component.block import BlockConfig as BlockConfig
-from tfkit.component.block import Pieces as Pieces
+from tfkit.component.block import Decoding as Decoding
 from tfkit.component.block import Signal as Signal
 from tfkit.component.block import Signals as Signals
 from tfkit.component.block import expect as expect

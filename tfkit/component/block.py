@@ -62,7 +62,7 @@ Signals = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Decoding:
     """The arguments that a block's module takes for decoding, in addition to its wires."""
 
     past: bool = False
@@ -135,10 +135,10 @@ class BlockConfig(Component):
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         """Build the module."""
 
-    def pieces(self, inputs: Signals) -> Pieces:
+    def decoding(self, inputs: Signals) -> Decoding:
         """Return the arguments that the module takes for decoding step by step.
 
-        The result is `Pieces()` if the module computes every position independently. Raises `Invalid` if the module
+        The result is `Decoding()` if the module computes every position independently. Raises `Invalid` if the module
         needs full sequences, which is the default.
         """
         raise Invalid("", f"block `{self.kind_name()}` cannot be decoded step by step: it requires full sequences")

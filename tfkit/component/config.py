@@ -29,13 +29,13 @@ class WireMarker:
     """Marker of a field that names a node or an input of the graph.
 
     `value` is what the wire takes: the node's output, the weight of its token table, or its module. With `mask`, the
-    module's `forward` takes the padding mask of that output as the next argument. With `whole`, the value is static:
+    module's `forward` takes the padding mask of that output as the next argument. With `static`, the value is static:
     complete when decoding begins.
     """
 
     value: Literal["output", "table", "module"] = "output"
     mask: bool = False
-    whole: bool = False
+    static: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ Wire = Annotated[str, WireMarker()]
 """The name of a node or an input whose value the node takes."""
 MaskedWire = Annotated[str, WireMarker(mask=True)]
 """A `Wire` with the padding mask of its value, which is the next argument of `forward`."""
-MemoryWire = Annotated[str, WireMarker(mask=True, whole=True)]
+MemoryWire = Annotated[str, WireMarker(mask=True, static=True)]
 """A `MaskedWire` to a value that is complete when decoding begins, such as an encoder's output."""
-LengthsWire = Annotated[str, WireMarker(whole=True)]
+LengthsWire = Annotated[str, WireMarker(static=True)]
 """A `Wire` to an input of type `lengths`."""
-VectorWire = Annotated[str, WireMarker(whole=True)]
+VectorWire = Annotated[str, WireMarker(static=True)]
 """A `Wire` to a vector that is complete when decoding begins."""
 TableWire = Annotated[str, WireMarker(value="table")]
 """The name of an embedding whose token table the node uses."""

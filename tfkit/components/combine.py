@@ -12,11 +12,11 @@ from tfkit.component import (
     OWN_MASK,
     ActivationConfig,
     BlockConfig,
+    Decoding,
     Dim,
     Make,
     MaskedWire,
     NormConfig,
-    Pieces,
     Shared,
     Signal,
     Signals,
@@ -74,8 +74,8 @@ class AddConfig(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         return same_shape(inputs, "sequence", "vector")
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces()
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         return Add()
@@ -116,10 +116,10 @@ class ConcatConfig(BlockConfig):
         length = None if None in lengths else sum(length or 0 for length in lengths)
         return Signal("sequence", signals[0].width, length, mask=OWN_MASK if masked else None)
 
-    def pieces(self, inputs: Signals) -> Pieces:
+    def decoding(self, inputs: Signals) -> Decoding:
         if self.along == "length":
             raise Invalid("along", "sequences that are concatenated along `length` cannot be decoded step by step")
-        return Pieces()
+        return Decoding()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         if self.along == "width":
@@ -176,8 +176,8 @@ class LinearConfig(BlockConfig):
         signal = expect(inputs, "input", "sequence", "vector")
         return replace(signal, width=self.d_model)
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces()
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         linear = Linear(inputs["input"].width, self.d_model, bias=self.bias)
@@ -199,8 +199,8 @@ class NormBlockConfig(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         return expect(inputs, "input", "sequence", "vector")
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces()
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         return make(self.norm, inputs["input"].width)

@@ -16,6 +16,7 @@ from tfkit.component import (
     BlockConfig,
     Call,
     Changeable,
+    Decoding,
     Dim,
     Dropout,
     Immaterial,
@@ -24,7 +25,6 @@ from tfkit.component import (
     Make,
     MaskedWire,
     NormConfig,
-    Pieces,
     PositiveFloat,
     Probability,
     Projection,
@@ -211,8 +211,8 @@ class EmbeddingConfig(BlockConfig):
         limits = (self.max_len, self.position.longest if self.position is not None else None)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces(past=self.position is not None)
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding(past=self.position is not None)
 
     def _stage(
         self, stage: Stage, make: Make, program: Program, x: Value, mask: Value, past: Value | None, *positions: Value
@@ -290,7 +290,7 @@ class LatentsConfig(BlockConfig):
     """A learned sequence for every row of a batch, such as latents, query tokens or object queries."""
 
     block: Literal["latents"] = "latents"
-    input: Annotated[str, WireMarker(whole=True)] | None = None
+    input: Annotated[str, WireMarker(static=True)] | None = None
     """Node or input with the batch; only its number of rows matters."""
     n_latents: Dim
     """Number of positions."""

@@ -13,13 +13,13 @@ from tfkit.component import (
     BlockConfig,
     Changeable,
     Config,
+    Decoding,
     Dim,
     Head,
     Immaterial,
     Make,
     MaskedWire,
     NormConfig,
-    Pieces,
     PositiveFloat,
     Probability,
     Shared,
@@ -108,8 +108,8 @@ class LMHeadConfig(BlockConfig):
             )
         return Signal("logits", self.vocab_size, signal.length)
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces()
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         program, width = Program(), self.d_embed or self.d_model
@@ -254,8 +254,8 @@ class ClassifierConfig(BlockConfig):
         signal = expect(inputs, "input", "sequence", "vector", width=self.d_model)
         return Signal("logits", None if self.squeeze else self.n_classes, signal.length)
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces()
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         program = Program()

@@ -19,6 +19,7 @@ from tfkit.component import (
     AttentionConfig,
     BlockConfig,
     Changeable,
+    Decoding,
     FFNConfig,
     Immaterial,
     Layers,
@@ -26,7 +27,6 @@ from tfkit.component import (
     MaskedWire,
     MemoryWire,
     MixerConfig,
-    Pieces,
     Probability,
     ResidualConfig,
     Shared,
@@ -68,8 +68,8 @@ class OneLayerConfig(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         return self.as_stack().output(inputs)
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return self.as_stack().pieces(inputs)
+    def decoding(self, inputs: Signals) -> Decoding:
+        return self.as_stack().decoding(inputs)
 
     def stack(self) -> Layers:
         return self.as_stack().stack()
@@ -196,8 +196,8 @@ class FFNBlockConfig(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         return expect(inputs, "input", "sequence", width=self.ffn.d_model)
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces()
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         return make(self.ffn)
@@ -229,8 +229,8 @@ class ResidualBlockConfig(BlockConfig):
     def output(self, inputs: Signals) -> Signal:
         return same_shape(inputs, "sequence")
 
-    def pieces(self, inputs: Signals) -> Pieces:
-        return Pieces()
+    def decoding(self, inputs: Signals) -> Decoding:
+        return Decoding()
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
         residual, program, width = self.residual, Program(), inputs["inputs"][0].width

@@ -18,6 +18,7 @@ from tfkit.component import (
     BlockConfig,
     Cached,
     Count,
+    Decoding,
     Layer,
     Layers,
     Make,
@@ -26,7 +27,6 @@ from tfkit.component import (
     MemoryWire,
     MixerConfig,
     NormConfig,
-    Pieces,
     Signal,
     Signals,
     State,
@@ -271,7 +271,7 @@ class StackConfig(LayerConfig, BlockConfig):
             contexts.append((names[key], key))
         return contexts
 
-    def pieces(self, inputs: Signals) -> Pieces:
+    def decoding(self, inputs: Signals) -> Decoding:
         for path, layer in self.distinct():
             mask = self.context_key(layer).mask
             if layer.attention is not None and not mask.causal:
@@ -292,7 +292,7 @@ class StackConfig(LayerConfig, BlockConfig):
         runs = self.stack().runs
         caches = [caches[layer] for layer in runs]
         memory_caches = [memory_caches[layer] for layer in runs if self.memory]
-        return Pieces(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
+        return Decoding(past=True, caches=tuple(caches), memory_caches=tuple(memory_caches))
 
     def stack(self) -> Layers:
         memory, mask = self.memory is not None, self.default_mask()
@@ -469,10 +469,10 @@ class Stack(nn.Module):
         if positions is not None:
             positions = check_positions(positions, x, self.n_axes)
         real: Tensor | None = None
-        places: Tensor | None = None
+        order: Tensor | None = None
         documents: Tensor | None = None
         if self.orders_tokens and mask is not None:
-            real, places, documents = token_order(mask.to(torch.bool))
+            real, order, documents = token_order(mask.to(torch.bool))
         contexts: list[Context] = []
         for i, shared in enumerate(self.shared.values()):
             n_slots: int | None = None
@@ -482,7 +482,7 @@ class Stack(nn.Module):
             contexts.append(shared(x, mask, prefix, cached, positions))
         if real is None and condition is None:
             return contexts
-        return [with_values(context, None, real, places, documents, condition) for context in contexts]
+        return [with_values(context, None, real, order, documents, condition) for context in contexts]
 
     def run(  # noqa: C901  TorchScript compiles it
         self,

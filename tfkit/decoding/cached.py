@@ -1,7 +1,7 @@
 """Incremental decoding: the model processes each token once, and caches the tensors that later tokens need.
 
 Caches are arguments of modules. Each attention declares the tensors that it caches (`AttentionConfig.cached`), and each
-block the arguments that it takes for decoding (`BlockConfig.pieces`). `CachedModel` splits the graph into nodes that
+block the arguments that it takes for decoding (`BlockConfig.decoding`). `CachedModel` splits the graph into nodes that
 run once, such as an encoder, and nodes that run at every step, and calls the model's modules for both, so there is no
 second implementation that could differ. Modules have no state, so the stepping module can be compiled, scripted and
 exported like the model.
@@ -28,7 +28,7 @@ from tfkit.building.model import (
     sharded_dtype,
     unwrapped_model,
 )
-from tfkit.component import Cached, Pieces, State
+from tfkit.component import Cached, Decoding, State
 from tfkit.decoding.modules import cache_sizes, initial_value_names, reading_module, stepping_module
 from tfkit.errors import listing
 from tfkit.graph.decode_split import memory_field, reduce_to_output, split_for_decoding
@@ -251,8 +251,8 @@ class CachedModel:
 
     def tensors(self) -> Iterator[tuple[str, Cached | State, Tensor]]:
         """Yield the tensors that the model keeps, each with the path of its layer and its declaration."""
-        for name, (node, pieces) in self._parts.step_nodes.items():
-            for key, layers in {name: pieces.caches, f"{name}.memory": pieces.memory_caches}.items():
+        for name, (node, needs) in self._parts.step_nodes.items():
+            for key, layers in {name: needs.caches, f"{name}.memory": needs.memory_caches}.items():
                 runs = node.stack.runs if node.stack and layers else range(len(layers))
                 for number, entries, tensors in zip(runs, layers, self._cache.get(key, []), strict=True):
                     path = f"{name}.layers.{number}"
@@ -263,9 +263,9 @@ class CachedModel:
         """The inputs that are read at every step; `__call__` takes the first as its tokens."""
         return self._parts.step_inputs
 
-    def step_parts(self) -> Iterator[tuple[str, Pieces]]:
+    def step_parts(self) -> Iterator[tuple[str, Decoding]]:
         """Yield the nodes that run at every step, with the arguments that they take for decoding."""
-        yield from ((name, pieces) for name, (_, pieces) in self._parts.step_nodes.items())
+        yield from ((name, needs) for name, (_, needs) in self._parts.step_nodes.items())
 
     @property
     def dtypes(self) -> set[torch.dtype]:
@@ -333,8 +333,8 @@ class CachedModel:
 
 def check_rewinds(cached: CachedModel) -> None:
     """Raise ValueError if a cache overwrites what earlier positions need: a state, or a ring of a sliding window."""
-    for node, pieces in cached.step_parts():
-        for entry in (entry for layer in pieces.caches for entry in layer):
+    for node, needs in cached.step_parts():
+        for entry in (entry for layer in needs.caches for entry in layer):
             if isinstance(entry, State):
                 raise ValueError(f"`{node}` has a state, which cannot go back to an earlier token")
             if entry.tokens(cached.length) < cached.length:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import mask_inputs, write_call
 from tfkit.building.model import replaced_forward
-from tfkit.component import Cached, Pieces, State
+from tfkit.component import Cached, Decoding, State
 from tfkit.graph.decode_split import DecodeSplit
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.wiring import masks_in_use, table_owner
@@ -63,13 +63,13 @@ def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> 
     keep = program.input("keep", int)
     values |= {name: program.input(name, optional=True) for name in (*optional, *parts.static_sources)}
     values |= _declare_masks(program, graph, (*parts.step_inputs, *parts.static_sources), nodes)
-    for node, pieces in parts.step_nodes.values():
+    for node, decoding in parts.step_nodes.values():
         _hold_tables(program, model, graph, node)
         seen = values
         if node.output.type == "logits" and node.signals["input"].type == "sequence":
             source = str(node.wires["input"])
             seen = values | {source: program.apply(f"{source}_last", last_positions, values[source], keep)}
-        module, further = model.get_submodule(node.module), _decoding_arguments(program, node, pieces, past, cache)
+        module, further = model.get_submodule(node.module), _decoding_arguments(program, node, decoding, past, cache)
         values |= write_call(program, graph, node, module, seen, **further)
     outputs = [values[name] for name in graph.outputs]
     return program.build_graph_module(outputs[0] if len(outputs) == 1 else tuple(outputs), "Stepping")
@@ -91,12 +91,12 @@ def cache_sizes(
         return (batch, heads, rows + n_more, width), dtype
 
     sizes = {}
-    for name, (node, pieces) in parts.step_nodes.items():
-        if pieces.caches:
-            sizes[name] = [[size(entry, length, 1) for entry in layer] for layer in pieces.caches]
-        if pieces.memory_caches:
+    for name, (node, decoding) in parts.step_nodes.items():
+        if decoding.caches:
+            sizes[name] = [[size(entry, length, 1) for entry in layer] for layer in decoding.caches]
+        if decoding.memory_caches:
             n_tokens = memory_length(node)
-            layers = pieces.memory_caches
+            layers = decoding.memory_caches
             sizes[f"{name}.memory"] = [[size(entry, n_tokens, 0) for entry in layer] for layer in layers]
     return sizes
 
@@ -125,11 +125,11 @@ def _declare_masks(program: Program, graph: Graph, sources: Iterable[str], nodes
     return mask_inputs(program, [name for name in names if name is not None])
 
 
-def _decoding_arguments(program: Program, node: Node, pieces: Pieces, past: Value, cache: Value) -> dict[str, Any]:
-    further: dict[str, Any] = {"past": past} if pieces.past else {}
-    if pieces.caches:
+def _decoding_arguments(program: Program, node: Node, decoding: Decoding, past: Value, cache: Value) -> dict[str, Any]:
+    further: dict[str, Any] = {"past": past} if decoding.past else {}
+    if decoding.caches:
         further["caches"] = program.apply(f"{node.name}_caches", operator.getitem, cache, node.name)
-    if pieces.memory_caches:
+    if decoding.memory_caches:
         name = f"{node.name}.memory"
         further["memory_caches"] = program.apply(f"{node.name}_memory_caches", operator.getitem, cache, name)
     return further

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tfkit.component import Cached, Pieces, State, WireMarker, marker
+from tfkit.component import Cached, Decoding, State, WireMarker, marker
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing
 from tfkit.graph.expand import Graph, Node, as_list
 from tfkit.spec.messages import diagnostic_of
@@ -16,7 +16,7 @@ class DecodeSplit:
 
     initial_nodes: tuple[Node, ...]
     """Nodes that run once, before decoding begins, such as an encoder."""
-    step_nodes: dict[str, tuple[Node, Pieces]]
+    step_nodes: dict[str, tuple[Node, Decoding]]
     """Nodes that run at every step, by name, each with the arguments that it then takes."""
     initial_inputs: tuple[str, ...]
     """Inputs that are complete before decoding begins."""
@@ -30,7 +30,7 @@ class DecodeSplit:
     @property
     def cached(self) -> list[Cached | State]:
         """The caches and states of all nodes."""
-        return [entry for _, pieces in self.step_nodes.values() for layer in pieces.caches for entry in layer]
+        return [entry for _, decoding in self.step_nodes.values() for layer in decoding.caches for entry in layer]
 
 
 def split_for_decoding(graph: Graph) -> DecodeSplit:
@@ -42,7 +42,7 @@ def split_for_decoding(graph: Graph) -> DecodeSplit:
         for name in flowing
         if name in nodes
         for field, sources in nodes[name].wires.items()
-        if wire_of(nodes[name], field).whole
+        if wire_of(nodes[name], field).static
         for source in as_list(sources)
     }
     initial = reached_names(list(static_sources), nodes, static=True)
@@ -113,13 +113,13 @@ def wire_of(node: Node, field: str) -> WireMarker:
 def memory_field(node: Node) -> str:
     """Return the name of the field that is a node's `MemoryWire`; empty if the node has no memory."""
     wires = {field: wire_of(node, field) for field in node.wires}
-    return next((field for field, wire in wires.items() if wire.mask and wire.whole), "")
+    return next((field for field, wire in wires.items() if wire.mask and wire.static), "")
 
 
 def computes_alone(node: Node) -> bool:
     """Return True if a node computes every position independently."""
     try:
-        return node.config.pieces(node.signals) == Pieces()
+        return node.config.decoding(node.signals) == Decoding()
     except Invalid:
         return False
 
@@ -135,14 +135,14 @@ def reached_names(names: list[str], nodes: dict[str, Node], *, static: bool) -> 
         seen[name] = None
         for field, sources in nodes[name].wires.items() if name in nodes else ():
             wire = wire_of(nodes[name], field)
-            if wire.value == "output" and (static or not wire.whole):
+            if wire.value == "output" and (static or not wire.static):
                 pending += as_list(sources)
     return seen
 
 
-def _decoding_arguments(node: Node, graph: Graph) -> Pieces:
+def _decoding_arguments(node: Node, graph: Graph) -> Decoding:
     try:
-        return node.config.pieces(node.signals)
+        return node.config.decoding(node.signals)
     except Invalid as error:
         diagnostic = diagnostic_of(error, ("graph", node.name), graph.spec.provenance)
         raise SpecError(

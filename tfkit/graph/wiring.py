@@ -35,7 +35,7 @@ def node_ignoring_pairs(graph: Graph) -> str | None:
 
 
 def _has_separate_documents(node: Node) -> bool:
-    static = any(wire_of(node, field).whole for field in node.wires)
+    static = any(wire_of(node, field).static for field in node.wires)
     return not static and (_takes_pairs(node) or (computes_alone(node) and not any(_used_masks(node))))
 
 

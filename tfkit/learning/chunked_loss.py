@@ -49,33 +49,33 @@ class ChunkedLoss:
         self.parameters = dict(head.named_parameters())
         self.weights = [*self.parameters.values(), *extra.values()]
 
-    def __call__(self, rows: Tensor, targets: Tensor, pieces: int) -> Tensor:
+    def __call__(self, rows: Tensor, targets: Tensor, chunks: int) -> Tensor:
         """Return the sum over all rows, in float32 or wider; `rows` [n, d], `targets` [n]."""
         values = [rows, *self.weights]
         learned = [i for i, value in enumerate(values) if value.requires_grad] if torch.is_grad_enabled() else []
         with torch.no_grad():
-            total, gradients = self._walk(rows, targets, pieces, learned)
+            total, gradients = self._walk(rows, targets, chunks, learned)
         if not learned:
             return total
         return _WithGradients.apply(total, len(learned), *gradients, *[values[i] for i in learned])
 
-    def _walk(self, rows: Tensor, targets: Tensor, pieces: int, learned: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    def _walk(self, rows: Tensor, targets: Tensor, chunks: int, learned: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Return the loss, and its gradients with respect to the learned values (rows: 0, weights: from 1)."""
         weights = [_leaf_view(weight, i in learned) for i, weight in enumerate(self.weights, 1)]
         gradients = [torch.zeros_like(weights[i - 1], dtype=_sum_dtype(weights[i - 1].dtype)) for i in learned if i > 0]
         total = rows.new_zeros((), dtype=_sum_dtype(rows.dtype))
         of_rows: list[Tensor] = []
-        for start, end in self._ranges(rows, pieces):
+        for start, end in self._ranges(rows, chunks):
             values = [_leaf_view(rows[start:end], 0 in learned), *weights]
             loss, of_piece = self._add_piece(gradients, values, targets[start:end], learned)
             total = total + loss
             of_rows += of_piece
         return total, [self._joined(of_rows), *gradients] if of_rows else gradients
 
-    def _ranges(self, rows: Tensor, pieces: int) -> Iterable[tuple[int, int]]:
+    def _ranges(self, rows: Tensor, chunks: int) -> Iterable[tuple[int, int]]:
         """Return the range of rows of each chunk."""
         # `split` would make each length another graph.
-        return pairwise([rows.size(0) * i // pieces for i in range(pieces + 1)])
+        return pairwise([rows.size(0) * i // chunks for i in range(chunks + 1)])
 
     def _joined(self, of_rows: Sequence[Tensor]) -> Tensor:
         """Return the gradients of all rows from the gradients of each chunk."""

@@ -129,7 +129,7 @@ class Loss(nn.Module):
     The loss equals `F.cross_entropy` of the model's logits in value and gradients, but is 0 if no position counts. The
     module computes the logits chunk by chunk and, with each chunk, the gradients of the head's input and weights, which
     are kept until `backward`. The result is float32 if the model has half precision. `torch.compile(loss)` has no graph
-    break; if `pieces` is set, the compiled code does not depend on the number of tokens. The module calls the nodes of
+    break; if `chunks` is set, the compiled code does not depend on the number of tokens. The module calls the nodes of
     the model, not the model, so hooks on the model do not run: compile the loss instead, or wrap the loss for
     distributed training (`docs/around.md`). In a module that contains the model and its loss, the state dict has the
     weights once.
@@ -146,7 +146,7 @@ class Loss(nn.Module):
             its logits (https://arxiv.org/abs/2204.02311): it keeps logits from drifting.
         reduction: the mean over the positions that count; or their sum, if batches of unequal size form one step: with
             `outputs`, the sum of each without its weight, [n].
-        pieces: the number of chunks; by default, enough that the logits take little memory. More chunks take less
+        chunks: the number of chunks; by default, enough that the logits take little memory. More chunks take less
             memory and more time.
 
     Raises:
@@ -165,7 +165,7 @@ class Loss(nn.Module):
         label_smoothing: Smoothing = 0.0,
         z_loss: Weight = 0.0,
         reduction: Reduction = "mean",
-        pieces: ChunkCount | None = None,
+        chunks: ChunkCount | None = None,
     ) -> None:
         super().__init__()
         built = built_model(model)
@@ -174,7 +174,7 @@ class Loss(nn.Module):
         self.label_smoothing = label_smoothing
         self.z_loss = z_loss
         self.reduction = reduction
-        self.pieces = pieces
+        self.chunks = chunks
         self.in_pieces: Callable[..., ChunkedLoss] = ChunkedLoss
         self.ends: dict[str, Ends] = find_ends(built, outputs)
         self.terms: dict[str, OutputConfig] = {
@@ -265,7 +265,7 @@ class Loss(nn.Module):
             yield head(chunk, **read.extra)
 
     def _count_chunks(self, rows: Tensor, name: str) -> int:
-        return self.pieces or chunk_count(rows.size(0), self.ends[name].vocab_size)
+        return self.chunks or chunk_count(rows.size(0), self.ends[name].vocab_size)
 
     def _as_call(self, inputs: object) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor | None]]:
         """Return the inputs as arguments of the model, by position and by name; raise TypeError if they do not fit."""
@@ -344,7 +344,7 @@ def loss(
     label_smoothing: Smoothing = 0.0,
     z_loss: Weight = 0.0,
     reduction: Reduction = "mean",
-    pieces: ChunkCount | None = None,
+    chunks: ChunkCount | None = None,
 ) -> Tensor:
     """Compute `Loss(model, ...)(inputs, targets)` for a single step.
 
@@ -360,6 +360,6 @@ def loss(
         label_smoothing=label_smoothing,
         z_loss=z_loss,
         reduction=reduction,
-        pieces=pieces,
+        chunks=chunks,
     )
     return module(inputs, targets)

@@ -41,5 +41,5 @@ from tfkit.nn.program import written_forward as written_forward
 from tfkit.nn.rearrange import Rearrange as Rearrange
 from tfkit.nn.settings import named as named
 from tfkit.nn.settings import settings as settings
+from tfkit.nn.spread import full_tensor as full_tensor
 from tfkit.nn.spread import part as part
-from tfkit.nn.spread import whole as whole

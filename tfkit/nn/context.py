@@ -70,7 +70,7 @@ class Context(NamedTuple):
             `temperature`.
         padding: bool [b, t], True at tokens, in the order of `order_tokens`: the tokens of each row come first. None if
             there is no padding, and in a stack without mixers.
-        places: the place of each position in that order, [b, t]; None with `padding`.
+        order: the index of each position in that order, [b, t]; None with `padding`.
         documents: a number for the document of each position in that order, [b, t]: the positions of a document are
             neighbours. None in rows of a single document.
         condition: the vector of the stack's `condition`, [b, width]; None without, and in cross-attention.
@@ -89,7 +89,7 @@ class Context(NamedTuple):
     cache: Cache | None = None
     temperature: Tensor | None = None
     padding: Tensor | None = None
-    places: Tensor | None = None
+    order: Tensor | None = None
     documents: Tensor | None = None
     condition: Tensor | None = None
     relative: tuple[Tensor, Tensor] | None = None
@@ -102,7 +102,7 @@ def with_values(
     context: Context,
     cache: Cache | None = None,
     padding: Tensor | None = None,
-    places: Tensor | None = None,
+    order: Tensor | None = None,
     documents: Tensor | None = None,
     condition: Tensor | None = None,
     wires: dict[str, Tensor] | None = None,
@@ -116,7 +116,7 @@ def with_values(
         context.cache if cache is None else cache,
         context.temperature,
         context.padding if padding is None else padding,
-        context.places if places is None else places,
+        context.order if order is None else order,
         context.documents if documents is None else documents,
         context.condition if condition is None else condition,
         context.relative,
@@ -148,7 +148,7 @@ def rotary_of(context: Context) -> Tensor:
 
 
 def token_order(mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return `padding`, `places` and `documents` of a `Context`, from a mask [b, t] that is True at tokens.
+    """Return `padding`, `order` and `documents` of a `Context`, from a mask [b, t] that is True at tokens.
 
     A pairwise mask also has the documents: the document of a token begins with the first token that it may attend to.
     """
@@ -168,14 +168,14 @@ def token_order(mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def order_tokens(x: Tensor, context: Context) -> Tensor:
     """Move padding behind the tokens of each row of x [b, t, width], which keep their order."""
-    places = context.places
-    return x if places is None else torch.zeros_like(x).scatter(1, places[:, :, None].expand_as(x), x)
+    order = context.order
+    return x if order is None else torch.zeros_like(x).scatter(1, order[:, :, None].expand_as(x), x)
 
 
 def restore_order(x: Tensor, context: Context) -> Tensor:
     """Move the positions of x [b, t, width] from the order of `order_tokens` back to the order of the sequence."""
-    places = context.places
-    return x if places is None else x.gather(1, places[:, :, None].expand_as(x))
+    order = context.order
+    return x if order is None else x.gather(1, order[:, :, None].expand_as(x))
 
 
 def count_positions(x: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor. For a sharded tensor this is a collective operation: every process must call it."""
     return tensor.full_tensor() if _is_spread(tensor) else tensor
 

@@ -5,7 +5,7 @@ The base classes in `tfkit.component` document the arguments of each slot's `bui
 
 To be decoded token by token, attention declares in `cached` the heads and widths that it caches of a token, and passes
 them to `tfkit.update_cache`; a subclass that overrides `build_core` of `mha` inherits both. A block declares in
-`pieces` its requirements for reading a sequence step by step: `tfkit.Pieces()` if it computes each position
+`decoding` its requirements for reading a sequence step by step: `tfkit.Decoding()` if it computes each position
 independently, which also lets `tfkit.Loss` compute a head in chunks.
 
 A folder of plugins may hold single files, packages (which import their own modules relatively: `from .kernel import

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import tfkit
 from tfkit.component import ContentPath
-from tfkit.nn import whole
+from tfkit.nn import full_tensor
 from tfkit.run.contract import LossConfig
 
 
@@ -68,7 +68,7 @@ class Centred(nn.Module):
         self.register_buffer("queue", None)
 
     def after_step(self, step: int, steps: int) -> None:
-        weight = whole(next(iter(self.loss.model.parameters())).detach())[:1]
+        weight = full_tensor(next(iter(self.loss.model.parameters())).detach())[:1]
         if self.config.of_rows:
             weight = weight + self.mean
         self.queue = weight.clone() if self.queue is None else torch.cat([self.queue, weight])[-5:]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tfkit.component import Count, PositiveFloat, Probability
 from tfkit.errors import Invalid
-from tfkit.nn import part, whole
+from tfkit.nn import part
 from tfkit.run.contract import OptimizerConfig
 
 
@@ -142,7 +142,7 @@ class Muon(torch.optim.Optimizer):
     def _update(self, parameter: Tensor, rows: tuple[int, ...], group: dict[str, Any]) -> None:
         """Update the matrices in a parameter."""
         stored = parameter.detach(), self.state[parameter]["momentum_buffer"]
-        weight, momentum, gradient = map(whole, (*stored, parameter.grad))
+        weight, momentum, gradient = map(full_tensor, (*stored, parameter.grad))
         matrices = list(map(nn.Parameter, _matrix_views(weight, rows)))
         muon = torch.optim.Muon(matrices, lr=group["lr"], weight_decay=group["weight_decay"], **self._options)
         for matrix, gradient_part, former in zip(

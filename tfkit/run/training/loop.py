@@ -24,7 +24,7 @@ from tfkit.building.instrument import instrument_model
 from tfkit.building.placement import GLOBAL_GENERATORS, thread_count
 from tfkit.decoding.generate import GENERATION
 from tfkit.errors import Diagnostic, Invalid, SpecError, quoted
-from tfkit.nn import whole
+from tfkit.nn import full_tensor
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, Callback, Data, LossSum, Ratio
 from tfkit.run.training.changing import ChangingValues
@@ -239,7 +239,7 @@ class Trainer:
         self._batches.wait()
         loss = self._weighted(losses)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        norm = whole(norm)
+        norm = full_tensor(norm)
         if not is_finite(loss, norm):
             self._skip_step(step)
             return

@@ -29,7 +29,7 @@ from tfkit.building.builder import build, filled_by_layer
 from tfkit.building.first_loss import warn_of_first_losses
 from tfkit.building.placement import device_of
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.nn import whole
+from tfkit.nn import full_tensor
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
 from tfkit.run.training.adapters import assign_tensors, checkpoint_tensors, insert_adapters, outline_of
@@ -138,7 +138,7 @@ class Together(Processes):
     def _gathered(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         copies = {}
         for name, tensor in tensors.items():
-            gathered = whole(tensor)  # all processes take part in it
+            gathered = full_tensor(tensor)  # all processes take part in it
             if self.rank == 0:
                 copies[name] = gathered.to("cpu", copy=True)  # alone: the gathered tensor has padding
         return copies

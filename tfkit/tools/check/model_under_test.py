@@ -321,7 +321,7 @@ def _keeps_order(node: Node) -> bool:
         ordered = all(config.causal for config in configs if isinstance(config, MixerConfig))
         return node.stack.prefix is None and ordered and all(mask is not None and mask.causal for mask in masks)
     try:
-        return node.output.type != "vector" and node.config.pieces(node.signals) is not None
+        return node.output.type != "vector" and node.config.decoding(node.signals) is not None
     except Invalid:
         return False
 

@@ -114,7 +114,7 @@ def _scene_wires(graph: Graph, columns: tuple[tuple[str, ...], ...], nodes: Mapp
                 elif name == main and field in ("input", "inputs") and index == 0:
                     if node.name in lowest:
                         yield Wire(name, node.name, "up")
-                elif wire.whole and wire.mask:
+                elif wire.static and wire.mask:
                     crossed = [box.key for box in boxes if box.role == "cross_attention"] or [boxes[0].key]
                     yield from (Wire(name, node.name, "memory", key) for key in crossed)
                 else:

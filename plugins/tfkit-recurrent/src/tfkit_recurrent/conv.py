@@ -94,5 +94,5 @@ def last_tokens(history: Tensor, padding: Tensor | None, count: int) -> Tensor:
     """
     if padding is None:
         return history[:, history.size(1) - count :]
-    places = padding.sum(dim=1)[:, None] + torch.arange(count, device=history.device)
-    return history.gather(1, places[:, :, None].expand(-1, -1, history.size(2)))
+    indices = padding.sum(dim=1)[:, None] + torch.arange(count, device=history.device)
+    return history.gather(1, indices[:, :, None].expand(-1, -1, history.size(2)))

@@ -39,8 +39,8 @@ class LayerInputsConfig(tfkit.BlockConfig):
             raise tfkit.Invalid("inputs.1", f"{message}; got {signals[1].in_words()}")
         return signals[1]
 
-    def pieces(self, inputs: tfkit.Signals) -> tfkit.Pieces:
-        return tfkit.Pieces()
+    def decoding(self, inputs: tfkit.Signals) -> tfkit.Decoding:
+        return tfkit.Decoding()
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
         x, table = inputs["inputs"]

@@ -64,10 +64,10 @@ def one_more(last: Tensor, n: int, n_slots: int) -> Tensor:
     "_make_caches",
 )
 def caches_of_all(self: Any, batch: int) -> None:
-    for _, pieces in self._parts.step_nodes.values():
+    for _, needs in self._parts.step_nodes.values():
         for name in ("caches", "memory_caches"):
-            layers = tuple(tuple(replace(item, window=None) for item in value) for value in getattr(pieces, name))
-            object.__setattr__(pieces, name, layers)
+            layers = tuple(tuple(replace(item, window=None) for item in value) for value in getattr(needs, name))
+            object.__setattr__(needs, name, layers)
     make_caches(self, batch)
 
 

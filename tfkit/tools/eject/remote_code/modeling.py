@@ -100,7 +100,7 @@ class WrittenCode(NamedTuple):
 def code_of(graph: Graph) -> WrittenCode:
     """Write the code of a model. Raise SpecError if transformers has no such models, or the model cannot be ejected."""
     last = parts_of(graph).last
-    dynamic = last.decodes and last.memory is None and dynamic_cache.may_store_caches(last.pieces.caches, last.depth)
+    dynamic = last.decodes and last.memory is None and dynamic_cache.may_store_caches(last.decoding.caches, last.depth)
     code = _code_of(graph, dynamic=True, passing=True) or _code_of(graph, dynamic=True) if dynamic else None
     code = code or _code_of(graph)
     assert code is not None
@@ -351,7 +351,7 @@ class _ModelingWriter:
                 ejected.filling = ["self.reset_parameters()"]
         imports, definitions_ = imports_and_definitions(self.whole, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
-        states = any(isinstance(entry, State) for layer in parts.last.pieces.caches for entry in layer)
+        states = any(isinstance(entry, State) for layer in parts.last.decoding.caches for entry in layer)
         first, embedded = parts.bodies[0], any(body.embedding for body in parts.bodies)
         flags = {
             "tokens": first.embedding is not None,
@@ -400,27 +400,27 @@ class _ModelingWriter:
     @property
     def _windows(self) -> list[int | None]:
         """For each layer, the number of tokens that it caches; None if it caches all, or has no cache of tokens."""
-        layers = self.parts.last.pieces.caches
+        layers = self.parts.last.decoding.caches
         return [next((entry.window for entry in layer if isinstance(entry, Cached)), None) for layer in layers]
 
     @property
     def _has_windows(self) -> bool:
         """True if a layer caches only the tokens in a window."""
         return any(
-            isinstance(entry, Cached) and entry.window for layer in self.parts.last.pieces.caches for entry in layer
+            isinstance(entry, Cached) and entry.window for layer in self.parts.last.decoding.caches for entry in layer
         )
 
     def _cache(self, *, states: bool) -> str:
         """Return the class for the cache."""
-        pieces, windows = self.parts.last.pieces, self._has_windows
+        decoding, windows = self.parts.last.decoding, self._has_windows
         words = {
-            "sizes": self._sizes(pieces.caches, windows=windows),
-            "memory_sizes": self._sizes(pieces.memory_caches, windows=False) if pieces.memory_caches else "",
+            "sizes": self._sizes(decoding.caches, windows=windows),
+            "memory_sizes": self._sizes(decoding.memory_caches, windows=False) if decoding.memory_caches else "",
             "ragged": "(mask is not None or self.keeps_all)" if windows else "mask is not None",
             "is_croppable": "False" if states else "self.keeps_all",
         }
         flags = {"windows": windows, "states": states, "bounded": windows or states}
-        return _filled_template("cache", self.words | words, flags | {"memory": bool(pieces.memory_caches)})
+        return _filled_template("cache", self.words | words, flags | {"memory": bool(decoding.memory_caches)})
 
     def _body(self, body: Body) -> str:
         """Return the class of a body."""

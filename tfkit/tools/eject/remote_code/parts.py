@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER, MATRIX, folder_names, head_of, matrix_name
-from tfkit.component import Pieces
+from tfkit.component import Decoding
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import Graph, Node
@@ -114,9 +114,9 @@ class Body:
         return None if self.stack.stack is None else self.stack.stack.depth
 
     @property
-    def pieces(self) -> Pieces:
+    def decoding(self) -> Decoding:
         """The arguments of its stack for decoding."""
-        return self.stack.config.pieces(self.stack.signals) if self.decodes else Pieces()
+        return self.stack.config.decoding(self.stack.signals) if self.decodes else Decoding()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from tfkit.building.builder import write_call
 from tfkit.checkpoint.remote_code import BODY, MATRIX, matrix_name
-from tfkit.component import Pieces
+from tfkit.component import Decoding
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.wiring import masks_in_use
 from tfkit.nn import Linear, Past, Program, Table, Value
@@ -65,8 +65,8 @@ def _body_module(model: fx.GraphModule, body: Body, parts: Parts, class_name: st
         node, module = original, model.get_submodule(original.name)
         if original is body.embedding:
             node, module = _of_vectors(graph, node, module)
-        pieces = node.config.pieces(node.signals) if body.decodes else Pieces()
-        taken = {name: value for name, value in further.items() if getattr(pieces, name)}
+        decoding = node.config.decoding(node.signals) if body.decodes else Decoding()
+        taken = {name: value for name, value in further.items() if getattr(decoding, name)}
         values |= write_call(program, graph, node, module, values, **taken)
     outputs = [last_sequence(body), *([parts.vector] if parts.vector else [])]
     results = tuple(values[node.name] for node in outputs)

@@ -45,8 +45,8 @@ class TowerConfig(tfkit.BlockConfig):
         layer = tfkit.Layer(self, (tfkit.Step("ffn", self.ffn, norm_in=self.norm),))
         return tfkit.Layers(layers=(layer,) * self.n_layers)
 
-    def pieces(self, inputs: tfkit.Signals) -> tfkit.Pieces:
-        return tfkit.Pieces()
+    def decoding(self, inputs: tfkit.Signals) -> tfkit.Decoding:
+        return tfkit.Decoding()
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
         return Tower(self, make)
