@@ -31,16 +31,18 @@ from .page import ROOT, blocks, follow, matches, run
 DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
-NEEDED_PLUGINS = {"objectives": {"tfkit-media", "tfkit-streams"}}
+NEEDED_PLUGINS = dict.fromkeys(("custom_objectives", "objectives"), {"tfkit-media", "tfkit-streams"})
 """The plugins that a page asks its reader to install."""
 README = ROOT / "README.md"
 ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have tests of their own
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
 LONG_PAGES = {
+    "by_step",
     "callbacks",
     "check_mutants",
     "check_runs",
     "components",
+    "custom_objectives",
     "data",
     "decoding",
     "export",

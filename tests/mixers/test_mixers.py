@@ -168,8 +168,8 @@ def test_samples_continue_the_state_of_their_prompt() -> None:
 def test_tokens_come_first_in_their_order() -> None:
     mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
     x = torch.arange(1.0, 16).view(3, 5, 1)
-    padding, places, documents = token_order(mask)
-    context = Context(None, None, None, padding=padding, places=places)
+    padding, order, documents = token_order(mask)
+    context = Context(None, None, None, padding=padding, order=order)
     first = order_tokens(x, context)
     assert documents is None
     assert padding.sum(dim=1).tolist() == [3, 5, 0]
@@ -182,9 +182,9 @@ def test_the_tokens_of_a_document_are_neighbours() -> None:
     of = torch.tensor([[0, 1, 0, -1, 1, 0], [2, 2, 2, 2, 3, 3]])
     mask = (of[:, :, None] == of[:, None]) & (of >= 0)[:, None]
     for pairs in (mask, mask.tril()):
-        padding, places, documents = token_order(pairs)
+        padding, order, documents = token_order(pairs)
         x = torch.arange(12.0).view(2, 6, 1)
-        context = Context(None, None, None, padding=padding, places=places, documents=documents)
+        context = Context(None, None, None, padding=padding, order=order, documents=documents)
         first = order_tokens(x, context)
         assert first[:, :, 0].tolist() == [[0, 2, 5, 1, 4, 3], [6, 7, 8, 9, 10, 11]]
         assert padding.sum(dim=1).tolist() == [5, 6]

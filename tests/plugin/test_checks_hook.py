@@ -97,7 +97,7 @@ def test_trace(run: Callable[..., str]) -> None:
     assert "ffn swiglu" in rows["tfkit_register", "built in"]["gave"]
     assert rows["tfkit_export_formats", "built in"]["gave"] == ["torchscript", "pt2", "aoti", "onnx", "safetensors"]
     saved = [call["gave"] for call in report if call["hook"] == "tfkit_save_layouts"]
-    assert saved == [["transformers"], ["tfkit", "huggingface"]]
+    assert saved == [["transformers", "sentence_transformers"], ["tfkit", "huggingface", "peft"]]
     assert rows["tfkit_export_formats", "plugins/bad.py"]["failed"].startswith(
         "`tfkit_export_formats` must return a list"
     )

@@ -21,7 +21,7 @@ import tfkit
 from tfkit.building.model import is_sharded
 from tfkit.cli import main
 from tfkit.errors import SpecError
-from tfkit.nn.spread import rows_of, whole
+from tfkit.nn.spread import rows_of, full_tensor
 from tfkit.run.training import loop, parallel
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.loop import Trainer
@@ -178,7 +178,7 @@ def test_states_that_torch_cannot_put_together_are_gathered(tmp_path: Path) -> N
     processes.save(Checkpoint(1, model, states, ()), record)
     processes.finish_saving()
     assert record.saved is not None
-    assert same({name: whole(state) for name, state in states.items()}, record.saved.optimizer)
+    assert same({name: full_tensor(state) for name, state in states.items()}, record.saved.optimizer)
 
 
 MODELS = {

@@ -204,7 +204,7 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
             "block `encoder` cannot be checked alone\n   = help: check a spec that has it: "
             "`tfkit check albert_base --no-plugins`",
         ),
-        (1, "--kind pooler", "check a spec that has it; `tfkit components block --no-plugins` shows its fields"),
+        (1, "--kind latents", "check a spec that has it; `tfkit components block --no-plugins` shows its fields"),
         (
             1,
             "--kind characters",

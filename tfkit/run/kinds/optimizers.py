@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tfkit.component import Count, PositiveFloat, Probability
 from tfkit.errors import Invalid
-from tfkit.nn import part
+from tfkit.nn import full_tensor, part
 from tfkit.run.contract import OptimizerConfig
 
 

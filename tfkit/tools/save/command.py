@@ -37,7 +37,9 @@ def _complete_layout(context: click.Context, parameter: click.Parameter, incompl
     model's code, plugins included, and opens with trust_remote_code=True. It is
     opened and compared before it is kept. The layout `tfkit` has the tensors
     under the model's names, and the layout `peft` only the adapter of a folder
-    that has one, for PEFT. All have the resolved spec, and the files next to the
+    that has one, for PEFT. The layout `sentence_transformers` is the layout
+    `transformers` of an encoder of texts, with the modules that pool its
+    vectors. All have the resolved spec, and the files next to the
     weights unchanged: tokenizer, chat template, generation config, processors.
     The fields of config.json that no spec contains, such as eos_token_id, are
     kept as well. A warning names the files that are not copied.
@@ -58,7 +60,7 @@ def _complete_layout(context: click.Context, parameter: click.Parameter, incompl
     required=True,
     metavar="NAME",
     shell_complete=_complete_layout,
-    help="tfkit, huggingface, transformers or peft, or the layout of a plugin.",
+    help="tfkit, huggingface, peft, transformers, sentence_transformers, or the layout of a plugin.",
 )
 @output_option("DIR", "The folder to write.", required=True)
 @dtype_option("float32, bfloat16 ...  [default: unchanged]")

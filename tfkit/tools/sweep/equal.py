@@ -121,14 +121,15 @@ def _evaluation_values(run: Run, on: str) -> dict[str, Value]:
     names = [metric.names(split, run.config.loss.terms) for metric in evaluations.metrics]
     metric = f"eval.metrics.{next(number for number, reported in enumerate(names) if on in reported)}"
     parts = ["data", CONTENT, f"eval.splits.{split}", metric]
-    idle, longest = run.config.data.idle(split), run.config.batch.longest
-    length = {} if longest is None or "length" in idle else {"batch.length": longest}
+    idle = run.config.data.idle(split)
+    length = {} if "length" in idle else {"batch.length": run.config.batch.longest}
     size = {} if evaluations.splits[split].batches == "all" else {"batch.sequences": run.config.batch.largest}
-    return {**length, **size} | {
+    values = {
         path.replace(metric, f"eval.{name}"): value
         for path, value in run.meaning.values.items()
         if _is_within(path, parts) and not _is_within(path, [f"data.{field}" for field in idle])
     }
+    return {**size, **values, **length}
 
 
 def _is_within(path: str, parts: Iterable[str]) -> bool:
