@@ -162,7 +162,7 @@ def test_the_last_of_several_rules_applies(tmp_path: Path) -> None:
 def test_what_muon_gathers_is_written_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small_run(tmp_path, DATA, optimizer=MUON)
     expected = updated(run)
-    monkeypatch.setattr("tfkit.run.kinds.optimizers.whole", torch.clone)
+    monkeypatch.setattr("tfkit.run.kinds.optimizers.full_tensor", torch.clone)
     assert same(updated(run), expected)
 
 

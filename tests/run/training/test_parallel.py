@@ -21,7 +21,7 @@ import tfkit
 from tfkit.building.model import is_sharded
 from tfkit.cli import main
 from tfkit.errors import SpecError
-from tfkit.nn.spread import rows_of, full_tensor
+from tfkit.nn.spread import full_tensor, rows_of
 from tfkit.run.training import loop, parallel
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.loop import Trainer

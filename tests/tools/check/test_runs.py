@@ -291,7 +291,7 @@ def test_the_property_breaks(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_property_sees_a_bug() -> None:
-    """`decay` has the tests below; tests/run/training/test_by_step.py and tests/run/test_parametrization.py have others."""
+    """`decay` has the tests below, `numbers` test_by_step.py, and `parametrization` test_parametrization.py."""
     tested = {"decay", "numbers", "parametrization"}
     assert {prop.name for prop in PROPERTIES if prop.of == "run"} == {*(bug.red for bug in BUGS), *tested}
 
