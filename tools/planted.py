@@ -2,6 +2,7 @@
 
     python tools/planted.py                      all bugs: first the tests that an entry names, then all quick tests
     python tools/planted.py --only rope          the bugs whose description or file contains `rope`
+    python tools/planted.py --since main         the bugs that are new or changed since a commit
     python tools/planted.py --hinted             only the named tests: minutes instead of hours
     python tools/planted.py --at /path/to/tree   another working tree of tfkit, with this list
     python tools/planted.py --check              only whether each bug can still be planted
@@ -75,7 +76,18 @@ def write(path: Path, text: str) -> None:
 
 def read_bugs(path: Path = BUGS) -> list[Bug]:
     """Read all bugs of the list, in its order."""
-    entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return bugs_in(path.read_text(encoding="utf-8"))
+
+
+def bugs_of(commit: str) -> list[Bug]:
+    """Read all bugs of the list of a commit."""
+    command = ["git", "show", f"{commit}:{BUGS.relative_to(ROOT)}"]
+    return bugs_in(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+
+
+def bugs_in(text: str) -> list[Bug]:
+    """Return the bugs of a list, in its order."""
+    entries = yaml.safe_load(text)
     return [Bug(entry["bug"], entry["file"], entry["old"], entry["new"], tuple(entry["tests"])) for entry in entries]
 
 
@@ -173,16 +185,20 @@ def main() -> int:
     """Run the list. Return 0 only if every bug was planted and detected."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="WORD", help="only bugs whose words or file contain it")
+    parser.add_argument("--since", metavar="COMMIT", help="only bugs that are new or changed since a commit")
     parser.add_argument("--hinted", action="store_true", help="only the tests that an entry names")
     parser.add_argument("--check", action="store_true", help="only whether each bug can still be planted")
     parser.add_argument("--at", type=Path, default=ROOT, help="the working tree that is copied")
     parser.add_argument("--workers", type=int, default=2, help="for the runs of all quick tests")
     options = parser.parse_args()
     bugs = [bug for bug in read_bugs() if not options.only or options.only in f"{bug.words} {bug.file}"]
+    if options.since:
+        earlier = bugs_of(options.since)
+        bugs = [bug for bug in bugs if bug not in earlier]
     if not options.at.is_dir():
         parser.error(f"--at {options.at}: there is no such folder")
     if not bugs:
-        parser.error(f"--only {options.only}: no bug has this in its words or file")
+        parser.error("there is no such bug: use another --only or --since")
     if options.check:
         return int(check(options.at, bugs) > 0)
     caught: dict[str, str] = {}
