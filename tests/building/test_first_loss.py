@@ -99,7 +99,7 @@ def test_at_any_width(d_model: int) -> None:
 
 
 def small(name: str) -> tfkit.Graph:
-    """A shipped spec, wide enough for its start to be seen; what scales its logits is that of the whole."""
+    """A shipped spec, wide enough for its start to be seen; what scales its logits is unchanged."""
     graph = tfkit.load(name)
     sizes = {"d_model=16": "d_model=128", "vocab_size=13": f"vocab_size={VOCAB}", "max_len=8": "max_len=32"}
     sizes["width=16"] = "width=128"

@@ -58,7 +58,7 @@ class Case:
         uncounted: names of parameters of theirs that are no parameters here, with `*`; each with the reason.
         buffers: names of buffers of theirs that are parameters here; each with the reason.
         token_types: how many there are, if the model has some.
-        cached: whether pieces give the whole: not where attention reads later tokens.
+        cached: whether steps give the full result: not where attention attends to later tokens.
         leaves_out: the file has tensors that the model leaves out; None if that is not checked.
         prepare: changes their model before it is saved.
         repair: takes out a defect of their class, which no file says.
@@ -237,7 +237,7 @@ def _alone(trial: Trial, ids: list[Tensor], masks: list[Tensor], types: list[Ten
 
 @torch.no_grad()
 def check_cached(trial: Trial) -> None:
-    """Logits of pieces that are read with the cache equal theirs of the whole."""
+    """Logits of steps that are read with the cache equal the logits of the full sequence."""
     ids, masks = _batch(trial, "none")
     expected = _theirs(trial, ids, masks, "none", [])
     cached = tfkit.CachedModel(trial.ours, length=trial.case.length)

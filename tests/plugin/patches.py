@@ -15,7 +15,7 @@ from tfkit.component import BlockConfig, Dim, Make, Shared, Signal, Signals, Wir
 
 
 class PatchesConfig(BlockConfig):
-    """Square images, their pixels row by row, to one vector for each patch and one more for the whole."""
+    """Square images, their pixels row by row, to one vector for each patch and one more for the full image."""
 
     block: Literal["patches"] = "patches"
     input: Wire | None = None

@@ -115,7 +115,7 @@ def read_or_refuse(edits: list[tuple[int, int, str]], as_value: bool) -> None:
 
 
 def check(error: SpecError, text: str) -> None:
-    """Each diagnostic has a place within the text, and the whole can be printed."""
+    """Each diagnostic has a place within the text, and all can be printed."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     assert all(line.isprintable() for line in str(error).split("\n"))
     for diagnostic in error.diagnostics:

@@ -133,7 +133,7 @@ def _missing_key(group: Sequence[MissingKey], provenance: Provenance) -> Diagnos
     notes = [f"`{first.name}`: {about}"] if about and len(group) == 1 else []
     if len(group) > 1:
         notes = [f"needed by {listing('.'.join(key.path) for key in group)}"]
-    help = f"write `{first.name}: ...` here, or once at the top for the whole spec" if first.shared else None
+    help = f"write `{first.name}: ...` here, or once at the top for the entire spec" if first.shared else None
     return Diagnostic(
         f"missing key `{first.name}`: {owner_name(first.cls, first.path)} needs it", span, path, tuple(notes), help
     )

@@ -120,7 +120,7 @@ def test_an_evaluation_draws_numbers_of_its_own() -> None:
 
 @pytest.mark.parametrize("size", [1, 4, 6])
 def test_the_gradient_is_that_of_the_sum_over_all_tokens(size: int, tmp_path: Path) -> None:
-    """Ragged targets in micro-batches: by automatic differentiation of the whole batch at once."""
+    """Ragged targets in micro-batches: by automatic differentiation of the entire batch at once."""
     ragged = "data.split={train: 0.007, val: 0.5}"
     trainer = Trainer(small_run(tmp_path, ragged, f"machine.micro_batch={size}"), Memory())
     batch = trainer.batch(1)

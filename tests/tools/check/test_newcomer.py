@@ -48,7 +48,7 @@ FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
         AttentionOfANewcomer,
         {"core": "DiffersWithACache"},
         "cached",
-        "read in uneven steps, column 3 differs from the whole by",
+        "read in uneven steps, column 3 differs from the full forward by",
     ),
     "window one off": (
         AttentionOfANewcomer,
@@ -76,7 +76,7 @@ FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
         MixerOfANewcomer,
         {"mixer": "ForgetsAtChunks"},
         "cached",
-        "read in uneven steps, columns 4 to 5 differ from the whole by",
+        "read in uneven steps, columns 4 to 5 differ from the full forward by",
     ),
     "goes on with a document at a chunk": (
         MixerOfANewcomer,
@@ -88,13 +88,13 @@ FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
         MixerOfANewcomer,
         {"mixer": "ForgetsAt64"},
         "chunks",
-        "read token by token, where a chunk has 64, column 64 differs from the whole by",
+        "read token by token, where a chunk has 64, column 64 differs from the full forward by",
     ),
     "does not declare its chunks": (
         UndeclaredChunks,
         {},
         "chunks",
-        "read in steps of 5, where a chunk has 64, columns 60 to 64 differ from the whole by",
+        "read in steps of 5, where a chunk has 64, columns 60 to 64 differ from the full forward by",
     ),
     "declares no chunk": (
         MisspeltChunks,

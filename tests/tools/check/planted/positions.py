@@ -30,7 +30,7 @@ def columns(x: Tensor, mask: Any, past: Any) -> Tensor:
 
 
 @plant(
-    "the first row's positions serve the whole batch",
+    "the first row's positions serve the entire batch",
     "unslothai/unsloth#3699",
     "gpt2",
     "padding",

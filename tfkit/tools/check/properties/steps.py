@@ -364,7 +364,7 @@ class _StepReader:
         last = self.cached.used - 1
         first = last - columns.size(1) + 1
         location = f"column {last} differs" if first == last else f"columns {first} to {last} differ"
-        detail = f"read {self.way}, {location} from the whole by {{}}"
+        detail = f"read {self.way}, {location} from the full forward by {{}}"
         for output, expected in zip(outputs, self.expected, strict=True):
             yield tensor_deviation(
                 output[tokens], selected_columns(expected, columns)[tokens], detail, limit=self.tolerance
