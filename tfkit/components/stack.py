@@ -421,12 +421,12 @@ class Stack(nn.Module):
         self.shared = nn.ModuleDict(shared)
         self.layers = nn.ModuleList(layers)
         self.context_of = contexts
-        places = [
+        slots = [
             next((slots[layer] for layer, used in enumerate(contexts) if used == number and slots[layer]), None)
             for number in range(len(shared))
         ]
-        self.first_run = [-1 if place is None else runs.index(place[0]) for place in places]
-        self.first_slots = [-1 if place is None else place[1] for place in places]
+        self.first_run = [-1 if slot is None else runs.index(slot[0]) for slot in slots]
+        self.first_slots = [-1 if slot is None else slot[1] for slot in slots]
         self.orders_tokens = orders_tokens
         times = _times(runs, len(layers))
         self.loops = len(times) // len(layers)
