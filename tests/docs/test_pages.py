@@ -177,7 +177,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target.partition("#")[0]).exists(), target
 
 
-APPENDICES = {"experiments", "check_bugs", "names"}
+APPENDICES = {"check_bugs", "decisions", "experiments", "names"}
 """Pages of tables, which readers search and do not read from the top."""
 
 
