@@ -51,6 +51,14 @@ def help_of(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train small.yaml --resume", "repeat the same command, or call: it resumes an interrupted run"),
         ("resume out", "`tfkit train` resumes an interrupted run: repeat the command that began it"),
         ("train small.yaml --batch-size 4", "set the number of sequences in a batch: `--set batch.sequences=N`"),
+        (
+            "train small.yaml --lora 8",
+            "train adapters: `--set weights=DIR --set 'adapters={targets: [q_proj, v_proj], rank: 8}'`",
+        ),
+        (
+            "merge adapter",
+            "`tfkit save FOLDER --layout huggingface -o DIR` merges the adapter in a folder into its model",
+        ),
         ("explain attention", "`tfkit show SPEC --prose` explains a spec; `tfkit components SLOT` lists the kinds of"),
         ("show attention", "`attention` is a slot: list its kinds with `tfkit components attention`"),
         ("check gqa", "`gqa` is a kind: try `tfkit components attention gqa`, or `tfkit check --kind gqa`"),
@@ -134,7 +142,9 @@ def test_an_adapter_names_the_model_that_it_changes(tmp_path: Path, capsys: pyte
     save_file({"base_model.model.q.lora_A.weight": torch.ones(2, 16)}, folder / "adapter_model.safetensors")
     assert help_of("build adapter", capsys).startswith("derive a spec from its base, which adapter_config.json names")
     for command in ("build model.yaml --weights adapter", "import adapter", "tensors adapter"):
-        assert help_of(command, capsys).startswith("download the model, and write its folder as `base_model_name_or_path`")
+        assert help_of(command, capsys).startswith(
+            "download the model, and write its folder as `base_model_name_or_path`"
+        )
 
 
 def test_a_shard_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

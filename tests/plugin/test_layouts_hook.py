@@ -114,7 +114,7 @@ def test_the_hook_is_called_only_when_it_is_asked() -> None:
 
 def test_they_stand_next_to_the_built_in_layouts() -> None:
     actual = layouts("return [Arrays]")
-    assert list(actual.named) == ["tfkit", "huggingface", "transformers", "arrays"]
+    assert list(actual.named) == ["tfkit", "huggingface", "peft", "transformers", "arrays"]
     assert (actual.plugins["arrays"], actual.plugins["tfkit"]) == ("mine.py", "built in")
 
 
@@ -136,7 +136,7 @@ def test_they_stand_next_to_the_built_in_layouts() -> None:
 )
 def test_a_hook_that_fails_leaves_out_its_layouts(body: str, layout: str, cause: str) -> None:
     actual = layouts(body, layout)
-    assert list(actual.named) == ["tfkit", "huggingface", "transformers"]
+    assert list(actual.named) == ["tfkit", "huggingface", "peft", "transformers"]
     (fault,) = actual.faults
     assert fault.message.startswith(f"plugin mine.py: `tfkit_save_layouts` {cause}")
     with pytest.raises(SpecError) as caught:
@@ -167,4 +167,4 @@ def test_an_unknown_layout_names_a_similar_one() -> None:
 
 def test_a_layout_without_the_tensors_of_a_family_drops_none() -> None:
     drops = {name: layout.drops for name, layout in layouts("return [Arrays]").named.items()}
-    assert drops == {"tfkit": False, "huggingface": True, "transformers": False, "arrays": False}
+    assert drops == {"tfkit": False, "huggingface": True, "peft": False, "transformers": False, "arrays": False}
