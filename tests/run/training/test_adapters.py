@@ -337,6 +337,7 @@ ERRORS = {
 FURTHER = {
     "no_weights": ["weights=null"],
     "map": ["weights={path: base, missing: ['head.*']}"],
+    "tied": ["model.head={block: lm_head, tie: embedding}"],
     "freeze": ["freeze=['embedding.*']"],
     "flops": ["steps=null", "flops=1e9"],
     "float8": ["machine.float8=tensorwise", "precision=bfloat16"],
@@ -378,6 +379,15 @@ def test_targets_have_the_names_of_the_model_or_of_the_published_model() -> None
     with pytest.raises(Invalid, match="got a name of different layers in both") as caught:
         chosen("bert_base", "dense")
     assert caught.value.notes == ("published: bert.encoder.layer.0.attention.output.dense",)
+
+
+@pytest.mark.parametrize(("target", "module"), [("router", "Router"), ("ffn.experts.down", "ExpertLinear")])
+def test_experts_and_their_router_are_no_linear_layers(target: str, module: str, tmp_path: Path) -> None:
+    plugins = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[3] / "plugins" / "tfkit-moe"], entry_points=False)
+    experts = "model.decoder.ffn={kind: moe, n_experts: 3, n_experts_per_token: 2, d_ff: 24}"
+    run = load_run("small.yaml", plugins, sets=[*SETS, experts, f"adapters.targets=[q, {target}]"])
+    with pytest.raises(SpecError, match=f"`{target}` must match linear layers; got {module}"):
+        Trainer(run, Memory())
 
 
 def test_a_branch_cannot_leave_a_run_with_adapters(tmp_path: Path) -> None:
