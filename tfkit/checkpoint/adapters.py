@@ -114,16 +114,13 @@ class Matrices:
                 start += length
         graph = model.meta["graph"]
         in_folder = {folder_names(graph)(path): matrix for path, matrix in layers.items()}
-        published, fused = dict[str, Matrix](), dict[str, str]()
-        if graph.spec.family is not None:
-            ranges = {(m.layer, m.start, m.shape[0]): m for m in (*parts.values(), *layers.values())}
-            for name, matrix in _published_matrices(model, ranges):
-                if isinstance(matrix, Matrix):
-                    published[name] = matrix
-                else:
-                    fused[name] = matrix
-            return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix)
-        return cls(layers, parts, in_folder, published, fused)
+        if graph.spec.family is None:
+            return cls(layers, parts, in_folder, {}, {})
+        ranges = {(m.layer, m.start, m.shape[0]): m for m in (*parts.values(), *layers.values())}
+        entries = dict(_published_matrices(model, ranges))
+        published = {name: matrix for name, matrix in entries.items() if isinstance(matrix, Matrix)}
+        fused = {name: reason for name, reason in entries.items() if isinstance(reason, str)}
+        return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix)
 
     def named(self, module: str) -> Matrix | None:
         """Return the matrix of a module in a file; None if the model has none."""
