@@ -294,8 +294,8 @@ def test_a_run_starts_from_an_adapter_or_from_the_merged_weights(tmp_path: Path)
     on_top = Trainer(load_run("small.yaml", PLUGINS, sets=["weights=first", ADAPTERS]), Memory())
     torch.testing.assert_close(on_top.model.eval()(tokens), first, atol=1e-6, rtol=1e-5)
     assert not any(b.any() for _, b in matrices(on_top.model).values())
-    again = load_run("small.yaml", PLUGINS, sets=["weights=base", ADAPTERS])
-    assert len({again.digest, trainer.run.digest, on_top.run.digest}) == 3
+    runs = [adapted(tmp_path, *sets) for sets in ([], ["adapters.dropout=0.1"], ["adapters.rslora=true"])]
+    assert len({run.digest for run in (*runs, trainer.run, on_top.run)}) == 5
 
 
 def test_a_loop_over_the_data_of_a_run_has_its_adapters(tmp_path: Path) -> None:
