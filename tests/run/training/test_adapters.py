@@ -272,14 +272,16 @@ def test_a_folder_continues_and_needs_the_weights_that_it_changes(tmp_path: Path
         tfkit.build("whole")
 
 
-def test_a_checkpoint_with_other_scale_or_matrices_is_found(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_scale_is_found_and_its_base_may_move(tmp_path: Path, base: Path) -> None:
     tfkit.train("small.yaml", output="out", sets=SETS, stop_after=4, quiet=True)
     path = tmp_path / "out" / "step-4" / "adapter_config.json"
     text = path.read_text()
     path.write_text(text.replace('"lora_alpha": 5', '"lora_alpha": 6'))
     with pytest.raises(SpecError, match="were changed after the checkpoint was written"):
         tfkit.train("out", output="out", quiet=True)
-    path.write_text(text)
+    base.rename(tmp_path / "moved")
+    for file, content in ((path, text), (tmp_path / "out" / "run.yaml", (tmp_path / "out" / "run.yaml").read_text())):
+        file.write_text(content.replace(str(base), str(tmp_path / "moved")))
     assert tfkit.train("out", output="out", quiet=True).ended == "finished"
 
 
