@@ -202,12 +202,12 @@ def _traced(
     """
 
     def written(axis: int) -> list[Tensor]:
-        indices = [
-            torch.arange(shape[axis]) + (start if axis == 0 else 0) for shape, start in zip(shapes, starts, strict=True)
-        ]
-        views = [index[:, None] if axis == 0 else index[None] for index in indices]
-        expanded = [view.expand(shape) for view, shape in zip(views, shapes, strict=True)]
-        return [tensor.clone() for tensor in pattern.inverse().apply(expanded, sizes)]
+        indices = []
+        for shape, start in zip(shapes, starts, strict=True):
+            numbers = torch.arange(shape[axis], device="cpu")
+            view = (numbers + start)[:, None] if axis == 0 else numbers[None]
+            indices.append(view.expand(shape))
+        return pattern.inverse().apply(indices, sizes)
 
     return [_axes(*pair) for pair in zip(written(0), written(1), strict=True)]
 
@@ -228,14 +228,14 @@ def _traced_matrix(
     rows, columns = trace
     start = int(rows.min())
     matrix = ranges.get((layer, start, len(rows)))
-    if matrix is None or not torch.equal(rows.sort().values, torch.arange(start, start + len(rows))):
+    if matrix is None or not torch.equal(rows.sort().values, torch.arange(start, start + len(rows), device="cpu")):
         return f"its rows are neither all rows nor a part of `{layer}`"
     return replace(matrix, rows=_order(rows - start), columns=_order(columns))
 
 
 def _order(indices: Tensor) -> Tensor | None:
     """Return the indices; None if they are in order."""
-    return None if torch.equal(indices, torch.arange(len(indices))) else indices
+    return None if torch.equal(indices, torch.arange(len(indices), device="cpu")) else indices
 
 
 # ---- reading: the products that are added to the weights of a base ----
