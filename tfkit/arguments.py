@@ -72,8 +72,10 @@ _PLUGINS = (
 )
 HINTS = {
     "tfkit explain": "`tfkit show SPEC --prose` explains a spec; `tfkit components SLOT` lists the kinds of a slot",
+    "tfkit merge": "`tfkit save FOLDER --layout huggingface -o DIR` merges the adapter in a folder into its model",
     "tfkit resume": "`tfkit train` resumes an interrupted run: repeat the command that began it",
     "train resume": "repeat the same command, or call: it resumes an interrupted run",
+    "train lora": "train adapters: `--set weights=DIR --set 'adapters={targets: [q_proj, v_proj], rank: 8}'`",
     "train batch_size": "set the number of sequences in a batch: `--set batch.sequences=N`",
     "plugins": _PLUGINS,
     "plugin_dirs": _PLUGINS,

@@ -21,6 +21,8 @@ from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.common.companions import Companions
+from tfkit.tools.generate.prompts import tokenizer_of
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 LLAMA = ["q_proj", "v_proj", "down_proj"]
@@ -396,6 +398,26 @@ def test_weights_that_changed_after_the_merge_are_not_saved_as_an_adapter(llama:
     with pytest.raises(SpecError, match="was not built from weights"):
         tfkit.save(tfkit.build(small_graph("llama3_8b")), tmp_path / "out", layout="peft")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_has_the_tokenizer_and_the_fields_of_the_model_that_it_changes(llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, tmp_path / "base")
+    texts = {"tokenizer_config.json": '{"model_max_length": 77}', "chars.json": json.dumps({"characters": "abcé"})}
+    for name, text in texts.items():
+        (tmp_path / "base" / name).write_text(text, encoding="utf-8")
+    path = tmp_path / "base" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 5}), encoding="utf-8")
+    adapter = llama_adapter(tmp_path / "a", tmp_path / "base")
+    changed = '{"model_max_length": 99}'
+    (adapter / "tokenizer_config.json").write_text(changed, encoding="utf-8")
+    model = tfkit.build(tfkit.load(llama / "spec.yaml"), weights=adapter)
+    for layout in ("huggingface", "peft"):
+        tfkit.save(model, tmp_path / layout, layout=layout)
+        companions = Companions.read(tmp_path / layout, model.meta["graph"].spec.family)
+        expected = {**texts, "tokenizer_config.json": changed}
+        assert {name: content.decode() for name, content in companions.files.items()} == expected
+        assert companions.fields["eos_token_id"] == 5
+    assert tokenizer_of(None, adapter, numbers=False).encode("é") == [3]
 
 
 @pytest.mark.slow

@@ -51,6 +51,14 @@ def help_of(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train small.yaml --resume", "repeat the same command, or call: it resumes an interrupted run"),
         ("resume out", "`tfkit train` resumes an interrupted run: repeat the command that began it"),
         ("train small.yaml --batch-size 4", "set the number of sequences in a batch: `--set batch.sequences=N`"),
+        (
+            "train small.yaml --lora 8",
+            "train adapters: `--set weights=DIR --set 'adapters={targets: [q_proj, v_proj], rank: 8}'`",
+        ),
+        (
+            "merge adapter",
+            "`tfkit save FOLDER --layout huggingface -o DIR` merges the adapter in a folder into its model",
+        ),
         ("explain attention", "`tfkit show SPEC --prose` explains a spec; `tfkit components SLOT` lists the kinds of"),
         ("show attention", "`attention` is a slot: list its kinds with `tfkit components attention`"),
         ("check gqa", "`gqa` is a kind: try `tfkit components attention gqa`, or `tfkit check --kind gqa`"),

@@ -114,16 +114,13 @@ class Matrices:
                 start += length
         graph = model.meta["graph"]
         in_folder = {folder_names(graph)(path): matrix for path, matrix in layers.items()}
-        published, fused = dict[str, Matrix](), dict[str, str]()
-        if graph.spec.family is not None:
-            ranges = {(m.layer, m.start, m.shape[0]): m for m in (*parts.values(), *layers.values())}
-            for name, matrix in _published_matrices(model, ranges):
-                if isinstance(matrix, Matrix):
-                    published[name] = matrix
-                else:
-                    fused[name] = matrix
-            return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix)
-        return cls(layers, parts, in_folder, published, fused)
+        if graph.spec.family is None:
+            return cls(layers, parts, in_folder, {}, {})
+        ranges = {(m.layer, m.start, m.shape[0]): m for m in (*parts.values(), *layers.values())}
+        entries = dict(_published_matrices(model, ranges))
+        published = {name: matrix for name, matrix in entries.items() if isinstance(matrix, Matrix)}
+        fused = {name: reason for name, reason in entries.items() if isinstance(reason, str)}
+        return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix)
 
     def named(self, module: str) -> Matrix | None:
         """Return the matrix of a module in a file; None if the model has none."""
@@ -205,12 +202,12 @@ def _traced(
     """
 
     def written(axis: int) -> list[Tensor]:
-        indices = [
-            torch.arange(shape[axis]) + (start if axis == 0 else 0) for shape, start in zip(shapes, starts, strict=True)
-        ]
-        views = [index[:, None] if axis == 0 else index[None] for index in indices]
-        expanded = [view.expand(shape) for view, shape in zip(views, shapes, strict=True)]
-        return [tensor.clone() for tensor in pattern.inverse().apply(expanded, sizes)]
+        indices = []
+        for shape, start in zip(shapes, starts, strict=True):
+            numbers = torch.arange(shape[axis], device="cpu")
+            view = (numbers + start)[:, None] if axis == 0 else numbers[None]
+            indices.append(view.expand(shape))
+        return pattern.inverse().apply(indices, sizes)
 
     return [_axes(*pair) for pair in zip(written(0), written(1), strict=True)]
 
@@ -231,14 +228,14 @@ def _traced_matrix(
     rows, columns = trace
     start = int(rows.min())
     matrix = ranges.get((layer, start, len(rows)))
-    if matrix is None or not torch.equal(rows.sort().values, torch.arange(start, start + len(rows))):
+    if matrix is None or not torch.equal(rows.sort().values, torch.arange(start, start + len(rows), device="cpu")):
         return f"its rows are neither all rows nor a part of `{layer}`"
     return replace(matrix, rows=_order(rows - start), columns=_order(columns))
 
 
 def _order(indices: Tensor) -> Tensor | None:
     """Return the indices; None if they are in order."""
-    return None if torch.equal(indices, torch.arange(len(indices))) else indices
+    return None if torch.equal(indices, torch.arange(len(indices), device="cpu")) else indices
 
 
 # ---- reading: the products that are added to the weights of a base ----

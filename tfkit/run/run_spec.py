@@ -195,7 +195,7 @@ class AdaptersConfig(Config):
     """The scale of the product is alpha / rank; by default 1."""
     rslora: bool = False
     """If true, the scale is alpha / sqrt(rank) (https://arxiv.org/abs/2312.03732)."""
-    dropout: Immaterial[Probability] = 0.0
+    dropout: Probability = 0.0
     """Dropout of the input of A."""
     start: ContentPath | None = None
     """A folder with an adapter of the same targets and rank, which training continues; by default, B is zero."""

@@ -272,14 +272,16 @@ def test_a_folder_continues_and_needs_the_weights_that_it_changes(tmp_path: Path
         tfkit.build("whole")
 
 
-def test_a_checkpoint_with_other_scale_or_matrices_is_found(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_scale_is_found_and_its_base_may_move(tmp_path: Path, base: Path) -> None:
     tfkit.train("small.yaml", output="out", sets=SETS, stop_after=4, quiet=True)
     path = tmp_path / "out" / "step-4" / "adapter_config.json"
     text = path.read_text()
     path.write_text(text.replace('"lora_alpha": 5', '"lora_alpha": 6'))
     with pytest.raises(SpecError, match="were changed after the checkpoint was written"):
         tfkit.train("out", output="out", quiet=True)
-    path.write_text(text)
+    base.rename(tmp_path / "moved")
+    for file, content in ((path, text), (tmp_path / "out" / "run.yaml", (tmp_path / "out" / "run.yaml").read_text())):
+        file.write_text(content.replace(str(base), str(tmp_path / "moved")))
     assert tfkit.train("out", output="out", quiet=True).ended == "finished"
 
 
@@ -294,8 +296,8 @@ def test_a_run_starts_from_an_adapter_or_from_the_merged_weights(tmp_path: Path)
     on_top = Trainer(load_run("small.yaml", PLUGINS, sets=["weights=first", ADAPTERS]), Memory())
     torch.testing.assert_close(on_top.model.eval()(tokens), first, atol=1e-6, rtol=1e-5)
     assert not any(b.any() for _, b in matrices(on_top.model).values())
-    again = load_run("small.yaml", PLUGINS, sets=["weights=base", ADAPTERS])
-    assert len({again.digest, trainer.run.digest, on_top.run.digest}) == 3
+    runs = [adapted(tmp_path, *sets) for sets in ([], ["adapters.dropout=0.1"], ["adapters.rslora=true"])]
+    assert len({run.digest for run in (*runs, trainer.run, on_top.run)}) == 5
 
 
 def test_a_loop_over_the_data_of_a_run_has_its_adapters(tmp_path: Path) -> None:
@@ -337,6 +339,7 @@ ERRORS = {
 FURTHER = {
     "no_weights": ["weights=null"],
     "map": ["weights={path: base, missing: ['head.*']}"],
+    "tied": ["model.head={block: lm_head, tie: embedding}"],
     "freeze": ["freeze=['embedding.*']"],
     "flops": ["steps=null", "flops=1e9"],
     "float8": ["machine.float8=tensorwise", "precision=bfloat16"],
@@ -378,6 +381,15 @@ def test_targets_have_the_names_of_the_model_or_of_the_published_model() -> None
     with pytest.raises(Invalid, match="got a name of different layers in both") as caught:
         chosen("bert_base", "dense")
     assert caught.value.notes == ("published: bert.encoder.layer.0.attention.output.dense",)
+
+
+@pytest.mark.parametrize(("target", "module"), [("router", "Router"), ("ffn.experts.down", "ExpertLinear")])
+def test_experts_and_their_router_are_no_linear_layers(target: str, module: str, tmp_path: Path) -> None:
+    plugins = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[3] / "plugins" / "tfkit-moe"], entry_points=False)
+    experts = "model.decoder.ffn={kind: moe, n_experts: 3, n_experts_per_token: 2, d_ff: 24}"
+    run = load_run("small.yaml", plugins, sets=[*SETS, experts, f"adapters.targets=[q, {target}]"])
+    with pytest.raises(SpecError, match=f"`{target}` must match linear layers; got {module}"):
+        Trainer(run, Memory())
 
 
 def test_a_branch_cannot_leave_a_run_with_adapters(tmp_path: Path) -> None:

@@ -145,3 +145,42 @@ def test_a_run_of_adapters_equals_peft(case: str, tmp_path: Path) -> None:
         theirs.save_pretrained(tmp_path / "theirs")
         imported = tfkit.import_config(tmp_path / "theirs")
         torch.testing.assert_close(tfkit.build(imported.graph).eval()(tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_peft
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_peft_opens_an_adapter_of_a_model_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention of a plugin, which no class of transformers has: the base is a folder with code."""
+    from peft import PeftModel
+
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "code"))
+    spec = {
+        "tfkit": 1,
+        "name": "additive",
+        "d_model": 16,
+        "vocab_size": 40,
+        "graph": {
+            "embedding": {"block": "embedding", "position": {"kind": "learned", "max_len": 16}},
+            "decoder": {
+                "block": "decoder",
+                "n_layers": 2,
+                "ffn": {"kind": "swiglu", "d_ff": 24},
+                "attention": {"kind": "additive", "n_heads": 2},
+            },
+            "logits": "lm_head",
+        },
+    }
+    tfkit.save(tfkit.build(spec, seed=2), tmp_path / "base", layout="transformers")
+    run = run_of(tmp_path, ["qkv", "up", "logits"], TEXTS)
+    run["adapters"].pop("start")
+    tfkit.train(run, output=tmp_path / "run", quiet=True)
+    merged = tfkit.build(tmp_path / "run").eval()
+    tfkit.save(merged, tmp_path / "peft", layout="peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", trust_remote_code=True).eval()
+    tokens = torch.randint(0, 40, (3, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        before = base(tokens).logits
+        after = PeftModel.from_pretrained(base, tmp_path / "peft").eval()(tokens).logits
+        assert (after - before).abs().max() > 1e-2
+        torch.testing.assert_close(merged(tokens), after, atol=1e-6, rtol=1e-5)

@@ -24,8 +24,19 @@ from tfkit.checkpoint.config_json import LABELS, contains_text_model, further_fi
 from tfkit.decoding.text import load_tokenizer
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
 from tfkit.run.contract import Tokenizer
+from tfkit.spec.adapter_files import base_folder
 from tfkit.spec.families import FamilyConfig
-from tfkit.spec.folder import CONFIG, EXPORT_CONFIG, GENERATION, MAX_CONFIG, SPEC, TOKENIZERS, model_folder
+from tfkit.spec.folder import (
+    ADAPTER,
+    CONFIG,
+    EXPORT_CONFIG,
+    GENERATION,
+    MAX_CONFIG,
+    SPEC,
+    STATE,
+    TOKENIZERS,
+    model_folder,
+)
 from tfkit.spec.header import MAX_PARTS, Malformed, open_regular, parse_object, quoted_path, read_error
 
 TOKENIZER_FILES = frozenset(
@@ -105,6 +116,8 @@ class Companions:
     def read(cls, weights: Path | None, family: FamilyConfig | None) -> Companions:
         """Read the companions of weights, which are a file or a folder, for a model of a family; empty without weights.
 
+        A folder of PEFT has few: the companions of the model that its adapter changes are added.
+
         Raise SpecError for a file that is not a regular file in the folder, is too large, or has invalid settings.
         """
         if weights is None:
@@ -117,6 +130,9 @@ class Companions:
                 files[name] = _json_bytes({key: value for key, value in settings.items() if key != CODE})
                 omitted.append(f"`{CODE}` of {name}")
         source = next((name for name in (EXPORT_CONFIG, CONFIG) if os.path.lexists(folder / name)), None)
+        if source is None and os.path.isfile(folder / ADAPTER) and not os.path.lexists(folder / STATE):
+            base = cls.read(base_folder(folder), family)
+            return replace(base, files={**base.files, **files}, omitted=(*base.omitted, *omitted))
         if source is None:
             return cls(files, omitted=tuple(omitted))
         config = _parsed_object(folder / source, _read_contents(folder, source, MAX_CONFIG))

@@ -149,6 +149,7 @@ def _inputs_of(graph: Graph, generation: MaskedDiffusion | None) -> tuple[str, t
 def tokenizer_of(path: Path | None, weights: Path | None, *, numbers: bool) -> Tokenizer:
     """Return a tokenizer: of token ids (`numbers`), from a file, or next to the weights; else raise SpecError."""
     from tfkit.decoding.text import NumberTokenizer, load_tokenizer
+    from tfkit.spec.adapter_files import base_folder
     from tfkit.spec.folder import TOKENIZERS, tokenizer_in
 
     if numbers:
@@ -156,7 +157,7 @@ def tokenizer_of(path: Path | None, weights: Path | None, *, numbers: bool) -> T
     if path is not None:
         return load_tokenizer(path)
     folder = None if weights is None else weights if os.path.isdir(weights) else weights.parent
-    file = None if folder is None else tokenizer_in(folder)
+    file = None if folder is None else tokenizer_in(folder) or tokenizer_in(base_folder(folder))
     if file is not None:
         return load_tokenizer(file)
     where = " next to the weights" if weights is not None else ""

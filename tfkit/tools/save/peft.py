@@ -12,7 +12,7 @@ from tfkit.checkpoint.adapters import Adapter, Matrices, additions_of, published
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.spec.adapter_files import read_adapter
-from tfkit.spec.folder import ADAPTER, ADAPTER_WEIGHTS
+from tfkit.spec.folder import ADAPTER, ADAPTER_WEIGHTS, SPEC
 from tfkit.tools.save.layouts import Layout, ModelOrigin
 
 HELP = "use the folder of a run with `adapters`, or of an adapter, and build the model without changes"
@@ -41,7 +41,8 @@ class PeftLayout(Layout):
             factors = {added.matrix.name: (added.matrix, added.factors()) for added in additions}
         _check_weights(model, origin.weights)
         modules = published_factors(Matrices.of(model), factors)
-        origin.write(folder)
+        origin.companions.write(folder)
+        (folder / SPEC).write_text(origin.spec, encoding="utf-8")
         write_adapter(Adapter(modules, str(settings.base.absolute())), folder)
 
 

@@ -303,7 +303,10 @@ def _reduced_graph(full: Run, data: Data, plugins: Plugins) -> tuple[Graph, str]
 
 
 def _small_adapters(config: RunSpec, model: fx.GraphModule) -> AdaptersConfig | None:
-    """Return the adapters of a run with the targets that match a layer of a model, and at most a rank that fits all."""
+    """Return the adapters of a run with the targets that match a layer of a model, and at most a rank that fits all.
+
+    Properties switch dropout off in the model of a run; adapters have none.
+    """
     if config.adapters is None:
         return None
     targets = dict[str, list[Matrix]]()
@@ -312,7 +315,7 @@ def _small_adapters(config: RunSpec, model: fx.GraphModule) -> AdaptersConfig | 
             changes = {"targets": (target,), "rank": 1}
             targets[target] = [*chosen_matrices(Matrices.of(model), config.adapters.model_copy(update=changes), model)]
     smallest = min(min(matrix.shape) for matrices in targets.values() for matrix in matrices)
-    changes = {"targets": tuple(targets), "rank": min(config.adapters.rank, smallest), "start": None}
+    changes = {"targets": tuple(targets), "rank": min(config.adapters.rank, smallest), "start": None, "dropout": 0.0}
     return config.adapters.model_copy(update=changes)
 
 
