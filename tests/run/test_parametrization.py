@@ -236,9 +236,14 @@ def test_fused_parts_and_biases_have_the_values_of_the_base(text_file: Path) -> 
     assert bound / 2 < float(model.get_parameter("decoder.layers.0.ffn.up.bias").detach().abs().max()) <= bound
 
 
-@pytest.mark.parametrize("fill", [torch.nn.init.trunc_normal_, torch.nn.init.orthogonal_])
+def walks(weight: torch.Tensor) -> None:
+    """Fill each column with a random walk, whose deviation depends on the number of rows."""
+    weight.copy_(torch.empty_like(weight).normal_().cumsum(0))
+
+
+@pytest.mark.parametrize("fill", [torch.nn.init.trunc_normal_, torch.nn.init.orthogonal_, walks])
 def test_unknown_initial_values_are_an_error(text_file: Path, fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`trunc_normal_` does nothing on the meta device, and orthogonal matrices have no quantiles."""
+    """torch's functions do nothing on the meta device, and the values of a walk have no quantiles."""
     monkeypatch.setattr(NormalInitConfig, "linear", lambda self, weight, **options: fill(weight))
     with pytest.raises(tfkit.SpecError, match="must be filled by operations on single values"):
         parameter_rules(scaled_run(text_file, sets=["model.init=normal"]))

@@ -25,7 +25,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Factors, Growth, OptimizerConfig, ParametrizationConfig, Role
 from tfkit.run.parametrization import depth_ratio, head_width_ratio, width_ratio
 from tfkit.run.training.optimizer import ParameterRule, Rules, matrices_of
-from tfkit.torch_private.dispatch import DispatchMode
+from tfkit.torch_private.dispatch import TO_COPY, DispatchMode
 
 POINTS = 4096
 """Number of quantiles that stand for the random values of a weight."""
@@ -225,18 +225,18 @@ class _Quantiles(DispatchMode):
         elif name == "uniform_":
             low, high = (*map(float, args[1:]), *(0.0, 1.0)[len(args) - 1 :])
             self._fill(key, low + (high - low) * self.uniform)
-        elif name in ("zero_", "fill_"):
+        elif name in ("zero_", "fill_") and not tensors[1:]:
             self.values[key] = torch.full_like(self.normal, float(args[1]) if len(args) > 1 else 0.0)
-        elif name == "copy_":
-            values = self.values.get(self._key(args[1]))
-            self._take(key, None if values is None else values.clone(), tensors[1:])
+        elif name == "copy_" or func is TO_COPY:
+            values = self.values.get(self._key(tensors[-1]))
+            self._take(key, None if values is None else values.clone(), tensors[-1:])
         elif not func.is_view:
-            elementwise = bool(tensors) and all(value.shape in (result.shape, ()) for value in tensors)
+            pointwise = torch.Tag.pointwise in func.tags and all(value.shape in (result.shape, ()) for value in tensors)
             inputs = [self.values.get(self._key(value)) if isinstance(value, Tensor) else value for value in args]
             has_values = all(self.values.get(self._key(value)) is not None for value in tensors)
             if torch.Tag.nondeterministic_seeded in func.tags:
                 self.random.add(key[0])
-            self._take(key, func(*inputs, **kwargs) if elementwise and has_values else None, tensors)
+            self._take(key, func(*inputs, **kwargs) if pointwise and has_values else None, tensors)
         return result
 
     def _key(self, tensor: Tensor) -> tuple[int, int]:
