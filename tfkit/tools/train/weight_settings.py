@@ -107,7 +107,10 @@ def spec_factors(run: Run) -> dict[str, float]:
 def stack_growth(run: Run) -> dict[str, dict[str, float]]:
     """Return the ratios of each stack to the base sizes by node: width, depth, number of heads, and their width."""
     growth: dict[str, dict[str, float]] = {}
-    for node in run.graph.nodes if (small := run.base_graph) is not None else ():
+    small = run.base_graph
+    if small is None:
+        return growth
+    for node in run.graph.nodes:
         base = small.node(node.name)
         if node.stack is None or base.stack is None:
             continue
