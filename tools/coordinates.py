@@ -5,7 +5,7 @@ characters for a few steps at several widths, or depths, and prints for each com
 with which its change since the start grows, from the second step on. Figures are means of several seeds.
 
     python tools/coordinates.py                      # standard and muP over widths, CompleteP over depths, and faults
-    python tools/coordinates.py mup --widths 64 128
+    python tools/coordinates.py mup --model hybrid --widths 64 128
 
 The faults are errors of a rule: the output matrix as a hidden matrix, tied logits without their factor, and a rate that
 is not divided. The check must name their components. https://arxiv.org/abs/2203.03466, appendix D.
@@ -53,29 +53,60 @@ class Slope:
     changes: tuple[float, ...]
 
 
-def model_of(width: int, depth: int, *, tied: bool) -> dict[str, Any]:
-    """Return the spec of a model whose number of heads grows with its width."""
-    attention = {"kind": "mha", "n_heads": width // D_HEAD, "position": "rope"}
-    decoder = {
-        "block": "decoder",
-        "n_layers": depth,
-        "attention": attention,
-        "ffn": {"kind": "gelu", "d_ff": 4 * width},
+def decoder_of(model: str, width: int) -> dict[str, Any]:
+    """Return the fields of a decoder that distinguish a model. Heads have equal widths at all widths."""
+    heads = width // D_HEAD
+    mha, mlp = {"kind": "mha", "n_heads": heads, "position": "rope"}, {"kind": "gelu", "d_ff": 4 * width}
+    delta = {"kind": "gated_delta", "n_heads": heads, "n_key_heads": heads, "d_key": D_HEAD, "d_value": D_HEAD}
+    latent = {"kind": "mla", "n_heads": heads, "kv_rank": 24, "d_nope": 16, "d_rope": 8, "d_v": 16, "position": "rope"}
+    hybrid = {"variants": {"linear": {"mixer": delta, "attention": None}}, "pattern": ["linear", "base"]}
+    experts = {"kind": "moe", "n_experts": 4, "n_experts_per_token": 2, "d_ff": 2 * width}
+    ssm = {"kind": "mamba2", "n_heads": 2 * heads, "d_head": D_HEAD, "n_groups": 1, "d_state": 16}
+    further: dict[str, dict[str, Any]] = {
+        "gpt": {},
+        "llama": {
+            "attention": {**mha, "kind": "gqa", "n_kv_heads": heads // 2},
+            "ffn": {"kind": "swiglu", "d_ff": 3 * width},
+        },
+        "mixture": {"ffn": experts},
+        "latent": {"attention": latent},
+        "hybrid": {"layers": hybrid},
+        "mamba2": {"mixer": ssm, "attention": None, "ffn": None},
+        "streams": {"residual": {"kind": "manifold", "streams": 2}},
     }
+    return {"attention": mha, "ffn": mlp, **further[model]}
+
+
+MODELS = ("gpt", "llama", "mixture", "latent", "hybrid", "mamba2", "streams")
+
+
+def model_of(model: str, width: int, depth: int, *, tied: bool) -> dict[str, Any]:
+    """Return the spec of a model whose number of heads grows with its width."""
+    decoder = {"block": "decoder", "n_layers": depth, **decoder_of(model, width)}
     head = {"block": "lm_head", **({"tie": "embedding"} if tied else {})}
     graph = {"embedding": "embedding", "decoder": decoder, "head": head}
-    init = {"kind": "normal", "std": 0.1}
-    return {"vocab_size": "data.vocab_size", "d_model": width, "norm": "rmsnorm", "init": init, "graph": graph}
+    sizes = {"vocab_size": "data.vocab_size", "d_model": width}
+    return {**sizes, "norm": "rmsnorm", "bias": False, "init": {"kind": "normal", "std": 0.1}, "graph": graph}
 
 
-def run_of(kind: str, width: int, depth: int, seed: int, *, tied: bool) -> Run:
+def sizes_in(values: Mapping[str, Any], path: str = "model") -> dict[str, int]:
+    """Return the sizes in a spec by path."""
+    sizes: dict[str, int] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            sizes |= sizes_in(value, f"{path}.{key}")
+        elif type(value) is int:
+            sizes[f"{path}.{key}"] = value
+    return sizes
+
+
+def run_of(model: str, kind: str, width: int, depth: int, seed: int, *, tied: bool) -> Run:
     """Return a run of the model with base sizes."""
-    base = {"model.d_model": BASE_WIDTH, "model.decoder.attention.n_heads": BASE_WIDTH // D_HEAD}
-    base |= {"model.decoder.ffn.d_ff": 4 * BASE_WIDTH}
-    if kind == "completep":
-        base["model.decoder.n_layers"] = BASE_DEPTH
+    base_depth = BASE_DEPTH if kind == "completep" else depth
+    spec, small = model_of(model, width, depth, tied=tied), model_of(model, BASE_WIDTH, base_depth, tied=tied)
+    base = {path: size for path, size in sizes_in(small).items() if sizes_in(spec)[path] != size}
     run: dict[str, Any] = {"tfkit": 1, "name": "coordinates", "seed": seed, "steps": STEPS}
-    run |= {"model": model_of(width, depth, tied=tied), "parametrization": {"kind": kind, "base": base}}
+    run |= {"model": spec, "parametrization": {"kind": kind, "base": base}}
     run |= {"data": {"kind": "text", "files": "tinyshakespeare", "tokenizer": "characters", "order": "sampled"}}
     run |= {"batch": {"sequences": 8, "length": 32}, "optimizer": {"kind": "adamw", "lr": RATE}}
     return load_run(run, load_plugins(), count=flops_of_step)
@@ -138,13 +169,20 @@ def changes_of(run: Run, fault: str | None = None) -> dict[str, list[float]]:
 
 
 def slopes_of(
-    kind: str, *, widths: Sequence[int], depths: Sequence[int], seeds: int, fault: str | None = None
+    kind: str,
+    *,
+    widths: Sequence[int],
+    depths: Sequence[int],
+    seeds: int,
+    fault: str | None = None,
+    model: str = "gpt",
 ) -> dict[str, Slope]:
     """Return the growth of each component's change over widths or depths, from the second step on."""
     sizes = [(width, depth) for width in widths for depth in depths]
     tied, changes = fault == "factor", list[dict[str, list[float]]]()
     for width, depth in sizes:
-        of_seeds = [changes_of(run_of(kind, width, depth, seed, tied=tied), fault) for seed in range(seeds)]
+        runs = (run_of(model, kind, width, depth, seed, tied=tied) for seed in range(seeds))
+        of_seeds = [changes_of(run, fault) for run in runs]
         paths = of_seeds[0]
         changes.append({path: list(map(fmean, zip(*(run[path] for run in of_seeds), strict=True))) for path in paths})
     ratios = [math.log(width * depth) for width, depth in sizes]
@@ -187,6 +225,7 @@ def main() -> int:
     """Print the growth of all components; return 1 if a result is unexpected."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checks", nargs="*", help=f"of {', '.join(CHECKS)}; all by default")
+    parser.add_argument("--model", choices=MODELS, default="gpt", help="the components of the model")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
     parser.add_argument("--seeds", type=int, default=SEEDS)
@@ -197,7 +236,7 @@ def main() -> int:
         sizes = {"widths": options.widths, "depths": (BASE_DEPTH,)}
         if kind == "completep":
             sizes = {"widths": (BASE_WIDTH,), "depths": options.depths}
-        slopes = slopes_of(kind, seeds=options.seeds, fault=fault, **sizes)
+        slopes = slopes_of(kind, seeds=options.seeds, fault=fault, model=options.model, **sizes)
         text, expected = verdict(kind, fault, slopes)
         failed += not expected
         print(f"{name}: {text}{'' if expected else '  <- unexpected'}", flush=True)

@@ -23,7 +23,8 @@ PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[2] / "plugins"]
 
 GOLDEN = ("gpt2", "llama3_8b", "t5_small", "deepseek_v3")
 
-ELSEWHERE = {"callback", "data", "field", "loss", "metric", "optimizer", "schedule", "tokenizer", "tracker"}
+ELSEWHERE = {"callback", "data", "field", "loss", "metric", "optimizer", "parametrization", "schedule"}
+ELSEWHERE |= {"tokenizer", "tracker"}
 """Slots that are not in a model."""
 NOT_SHOWN = {
     "kv_name": "a wire needs a layer at each end: tests/components/test_wires.py",

@@ -17,6 +17,7 @@ import tfkit
 from tests.run.scaled_specs import DECODER, SPECS
 from tests.run.training.runs import PLUGINS, TEXT, WITH_PLUGINS, Memory
 from tfkit.cli import main
+from tfkit.components.init import NormalInitConfig
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig, SGDConfig
 from tfkit.run.kinds.parametrizations import CompletePConfig
@@ -233,6 +234,30 @@ def test_fused_parts_and_biases_have_the_values_of_the_base(text_file: Path) -> 
     model = RunData(scaled_run(text_file, sets=["model.init=torch"])).build_model()
     bound = 1 / math.sqrt(16)
     assert bound / 2 < float(model.get_parameter("decoder.layers.0.ffn.up.bias").detach().abs().max()) <= bound
+
+
+def walks(weight: torch.Tensor) -> None:
+    """Fill each column with a random walk, whose deviation depends on the number of rows."""
+    weight.copy_(torch.empty_like(weight).normal_().cumsum(0))
+
+
+@pytest.mark.parametrize("fill", [torch.nn.init.trunc_normal_, torch.nn.init.orthogonal_, walks])
+def test_unknown_initial_values_are_an_error(text_file: Path, fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's functions do nothing on the meta device, and the values of a walk have no quantiles."""
+    monkeypatch.setattr(NormalInitConfig, "linear", lambda self, weight, **options: fill(weight))
+    with pytest.raises(tfkit.SpecError, match="must be filled by operations on single values"):
+        parameter_rules(scaled_run(text_file, sets=["model.init=normal"]))
+
+
+def test_initial_values_that_differ_by_more_than_a_factor_are_an_error(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shifted(self: object, weight: torch.Tensor, **options: object) -> None:
+        weight.normal_(mean=1 / weight.size(1), std=0.5)
+
+    monkeypatch.setattr(NormalInitConfig, "linear", shifted)
+    with pytest.raises(tfkit.SpecError, match="must differ only by a factor"):
+        parameter_rules(scaled_run(text_file, sets=["model.init=normal"]))
 
 
 def test_a_run_at_its_base_sizes_is_the_same_run(text_file: Path) -> None:

@@ -21,6 +21,7 @@ from tfkit.run.kinds import tasks
 from tfkit.run.kinds.callbacks import Ema, Spikes
 from tfkit.run.kinds.metrics import CrossEntropyConfig, ExactMatch
 from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig
+from tfkit.run.kinds.parametrizations import MuPConfig
 from tfkit.run.kinds.schedules import WSDConfig
 from tfkit.run.run_spec import RunSpec
 from tfkit.run.training import evaluate, loop, order
@@ -268,6 +269,14 @@ BUGS = [
     Bug("an evaluation ends train mode", "evaluation", loop, "evaluate_splits", _in_eval_mode),
     Bug("a callback changes a weight", "callbacks", Ema, "on_step", _nudged),
     Bug("an example depends on its batch", "examples", _GuardedExamples, "batch", _of_company),
+    Bug(
+        "rates are doubled at any size",
+        "parametrization",
+        MuPConfig,
+        "factors",
+        lambda self, growth, optimizer: tfkit.Factors(lr=2.0),
+        ("parametrization={kind: mup, base: {model.d_model: 8}}",),
+    ),
     Bug("no weight moves", "steps", torch.optim.AdamW, "step", lambda self: None),
 ]
 

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from tfkit.building.builder import graph_of
 from tfkit.checkpoint.selection import is_match, no_match
+from tfkit.errors import Invalid
 from tfkit.learning.adamw import parameter_groups
 from tfkit.nn import Linear, StackedLinear
 from tfkit.run.contract import Factors, OptimizerConfig, Role
@@ -56,6 +57,8 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig, rules: Rules | Non
                 weight_decay = rule.weight_decay if rule.weight_decay is not None else weight_decay
         eps = None
         if rules is not None:
+            if name not in rules:
+                raise Invalid("", f"the parametrization has no rule for `{name}`, which the spec does not describe")
             factors = rules[name].factors
             lr, weight_decay = lr * factors.lr, weight_decay * factors.weight_decay
             eps = of.eps * factors.eps if "eps" in type(of).model_fields else None  # type: ignore[attr-defined]

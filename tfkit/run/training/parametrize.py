@@ -8,8 +8,8 @@ instead of random numbers, so the ratio of their standard deviations is exact fo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Factors, Growth, OptimizerConfig, ParametrizationConfig, Role
 from tfkit.run.parametrization import depth_ratio, head_width_ratio, width_ratio
 from tfkit.run.training.optimizer import ParameterRule, Rules, matrices_of
-from tfkit.torch_private.dispatch import DispatchMode
+from tfkit.torch_private.dispatch import TO_COPY, DispatchMode
 
 POINTS = 4096
 """Number of quantiles that stand for the random values of a weight."""
@@ -49,31 +49,31 @@ def parameter_rules(run: Run) -> Rules | None:
 def rules_of(config: ParametrizationConfig, optimizer: OptimizerConfig, graph: Graph, base: Graph) -> Rules:
     """Return the rules of a model. `base` is its graph at the base sizes. Raises `Invalid` as `parameter_rules`."""
     model, small = (build(sized, device="meta") for sized in (graph, base))
-    fills, small_fills = (initial_values(built) for built in (model, small))
+    fills, base_fills = (initial_values(built) for built in (model, small))
     matrices = {} if optimizer.rest is None else matrices_of(model)
-    heads = {node.name: head_width_ratio(node, base.node(node.name)) for node in graph.nodes}
     rules = {}
     for name, parameter in model.named_parameters():
         before = _base_name(name, graph, base)
         growths = [*growths_of(model, small, name, before)]
         of = optimizer if parameter in matrices or optimizer.rest is None else optimizer.rest
         factors = [config.factors(growth, of) for growth in growths]
-        width = heads[name.partition(".")[0]]
-        if (
-            width != 1 and growths[0].role == "fixed" and config.rescales
-        ):  # the bias of a head, which `scale` multiplies
-            factors = [factor.under(config.head_factor(width), squared=of.update == "sgd") for factor in factors]
+        node = graph.node(name.partition(".")[0])
+        forward = config.head_factor(head_width_ratio(node, base.node(node.name)))
+        if forward != 1 and growths[0].role == "fixed":  # the bias of a head, which `scale` multiplies
+            factors = [factor.under(forward, squared=of.update == "sgd") for factor in factors]
         _check_equal_settings(name, factors, config)
-        scales, offset, before_offset, std = [], 0, 0, None
-        for growth, factor in zip(growths, factors, strict=True):
-            values, base_values = fills[name].get(offset), small_fills[before].get(before_offset)
-            ratio = _ratio(name, values, base_values) if config.rescales else 1.0
-            scales.append((growth.shape[0], ratio * factor.std))
-            if std is None and values is not None and (spread := float(values.std(correction=0))) > 0:
-                std = spread * scales[0][1]
-            offset += math.prod(growth.shape)
-            before_offset += math.prod(growth.base)
-        rules[name] = ParameterRule(growths[0].role, factors[0], std, tuple(scales))
+        ratios = [1.0 for _ in growths]
+        if config.rescales:
+            ratios = [*_ratios(name, growths, fills[name], base_fills[before])]
+        scales = [ratio * factor.std for ratio, factor in zip(ratios, factors, strict=True)]
+        spread = fills[name].spread
+        rows = (growth.shape[0] for growth in growths)
+        rules[name] = ParameterRule(
+            growths[0].role,
+            factors[0],
+            None if spread is None else spread * scales[0],
+            tuple(zip(rows, scales, strict=True)),
+        )
     return rules
 
 
@@ -198,6 +198,7 @@ class _Quantiles(DispatchMode):
     """Executes the filling of tensors on the meta device with quantiles instead of random numbers.
 
     `values` has the quantiles of each range of a tensor that was filled, by the tensor's memory and the offset in it.
+    They are None for values that do not follow from quantiles.
     """
 
     def __init__(self) -> None:
@@ -206,7 +207,9 @@ class _Quantiles(DispatchMode):
         normal = torch.special.ndtri(grid)
         self.uniform = (grid - 0.5) / grid.std(correction=0) / math.sqrt(12) + 0.5
         self.normal = normal / normal.std(correction=0)
-        self.values: dict[tuple[int, int], Tensor] = {}
+        self.values: dict[tuple[int, int], Tensor | None] = {}
+        self.random: set[int] = set()
+        """The memory of tensors with random values."""
         self._memory: dict[int, torch.UntypedStorage] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -215,25 +218,25 @@ class _Quantiles(DispatchMode):
         if not isinstance(result, Tensor) or not result.is_meta:
             return result
         name, key = func.overloadpacket.__name__, self._key(result)
+        tensors = [value for value in args if isinstance(value, Tensor)]
         if name == "normal_":
             mean, std = (*map(float, args[1:]), *(0.0, 1.0)[len(args) - 1 :])
-            self.values[key] = mean + std * self.normal
+            self._fill(key, mean + std * self.normal)
         elif name == "uniform_":
             low, high = (*map(float, args[1:]), *(0.0, 1.0)[len(args) - 1 :])
-            self.values[key] = low + (high - low) * self.uniform
-        elif name == "zero_":
-            self.values[key] = torch.zeros_like(self.normal)
-        elif name == "fill_":
-            self.values[key] = torch.full_like(self.normal, float(args[1]))
-        elif name == "copy_":
-            values = self.values.get(self._key(args[1]))
-            self._take(key, None if values is None else values.clone())
+            self._fill(key, low + (high - low) * self.uniform)
+        elif name in ("zero_", "fill_") and not tensors[1:]:
+            self.values[key] = torch.full_like(self.normal, float(args[1]) if len(args) > 1 else 0.0)
+        elif name == "copy_" or func is TO_COPY:
+            values = self.values.get(self._key(tensors[-1]))
+            self._take(key, None if values is None else values.clone(), tensors[-1:])
         elif not func.is_view:
+            pointwise = torch.Tag.pointwise in func.tags and all(value.shape in (result.shape, ()) for value in tensors)
             inputs = [self.values.get(self._key(value)) if isinstance(value, Tensor) else value for value in args]
-            tensors = [value for value in args if isinstance(value, Tensor)]
-            elementwise = bool(tensors) and all(value.shape in (result.shape, ()) for value in tensors)
-            computed = elementwise and all(self._key(value) in self.values for value in tensors)
-            self._take(key, func(*inputs, **kwargs) if computed else None)
+            has_values = all(self.values.get(self._key(value)) is not None for value in tensors)
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                self.random.add(key[0])
+            self._take(key, func(*inputs, **kwargs) if pointwise and has_values else None, tensors)
         return result
 
     def _key(self, tensor: Tensor) -> tuple[int, int]:
@@ -241,30 +244,66 @@ class _Quantiles(DispatchMode):
         self._memory[id(memory)] = memory  # as long as it exists, no other memory has its id
         return id(memory), int(tensor.storage_offset())
 
-    def _take(self, key: tuple[int, int], values: Tensor | None) -> None:
-        """Record values, or that they are unknown."""
-        if values is None or values.shape != self.normal.shape:
-            self.values.pop(key, None)
-        else:
-            self.values[key] = values
+    def _fill(self, key: tuple[int, int], values: Tensor) -> None:
+        """Record values that are random."""
+        self.values[key] = values
+        self.random.add(key[0])
+
+    def _take(self, key: tuple[int, int], values: Tensor | None, sources: Sequence[Tensor]) -> None:
+        """Record values that are computed from tensors; None for values without quantiles."""
+        self.values[key] = values if values is not None and values.shape == self.normal.shape else None
+        if any(self._key(source)[0] in self.random for source in sources):
+            self.random.add(key[0])
 
 
-def initial_values(model: fx.GraphModule) -> dict[str, dict[int, Tensor]]:
-    """Return quantiles of the initial values of each parameter of a model on the meta device, by offset in its memory.
+@dataclass(frozen=True)
+class InitialValues:
+    """Quantiles of the initial values of a parameter, by the offset of the range that was filled with them."""
 
-    Values that are not random, or depend on their position, have no quantiles.
-    """
-    with _Quantiles() as quantiles:
+    quantiles: Mapping[int, Tensor | None]
+    """None for values that depend on their position."""
+    is_random: bool
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of the first range; None if it is constant or unknown."""
+        first = self.quantiles.get(0)
+        return None if first is None else float(first.std(correction=0)) or None
+
+    @property
+    def is_known(self) -> bool:
+        """False if the values are random without quantiles, or if nothing filled the parameter on the meta device."""
+        return bool(self.quantiles) and not (self.is_random and None in self.quantiles.values())
+
+
+def initial_values(model: fx.GraphModule) -> dict[str, InitialValues]:
+    """Return the initial values of each parameter of a model on the meta device."""
+    with _Quantiles() as fills:
         initialize(model, model.meta["graph"])
-    values: dict[str, dict[int, Tensor]] = {}
+    values = {}
     for name, parameter in model.named_parameters():
         memory = id(parameter.untyped_storage())
-        values[name] = {offset: filled for (owner, offset), filled in quantiles.values.items() if owner == memory}
+        ranges = {offset: filled for (owner, offset), filled in fills.values.items() if owner == memory}
+        values[name] = InitialValues(ranges, memory in fills.random)
     return values
 
 
+def _ratios(name: str, growths: Sequence[Growth], values: InitialValues, base: InitialValues) -> Iterator[float]:
+    """Yield the factor from the initial values of each matrix in a weight to its initial values at the base sizes."""
+    if not values.is_known or not base.is_known:
+        message = (
+            f"the initial values of `{name}` must be filled by operations on single values, also on the meta device"
+        )
+        raise Invalid("base", message, help="fill them by `normal_` or `uniform_`, and not by `trunc_normal_`")
+    offset = base_offset = 0
+    for growth in growths:
+        yield _ratio(name, values.quantiles.get(offset), base.quantiles.get(base_offset))
+        offset += math.prod(growth.shape)
+        base_offset += math.prod(growth.base)
+
+
 def _ratio(name: str, values: Tensor | None, base: Tensor | None) -> float:
-    """Return the factor from the initial values of a weight to its initial values at the base sizes."""
+    """Return the factor from initial values to the initial values at the base sizes; 1 for constants."""
     if values is None or base is None or not (values.std() or base.std()):
         return 1.0
     size, base_size = float(values.abs().max()), float(base.abs().max())

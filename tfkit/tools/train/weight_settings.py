@@ -107,11 +107,11 @@ def spec_factors(run: Run) -> dict[str, float]:
 def stack_growth(run: Run) -> dict[str, dict[str, float]]:
     """Return the ratios of each stack to the base sizes by node: width, depth, number of heads, and their width."""
     growth: dict[str, dict[str, float]] = {}
-    base_graph = run.base_graph
-    if base_graph is None:
+    small = run.base_graph
+    if small is None:
         return growth
     for node in run.graph.nodes:
-        base = base_graph.node(node.name)
+        base = small.node(node.name)
         if node.stack is None or base.stack is None:
             continue
         ratios = growth[node.name] = {"width": width_ratio(node, base), "depth": depth_ratio(node, base)}
