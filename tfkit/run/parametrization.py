@@ -13,7 +13,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeGuard
 
-from tfkit.component import AttentionConfig, Config, Layer, MixerConfig, ResidualConfig, Scale, State, Step, parts
+from tfkit.component import (
+    AttentionConfig,
+    Config,
+    FieldPath,
+    Layer,
+    MixerConfig,
+    ResidualConfig,
+    Scale,
+    State,
+    Step,
+    parts,
+    with_values,
+)
 from tfkit.errors import Invalid
 from tfkit.graph.expand import Graph, Node, expand
 from tfkit.run.contract import ParametrizationConfig
@@ -26,7 +38,6 @@ from tfkit.spec.tree import Scalar
 
 PARAMETRIZATION = "parametrization"
 """The key of a run."""
-ValuePath = tuple[str, ...]
 
 
 def base_changes(config: ParametrizationConfig, root: TextMapping, provenance: Provenance) -> Iterator[Change]:
@@ -66,24 +77,9 @@ def with_factors(config: ParametrizationConfig, spec: Spec, base: Spec) -> Spec:
     values = factors.values()
     if not values:
         return spec
-    scaled = replace(spec, model=_with_values(spec.model, values))
+    scaled = replace(spec, model=with_values(spec.model, values))
     factors.check(expand(scaled))
     return scaled
-
-
-def _with_values(config: Any, values: Mapping[ValuePath, Any]) -> Any:
-    """Return a config with the values at some paths replaced."""
-    if () in values:
-        return values[()]
-    below: dict[str, dict[ValuePath, Any]] = {}
-    for (first, *rest), value in values.items():
-        below.setdefault(first, {})[tuple(rest)] = value
-    if isinstance(config, tuple):
-        return tuple(_with_values(item, below[str(i)]) if str(i) in below else item for i, item in enumerate(config))
-    if isinstance(config, Mapping):
-        return {name: _with_values(item, below[name]) if name in below else item for name, item in config.items()}
-    changed = {name: _with_values(getattr(config, name), inside) for name, inside in below.items()}
-    return config.model_copy(update=changed)
 
 
 def depth_ratio(node: Node, base: Node) -> float:
@@ -118,10 +114,10 @@ class _Factors:
     graph: Graph
 
     @cached_property
-    def _base_parts(self) -> dict[ValuePath, Any]:
+    def _base_parts(self) -> dict[FieldPath, Any]:
         return dict(parts((), self.base.spec.model))
 
-    def values(self) -> dict[ValuePath, Any]:
+    def values(self) -> dict[FieldPath, Any]:
         """Return the values to set, by their paths in the spec."""
         here, there = dict(parts((), self.graph.spec.model)), self._base_parts
         # Numbers that are computed from sizes, such as the root of a width, keep their values at the base sizes.
@@ -129,7 +125,7 @@ class _Factors:
         values = {path: value for path, value in values.items() if value != here[path]}
         for node in self.graph.nodes:
             base = self.base.node(node.name)
-            path: ValuePath = ("graph", node.name)
+            path: FieldPath = ("graph", node.name)
             values |= self._of_embedding(node, base, path) | self._of_head(node, base, path)
             values |= self._of_stack(node, base, path)
         for path, part in here.items():
@@ -160,12 +156,12 @@ class _Factors:
         message = f"`{self.config.kind_name()}` needs a factor of `{of}` in `{node}`, which has no key `{key}`"
         return Invalid("", message, help="use components with this key, or `parametrization: standard`")
 
-    def _of_embedding(self, node: Node, base: Node, path: ValuePath) -> dict[ValuePath, Any]:
+    def _of_embedding(self, node: Node, base: Node, path: FieldPath) -> dict[FieldPath, Any]:
         """Keep the factor of an embedding that is the root of its width."""
         scales = _scales(base)
         return {(*path, "scale"): scales[0]} if scales != _scales(node) and "scale" in _fields(node.config) else {}
 
-    def _of_head(self, node: Node, base: Node, path: ValuePath) -> dict[ValuePath, Any]:
+    def _of_head(self, node: Node, base: Node, path: FieldPath) -> dict[FieldPath, Any]:
         width = head_width_ratio(node, base)
         if self.config.head_factor(width) == 1:
             return {}
@@ -174,7 +170,7 @@ class _Factors:
             raise self._missing("logits", node.name, "scale")
         return {(*path, "scale"): head.scale * self.config.head_factor(width)}
 
-    def _of_stack(self, node: Node, base: Node, path: ValuePath) -> dict[ValuePath, Any]:
+    def _of_stack(self, node: Node, base: Node, path: FieldPath) -> dict[FieldPath, Any]:
         """Return the factors of the sublayers of a stack with more layers."""
         depth = depth_ratio(node, base)
         if depth == 1 or node.stack is None or base.stack is None:
@@ -193,7 +189,7 @@ class _Factors:
             raise Invalid("base", f"`{name}` must have every layer variant at the base sizes")
         for layer in node.stack.layers:
             self._check_layer(layer, name)
-        values: dict[ValuePath, Any] = {}
+        values: dict[FieldPath, Any] = {}
         layers = [layer.config for layer in node.stack.layers]
         for inside, part in parts(path, node.config):
             if isinstance(part, ResidualConfig):
@@ -218,7 +214,7 @@ class _Factors:
             message = f"`{rule}` has a rule only for pre-norm layers: `{step.name}` in `{node}` has other norms"
             raise Invalid("", message, help="write `placement: pre`, or remove the number of layers from `base`")
 
-    def _of_attention(self, config: AttentionConfig, base: AttentionConfig, path: ValuePath) -> dict[ValuePath, Any]:
+    def _of_attention(self, config: AttentionConfig, base: AttentionConfig, path: FieldPath) -> dict[FieldPath, Any]:
         width = config.score_width / base.score_width
         if width == 1:
             return {}
@@ -227,7 +223,7 @@ class _Factors:
         scale = base.score_scale * self.config.score_factor(width)
         return {} if math.isclose(scale, config.score_scale) else {(*path, "scale"): scale}
 
-    def _check_state(self, config: MixerConfig, base: MixerConfig, path: ValuePath) -> None:
+    def _check_state(self, config: MixerConfig, base: MixerConfig, path: FieldPath) -> None:
         """Raise `Invalid` for a mixer whose state may contain sums over a width that grows.
 
         A state of several heads may have more heads, and the state of a single head one larger axis.
