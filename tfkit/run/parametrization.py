@@ -139,9 +139,8 @@ class _Factors:
         """Raise `Invalid` if a node of the model with factors does not have a factor."""
         for node in scaled.nodes:
             base = self.base.node(node.name)
-            width, depth = head_width_ratio(node, base), depth_ratio(node, base)
-            head, base_head = node.config.head(), base.config.head()
-            if width != 1 and head.scale != base_head.scale * self.config.head_factor(width):
+            depth, factor = depth_ratio(node, base), self.config.head_factor(head_width_ratio(node, base))
+            if factor != 1 and node.config.head().scale != base.config.head().scale * factor:
                 raise self._missing("logits", node.name, "scale")
             if _scales(node) != _scales(base):
                 raise self._missing("embedding", node.name, "scale")
