@@ -311,6 +311,11 @@ def test_metrics_of_logits_are_not_computed_from_vectors(tmp_path: Path) -> None
         trainer.evaluate()
 
 
+def test_vectors_may_be_narrower_than_the_number_of_documents() -> None:
+    run = load_run("numerals", PLUGINS, sets=["data.numbers=100"])
+    assert run.graph.node("query_vector").output.width == 64
+
+
 def test_a_metric_of_retrieval_needs_vectors(tmp_path: Path) -> None:
     model = {**MODEL, "outputs": ["query_vector", "document_encoder", "document_vector"]}
     metric = RecallConfig().build(None)  # type: ignore[arg-type]
