@@ -28,7 +28,7 @@ class Config:
 
 
 class Positions(nn.Module):
-    """Positions of the tokens, counted without padding, [b or 1, t]."""
+    """Positions of the tokens, passed or counted without padding, [b or 1, t]."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         positions = torch.arange(x.size(1), device=x.device)[None] if mask is None else mask.long().cumsum(dim=1) - 1

@@ -250,7 +250,7 @@ def test_the_digest_of_an_adapter_has_its_base_and_its_scale(llama: Path, tmp_pa
     save_file(weights, tmp_path / "changed" / "model.safetensors")
     first = content_of(llama_adapter(tmp_path / "a", llama))
     assert content_of(llama_adapter(tmp_path / "b", tmp_path / "moved", target_modules=["q_proj"])) == first
-    others = [
+    contents = [
         content_of(llama),
         content_of(llama_adapter(tmp_path / "c", tmp_path / "changed")),
         content_of(llama_adapter(tmp_path / "d", llama, lora_alpha=6)),
@@ -258,7 +258,7 @@ def test_the_digest_of_an_adapter_has_its_base_and_its_scale(llama: Path, tmp_pa
         content_of(llama_adapter(tmp_path / "f", llama, alpha_pattern={"q_proj": 3})),
         content_of(llama_adapter(tmp_path / "g", tmp_path / "a")),
     ]
-    assert len({first, *others}) == 1 + len(others)
+    assert len({first, *contents}) == 1 + len(contents)
 
 
 def test_an_adapter_in_float32_is_not_rounded_to_its_base(llama: Path, tmp_path: Path) -> None:

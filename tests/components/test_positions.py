@@ -95,11 +95,11 @@ def test_caches_take_them_step_by_step() -> None:
 @pytest.mark.parametrize("name", some(KINDS, 5))
 def test_given_positions_that_count_change_no_bit(name: str) -> None:
     block, attention, axes = KINDS[name]
-    given, count = built(block, attention, axes, at={"optional": True}), torch.arange(9).expand(3, 9)
-    counted = given(TOKENS)
+    model, count = built(block, attention, axes, at={"optional": True}), torch.arange(9).expand(3, 9)
+    counted = model(TOKENS)
     at = count if axes is None else count[:, :, None].expand(3, 9, axes)
-    assert torch.equal(given(TOKENS, at=at), counted)
-    assert (given(TOKENS, at=positions(axes)) - counted).abs().max() > 1e-3
+    assert torch.equal(model(TOKENS, at=at), counted)
+    assert (model(TOKENS, at=positions(axes)) - counted).abs().max() > 1e-3
     if axes is None:
         plain = spec(block, attention, positions=None)
         del plain["inputs"]["at"]

@@ -27,6 +27,8 @@ ELSEWHERE = {"callback", "data", "field", "loss", "metric", "optimizer", "parame
 ELSEWHERE |= {"tokenizer", "tracker"}
 """Slots that are not in a model."""
 NOT_SHOWN = {
+    "sections": "an input of positions with several axes: tests/components/test_positions.py",
+    "rope.interleaved": "of `sections`",
     "kv_name": "a wire needs a layer at each end: tests/components/test_wires.py",
     "kv_from": "a wire, as `kv_name`",
     "index_name": "a wire, as `kv_name`",

@@ -25,9 +25,10 @@ ABSENT = {
     "lightning": "from torch import nn\nclass LightningModule(nn.Module): ...\n",
     "nnsight": "",
     "peft": "",
+    "sentence_transformers": "",
     "torchao/quantization": "",
 }
-"""Packages of `around.md`, which belong to another environment: all of their names are Any, except these."""
+"""Packages of pages that belong to another environment: all of their names are Any, except these."""
 
 
 @pytest.fixture(scope="module")

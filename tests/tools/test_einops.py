@@ -302,7 +302,7 @@ def test_a_step_of_training_and_cached_decoding(graph: tfkit.Graph) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers", [LAYERS, (EINMIX_ALONE,)], ids=["without weights", "EinMix"])
+@pytest.mark.parametrize("layers", [LAYERS, EINMIX_ALONE], ids=["without weights", "EinMix"])
 def test_layers_script(layers: tuple[str, str], tmp_path: Path) -> None:
     model = tfkit.build(graph_with(tmp_path, *layers), seed=3).eval()
     tokens = torch.arange(10).reshape(2, 5)

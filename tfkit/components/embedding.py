@@ -238,7 +238,7 @@ class EmbeddingConfig(BlockConfig):
 
 
 class Positions(nn.Module):
-    """Positions of the tokens, [b or 1, t]: `token_positions`, or counted without padding."""
+    """Positions of the tokens, passed or counted without padding, [b or 1, t]."""
 
     def forward(
         self, x: Tensor, mask: Tensor | None, past: Past | None, token_positions: Tensor | None = None

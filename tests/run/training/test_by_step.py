@@ -42,7 +42,7 @@ BATCH = "batch={sequences: {at: {0: 2, 3: 4, 5: 6}}, length: {at: {0: 5, 2: 12, 
 WINDOW = "model.decoder.attention.mask.left: {at: {0: 3, 4: 7, 6: 5}}"
 DROPOUT = "model.dropout: {from: 0.2, to: 0, over: 5}"
 WEIGHTS = "loss.outputs.head.weight: {from: 1.0, to: 0.5, over: 0.5}, loss.z_loss: {at: {0: 0.1, 3: 0}}"
-ALL = (
+SCHEDULES = (
     *MODEL,
     BATCH,
     f"by_step={{{WINDOW}, {DROPOUT}, {WEIGHTS}}}",
@@ -77,7 +77,7 @@ class Seen(Callback):
 
 def test_a_step_has_its_numbers(tmp_path: Path) -> None:
     seen = Seen()
-    trained(small_run(tmp_path, *ALL), watchers=[seen])
+    trained(small_run(tmp_path, *SCHEDULES), watchers=[seen])
     assert seen.values == [
         (3, 0.2, 1.0, 0.1),
         (3, 0.16, 0.875, 0.1),
@@ -91,7 +91,7 @@ def test_a_step_has_its_numbers(tmp_path: Path) -> None:
 
 
 def test_a_length_cuts_windows(tmp_path: Path) -> None:
-    run = small_run(tmp_path, *ALL, "data.order=sequential")
+    run = small_run(tmp_path, *SCHEDULES, "data.order=sequential")
     trainer, examples = Trainer(run, Memory()), run.data.examples("train", "sequential")
     for step in range(1, 9):
         batch, full = trainer.batch(step), examples.batch(indices_of("sequential", 3, step, run.sizes, examples=10**6))
@@ -103,7 +103,7 @@ def test_a_length_cuts_windows(tmp_path: Path) -> None:
 
 
 def test_tokens_and_flops_equal_a_count_by_hand(tmp_path: Path) -> None:
-    run = small_run(tmp_path, *ALL)
+    run = small_run(tmp_path, *SCHEDULES)
     # 2 + 2 examples of 5 positions, 2 + 4 + 4 + 6 of 12, and 6 + 6 of 8.
     tokens = (2 + 2) * 5 + (2 + 4 + 4 + 6) * 12 + (6 + 6) * 8
     # Two layers have four matrices of 16 x 16 and two of 16 x 32, the head has 16 x 27. Scores and values have 2 x 16
@@ -123,7 +123,7 @@ def test_tokens_and_flops_equal_a_count_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_evaluations_use_the_full_length_and_the_numbers_of_the_step_before(tmp_path: Path) -> None:
-    run = small_run(tmp_path, *ALL)
+    run = small_run(tmp_path, *SCHEDULES)
     memory, _ = trained(run)
     objectives = {line["step"]: line["val.objective"] for line in memory.lines if "val.objective" in line}
     losses = {line["step"]: line["val.loss"] for line in memory.lines if "val.loss" in line}
@@ -144,7 +144,7 @@ def test_micro_batches_have_equal_losses(tmp_path: Path) -> None:
 def test_a_checkpoint_describes_the_model_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path)
-    sets = options(*ALL, "checkpoint={every: 3, last: 9}")
+    sets = options(*SCHEDULES, "checkpoint={every: 3, last: 9}")
     assert main(["train", "small.yaml", "-o", "out", *sets]) == 0
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     windows = [tfkit.load(f"out/step-{step}").node("decoder").config.attention.mask.left for step in (3, 6, 8)]
@@ -154,7 +154,7 @@ def test_a_checkpoint_describes_the_model_of_its_step(tmp_path: Path, monkeypatc
     assert numbers[8] == tfkit.evaluate("out")
     assert [number["val.objective"] / number["val.loss"] for number in numbers.values()][1:] == pytest.approx([0.5] * 2)
     assert any(line.get("step") == 8 and "val.loss" in line for line in lines)
-    run, again = load_run("out/run.yaml", PLUGINS), load_run("small.yaml", PLUGINS, sets=ALL)
+    run, again = load_run("out/run.yaml", PLUGINS), load_run("small.yaml", PLUGINS, sets=SCHEDULES)
     assert run.meaning.values["by_step.model.graph.decoder.attention.dropout.over"] == 5
     assert load_run("out/run.yaml", PLUGINS, sets=["checkpoint={last: 2}"]).digest == again.digest
 
@@ -167,7 +167,7 @@ def test_values_in_the_spec_are_replaced(tmp_path: Path) -> None:
 
 
 def test_attention_weights_follow_a_window(tmp_path: Path) -> None:
-    run = small_run(tmp_path, *ALL)
+    run = small_run(tmp_path, *SCHEDULES)
     model = build(run.graph, seed=4)
     values, tokens = ChangingValues(run, model), torch.arange(10)[None]
     for step, window in ((1, 3), (5, 7)):
@@ -242,7 +242,7 @@ def test_a_loss_must_have_the_number_as_an_attribute(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_model_in_the_loss_follows(tmp_path: Path) -> None:
-    run = small_run(tmp_path, *ALL)
+    run = small_run(tmp_path, *SCHEDULES)
     model, loss = build(run.graph), torch.nn.Module()
     loss.teacher, loss.z_loss = tfkit.frozen_copy(model), 0.1
     values = ChangingValues(run, model)
@@ -304,13 +304,13 @@ def test_limits(tmp_path: Path) -> None:
             small_run(tmp_path, *MODEL, *sets)
         assert words in str(error.value).replace("\n     ", " ")
     with pytest.raises(SpecError, match="`by_step` has no effect in a training loop outside of tfkit"):
-        tfkit.data({"extends": str(tmp_path / "small.yaml")}, sets=ALL).build_model()
+        tfkit.data({"extends": str(tmp_path / "small.yaml")}, sets=SCHEDULES).build_model()
     with pytest.raises(SpecError, match="a batch of 2 sequences cannot be divided among 3"):
-        check_count(small_run(tmp_path, *ALL), 3)
+        check_count(small_run(tmp_path, *SCHEDULES), 3)
 
 
 def test_processes_share_cut_examples(tmp_path: Path) -> None:
-    halves = [Trainer(small_run(tmp_path, *ALL), Memory(), processes=Half(rank)) for rank in (0, 1)]
+    halves = [Trainer(small_run(tmp_path, *SCHEDULES), Memory(), processes=Half(rank)) for rank in (0, 1)]
     assert [[half.batch(step).inputs["tokens"].shape for half in halves] for step in (1, 4, 7)] == [
         [(1, 5)] * 2,
         [(2, 12)] * 2,
@@ -320,7 +320,7 @@ def test_processes_share_cut_examples(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_check_measures_the_numbers_of_steps(tmp_path: Path) -> None:
-    subject = reduced_run(small_run(tmp_path, *ALL), PLUGINS)
+    subject = reduced_run(small_run(tmp_path, *SCHEDULES), PLUGINS)
     assert subject.run.config.batch.length == {"at": {"0": 12, "3": 6}}
     left = ("model", "graph", "decoder", "attention", "mask", "left")
     assert subject.run.by_step[left].values[0] == subject.run.by_step[left].values[1] + 1
@@ -333,7 +333,7 @@ def test_check_measures_the_numbers_of_steps(tmp_path: Path) -> None:
 def run_of_20_steps(folder: Path) -> Run:
     changes = f"by_step={{{WINDOW}, model.dropout: {{from: 0.2, to: 0, over: 15}}, {WEIGHTS}}}"
     batch = "batch={sequences: {from: 2, to: 6, over: 12}, length: {at: {0: 5, 7: 12, 0.8: 8}}}"
-    return small_run(folder, *ALL[:4], *ALL[6:], changes, batch, "steps=20")
+    return small_run(folder, *SCHEDULES[:4], *SCHEDULES[6:], changes, batch, "steps=20")
 
 
 @pytest.mark.slow
@@ -352,7 +352,9 @@ def test_a_run_that_stops_at_random_steps_has_equal_bits(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_two_processes_have_equal_losses(tmp_path: Path) -> None:
     write_run(tmp_path)
-    sets = options(*MODEL[:2], MODEL[3], BATCH, *ALL[6:], f"by_step={{{WINDOW}, {WEIGHTS}}}", "checkpoint.every=5")
+    sets = options(
+        *MODEL[:2], MODEL[3], BATCH, *SCHEDULES[6:], f"by_step={{{WINDOW}, {WEIGHTS}}}", "checkpoint.every=5"
+    )
     losses = []
     for processes in (1, 2):
         forked(tmp_path, processes, "small.yaml", "-o", f"of-{processes}", *sets)

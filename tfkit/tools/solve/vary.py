@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from tfkit.component import Config
+from tfkit.component import leaf_values
 from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar_name_help
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
@@ -52,10 +52,7 @@ def _integer_at(graph: Graph, tree: Tree, path: str, plugins: Plugins) -> int:
     words = tuple(path.split("."))
     words = words if words[0] in fields else ("graph", *words)
     node = node_at(tree, words)
-    value: object = node.value if isinstance(node, Scalar) else graph.spec.model
-    for word in () if isinstance(node, Scalar) else words:
-        value = value.get(word) if isinstance(value, dict) else getattr(value, word, None)
-        value = None if not isinstance(value, int | dict | Config) else value
+    value = node.value if isinstance(node, Scalar) else dict(leaf_values(graph.spec.model)).get(words)
     if type(value) is int:
         return value
     names = [".".join(words[words[0] == "graph" :]) for words, _ in written_numbers(tree, ())]
