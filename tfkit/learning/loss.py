@@ -20,8 +20,8 @@ from tfkit.building.builder import graph_of, inputs_of
 from tfkit.building.model import BuiltModel, call_in_forward, explained_error, is_sharded
 from tfkit.errors import listing
 from tfkit.learning.chunked_loss import ChunkedLoss, chunk_count
+from tfkit.learning.output_term import OutputConfig
 from tfkit.learning.without_head import Ends, built_model, find_ends, write_trunk
-from tfkit.run.contract import OutputConfig
 from tfkit.torch_private.sharding import local_part
 from tfkit.torch_private.tensors import has_state_dict_hook, storage_key
 from tfkit.torch_private.transforms import is_transformed

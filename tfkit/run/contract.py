@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 import numpy as np
 from pydantic import Field
 
-from tfkit.component.config import Changeable, Component, Config, PositiveFloat
+from tfkit.component.config import Component, Config, PositiveFloat
 from tfkit.errors import Invalid
+from tfkit.learning.output_term import OutputConfig as OutputConfig
 
 if TYPE_CHECKING:
     import torch
@@ -317,18 +318,6 @@ class TokenizerConfig(Component):
 
 
 # ---- the step ----
-
-
-class OutputConfig(Config):
-    """An output of the model as a term of the loss."""
-
-    word_key: ClassVar[str | None] = "weight"
-
-    weight: Changeable[PositiveFloat] = 1.0
-    """Factor of the output's loss."""
-    shift: PositiveCount = 1
-    """Distance from a position to its target, for targets that are tokens: 1 predicts the next token, 2 the token after
-    it."""
 
 
 class LossConfig(Component):
