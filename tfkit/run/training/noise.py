@@ -28,6 +28,8 @@ class Noise:
 
     def __init__(self, device: torch.device, generators: Sequence[np.random.Generator]) -> None:
         self._device, self._generators = device, generators
+        # A decorator would import torch._dynamo with this module.
+        self._stacked = torch.compiler.disable(self._drawn)
 
     @classmethod
     def of(cls, device: torch.device, seed: int, stream: str, number: int, rows: Iterable[int]) -> Noise:
@@ -46,8 +48,7 @@ class Noise:
         """Return integers from 0 to `high` - 1: int64, [b, *size]."""
         return self._stacked(lambda generator: generator.integers(high, size=size))
 
-    @torch.compiler.disable
-    def _stacked(self, draw: Callable[[np.random.Generator], Any]) -> Tensor:
+    def _drawn(self, draw: Callable[[np.random.Generator], Any]) -> Tensor:
         return torch.from_numpy(np.stack([np.asarray(draw(generator)) for generator in self._generators])).to(
             self._device
         )
