@@ -362,3 +362,10 @@ def test_two_processes_have_equal_losses(tmp_path: Path) -> None:
         losses.append([value for line in text.splitlines() for value in json.loads(line).values()])
         assert tfkit.load(tmp_path / f"of-{processes}" / "step-5").node("decoder").config.attention.mask.left == 7
     assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+
+
+def test_positions_that_the_loss_adds_are_counted_at_each_length(tmp_path: Path) -> None:
+    sets = ["model.vocab_size=data.vocab_size + 1", "model.decoder.block=encoder", "loss=masked_diffusion"]
+    run = small_run(tmp_path, *sets, "batch={sequences: 4, length: {at: {0: 6, 3: 11}}}", "steps=5")
+    assert run.examples_by_length == {7: 12, 12: 8}
+    assert run.tokens_before(6) == 3 * 4 * 6 + 2 * 4 * 11
