@@ -117,20 +117,19 @@ class Run:
             examples = len(self.data.examples("train", "sequential"))
             return max(1, config.batch.sizes().steps_for(Fraction(config.epochs * examples)))
         assert config.flops is not None
-        assert self.count is not None, "a run whose length is in FLOPs needs `count`"
         try:
-            size, sizes = config.batch.largest, config.batch.sizes()
-            lengths, more = self._lengths(0), config.loss.further_positions
-            flops = {
-                n: Fraction(self.count(self.graph, size, math.ceil(n) + more))
-                / size
-                * (n + more)
-                / (math.ceil(n) + more)
-                for n in lengths.values
-            }
-            return sizes.combined(lengths, lambda sequences, n: sequences * flops[n]).steps_for(Fraction(config.flops))
+            sizes, lengths = config.batch.sizes(), self._lengths(0)
+            flops = {length: self._flops_of_example(length) for length in lengths.values}
+            return sizes.combined(lengths, lambda n, length: n * flops[length]).steps_for(Fraction(config.flops))
         except SpecError as error:
             raise self.file.placed(error, "flops") from error
+
+    def _flops_of_example(self, length: Fraction | int) -> Fraction:
+        """Return the FLOPs of an example of a mean length, in proportion to an example of the rounded length."""
+        assert self.count is not None, "a run whose length is in FLOPs needs `count`"
+        size, further = self.config.batch.largest, self.config.loss.further_positions
+        rounded = math.ceil(length) + further
+        return Fraction(self.count(self.graph, size, rounded)) / size * (length + further) / rounded
 
     @cached_property
     def _mean_length(self) -> Fraction:

@@ -51,14 +51,20 @@ ADAPTERS = "adapters"
 class LowRank(nn.Module):
     """The matrices of an adapter: `b a` times a scale is added to rows of the weight of a layer.
 
+    Args:
+        matrix: the rows.
+        config: the rank, the scale and the dropout.
+        layer: the layer.
+
     Attributes:
         a: [rank, columns], as in PEFT's `lora_A`.
         b: [rows, rank], zeros at first, as in PEFT's `lora_B`.
     """
 
-    def __init__(self, matrix: Matrix, config: AdaptersConfig, like: Tensor) -> None:
+    def __init__(self, matrix: Matrix, config: AdaptersConfig, layer: nn.Linear) -> None:
         super().__init__()
-        rows, columns = matrix.shape
+        (rows, columns), like = matrix.shape, layer.weight
+        self._around = matrix.start, layer.out_features - matrix.start - rows
         self.matrix, self.scale, self.dropout = matrix, config.scale, config.dropout
         self.a = nn.Parameter(torch.empty(config.rank, columns, dtype=like.dtype, device=like.device))
         self.b = nn.Parameter(torch.empty(rows, config.rank, dtype=like.dtype, device=like.device))
@@ -69,8 +75,13 @@ class LowRank(nn.Module):
         nn.init.zeros_(self.b)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., columns] -> [..., rows of the layer]."""
         x = F.dropout(x, self.dropout, self.training)
-        return F.linear(F.linear(x, self.a), self.b) * self.scale
+        return F.pad(F.linear(F.linear(x, self.a), self.b) * self.scale, self._around)
+
+    def product(self) -> Tensor:
+        """Return what is added to the weight of the layer."""
+        return F.pad(self.scale * (self.b @ self.a), (0, 0, *self._around))
 
     def _save_to_state_dict(self, *args: Any) -> None:
         """Save nothing: a state dict of a model has the tensors of its spec."""
@@ -85,19 +96,14 @@ class AdaptedLinear(Linear, Adapted):
     def forward(self, x: Tensor) -> Tensor:
         y = linear(x, self.weight, self.bias)
         for adapter in self.children():
-            assert isinstance(adapter, LowRank)
-            rows, start = adapter.matrix.shape[0], adapter.matrix.start
-            # Not in place: recomputation may keep the product of the layer.
-            y = y + F.pad(adapter(x), (start, self.out_features - start - rows))
+            y = y + adapter(x)  # not in place: recomputation may keep the product of the layer
         return y
 
     def merged_weight(self) -> Tensor:
         weight: Tensor = self.weight
         for adapter in self.children():
             assert isinstance(adapter, LowRank)
-            rows, start = adapter.matrix.shape[0], adapter.matrix.start
-            product = adapter.scale * (adapter.b @ adapter.a)
-            weight = weight + F.pad(product, (0, 0, start, self.out_features - start - rows))
+            weight = weight + adapter.product()
         return weight
 
 
@@ -139,7 +145,7 @@ def _insert(model: fx.GraphModule, inserted: InsertedAdapters) -> None:
             vars(layer).setdefault("residual", False)
             layer.__class__ = AdaptedLinear
         name = f"lora_{matrix.part}" if matrix.part else "lora"
-        layer.add_module(name, LowRank(matrix, inserted.config, layer.weight))
+        layer.add_module(name, LowRank(matrix, inserted.config, layer))
 
 
 def low_ranks(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
@@ -306,8 +312,8 @@ def start_from(model: fx.GraphModule, folder: Path) -> str:
     with matching_adapter(model, folder) as additions:
         for _, module in low_ranks(model):
             added = additions[module.matrix.name]
+            added.check()
             a, b, scale = added.factors()
             for parameter, tensor in ((module.a, a), (module.b, b * (scale / module.scale))):
-                added.check()
                 parameter.copy_(part(tensor.to(parameter.dtype), parameter))
     return f"{len(additions):,} matrices from {short_path(folder)}"

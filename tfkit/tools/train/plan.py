@@ -86,20 +86,16 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
 
     Only the costs are computed.
     """
-    config = run.config
-    micro = config.micro_batch
-    longest = _cost_of_step(run, run.longest, torch.float32)
-    costs = {
-        length: longest if length == run.longest else _cost_of_step(run, length, torch.float32)
-        for length in {run.length, *run.examples_by_length}
-    }
-    total = costs[run.length].total
+    config, model = run.config, trained_model(run)
+    micro, lengths = config.micro_batch, {run.longest, run.length, *run.examples_by_length}
+    costs = {length: _cost_of_step(run, model, length, torch.float32) for length in lengths}
+    longest, total = costs[run.longest], costs[run.length].total
     windows = run.data.examples("train", "sequential")
     return Plan(
         name=config.name,
         digest=run.digest,
         parameters=total.parameters,
-        trained=trained_parameters(trained_model(run)),
+        trained=trained_parameters(model),
         steps=run.steps,
         tokens=round(run.tokens_before(run.steps + 1)),
         padding=round(run.steps * run.tokens_of_step * padding_of(run)),
@@ -107,7 +103,7 @@ def run_plan(run: Run, device: Device | None = None) -> Plan:
         flops=round(sum(n / micro * costs[length].total.flops for length, n in run.examples_by_length.items())),
         flops_of_evaluations=round(_evaluated_examples(run) / micro * total.flops_forward),
         memory=longest.peak + (longest.memory.gradients if config.batch.largest > micro else 0),
-        seconds=_minimum_seconds(run, costs, device or device_of_run(run)),
+        seconds=_minimum_seconds(run, model, costs, device or device_of_run(run)),
         float8=config.machine.float8 and matrices_in_float8(build(run.graph, device="meta"), run)[1],
         rates=tuple((step, config.optimizer.lr * run.factor(step)) for step in _sampled_steps(run)),
         groups=settings_groups(weight_settings(run)),
@@ -176,20 +172,19 @@ def states_of(run: Run) -> Optimizer:
     return "sgd_momentum" if optimizer.material().get("momentum") else "sgd"
 
 
-def _cost_of_step(run: Run, length: int, dtype: torch.dtype | str) -> Cost:
+def _cost_of_step(run: Run, model: MeasuredModel, length: int, dtype: torch.dtype | str) -> Cost:
     """Return the cost of a forward and backward pass of a micro-batch, and of an update."""
-    model, batch = trained_model(run), run.config.micro_batch
-    return cost(model, batch=batch, length=length, dtype=dtype, optimizer=states_of(run))
+    return cost(model, batch=run.config.micro_batch, length=length, dtype=dtype, optimizer=states_of(run))
 
 
-def _minimum_seconds(run: Run, costs: Mapping[int, Cost], device: Device | None) -> float | None:
+def _minimum_seconds(run: Run, model: MeasuredModel, costs: Mapping[int, Cost], device: Device | None) -> float | None:
     """Return the minimum time of all steps on a device, from the costs by length; None if its limits are not known."""
     if device is None:
         return None
     seconds = 0.0
     for length, examples in run.examples_by_length.items():
         precision = run.config.precision
-        of_step = costs[length] if precision == "float32" else _cost_of_step(run, length, precision)
+        of_step = costs[length] if precision == "float32" else _cost_of_step(run, model, length, precision)
         seconds += examples / run.config.micro_batch * replace(of_step, dtype=run.config.fastest).floor(device).seconds
     return seconds
 

@@ -220,9 +220,9 @@ def reduced_run(full: Run, plugins: Plugins, seed: int = 0, kinds: Kinds | None 
     changes["eval"] = _small_evaluation(config, plugins)
     small = config.model_copy(update=changes)
     graph, words = _reduced_graph(full, data, plugins)
-    small = small.model_copy(update={"adapters": _small_adapters(config, build(graph, device="meta"))})
-    file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES), written=None, base=None, changing={})
     outline = build(graph, device="meta")
+    small = small.model_copy(update={"adapters": _small_adapters(config, outline)})
+    file = replace(full.file, config=small, data=FirstExamples(data, EXAMPLES), written=None, base=None, changing={})
     insert_adapters(outline, replace(full, file=file, graph=graph))
     small = small.model_copy(update=_matching_patterns(small, outline))
     small = small.model_copy(update={"by_step": _small_numbers(full, _numbers_of(small, graph))})
@@ -309,12 +309,12 @@ def _small_adapters(config: RunSpec, model: fx.GraphModule) -> AdaptersConfig | 
     """
     if config.adapters is None:
         return None
-    targets = dict[str, list[Matrix]]()
+    targets, matrices = dict[str, list[Matrix]](), Matrices.of(model)
     for target in config.adapters.targets:
         with suppress(Invalid):
             changes = {"targets": (target,), "rank": 1}
-            targets[target] = [*chosen_matrices(Matrices.of(model), config.adapters.model_copy(update=changes), model)]
-    smallest = min(min(matrix.shape) for matrices in targets.values() for matrix in matrices)
+            targets[target] = [*chosen_matrices(matrices, config.adapters.model_copy(update=changes), model)]
+    smallest = min(min(matrix.shape) for chosen in targets.values() for matrix in chosen)
     changes = {"targets": tuple(targets), "rank": min(config.adapters.rank, smallest), "start": None, "dropout": 0.0}
     return config.adapters.model_copy(update=changes)
 
