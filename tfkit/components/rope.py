@@ -142,7 +142,8 @@ class PairPositions(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         if positions.dim() == 2:
             return positions[:, None, :, None]
-        return positions[:, :, torch.tensor(self.axis_of_pair, device=positions.device)][:, None]
+        axes = positions[:, None].unbind(-1)  # an index would be copied to the device in each forward
+        return torch.stack([axes[axis] for axis in self.axis_of_pair], dim=-1)
 
 
 class RotateHalf(nn.Module):
