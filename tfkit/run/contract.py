@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
@@ -129,19 +129,19 @@ class Batch:
 
     def rows(self, start: int, end: int) -> Batch:
         """Return the examples from `start` to `end`."""
-        inputs, masks = ({name: ids[start:end] for name, ids in part.items()} for part in (self.inputs, self.masks))
-        documents = None if self.documents is None else self.documents[start:end]
-        alternatives = tuple(batch.rows(start, end) for batch in self.alternatives)
-        further = {name: ids[start:end] for name, ids in self.further_targets.items()}
-        targets, counted = (None if part is None else part[start:end] for part in (self.targets, self.counted))
-        return Batch(inputs, targets, documents, masks, alternatives, further, counted)
+        return self._at(slice(start, end))
 
     def cut(self, length: int) -> Batch:
         """Return the first `length` positions of each example, for examples that are windows."""
-        assert self.targets is not None
-        documents = None if self.documents is None else self.documents[:, :length]
-        inputs = {name: values[:, :length] for name, values in self.inputs.items()}
-        return replace(self, inputs=inputs, targets=self.targets[:, :length], documents=documents)
+        return self._at((slice(None), slice(length)))
+
+    def _at(self, index: slice | tuple[slice, ...]) -> Batch:
+        inputs, masks = ({name: ids[index] for name, ids in part.items()} for part in (self.inputs, self.masks))
+        documents = None if self.documents is None else self.documents[index]
+        alternatives = tuple(batch._at(index) for batch in self.alternatives)
+        further = {name: ids[index] for name, ids in self.further_targets.items()}
+        targets, counted = (None if part is None else part[index] for part in (self.targets, self.counted))
+        return Batch(inputs, targets, documents, masks, alternatives, further, counted)
 
 
 class Tokenizer(Protocol):
@@ -262,7 +262,8 @@ class DataConfig(Component):
     def windows(self) -> bool:
         """True if the examples are windows of a longer sequence, so that the beginning of an example is an example.
 
-        Each input has the positions of the targets, [b, t]. Only such examples can have a length that changes by step.
+        All arrays of a batch have the positions of the targets, [b, t]. Only such examples can have a length that
+        changes by step.
         """
         return False
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -369,3 +370,15 @@ def test_positions_that_the_loss_adds_are_counted_at_each_length(tmp_path: Path)
     run = small_run(tmp_path, *sets, "batch={sequences: 4, length: {at: {0: 6, 3: 11}}}", "steps=5")
     assert run.examples_by_length == {7: 12, 12: 8}
     assert run.tokens_before(6) == 3 * 4 * 6 + 2 * 4 * 11
+
+
+def test_packed_windows_are_cut_with_their_documents(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    packed = f'data={{kind: packed, of: {{kind: text, files: {tmp_path / "sheep.txt"}}}, separator: " "}}'
+    run = small_run(tmp_path, *MODEL[:2], packed, "batch={sequences: 3, length: {at: {0: 5, 2: 12}}}", "steps=3")
+    batch = run.data.examples("train", "sequential").batch(np.arange(3))
+    documents = run.cut(batch, 1).documents
+    assert batch.documents is not None
+    assert np.array_equal(documents, batch.documents[:, :5])
+    assert len(np.unique(batch.documents[0, :5])) > 1
+    assert len([line for line in trained(run)[0].lines if "loss" in line]) == 3
