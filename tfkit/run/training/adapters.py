@@ -75,7 +75,7 @@ class LowRank(nn.Module):
         nn.init.zeros_(self.b)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., columns] -> [..., rows of the layer]."""
+        """Return what is added to the output of the layer: [..., columns] -> [..., rows of the layer]."""
         x = F.dropout(x, self.dropout, self.training)
         return F.pad(F.linear(F.linear(x, self.a), self.b) * self.scale, self._around)
 
