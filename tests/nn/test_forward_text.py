@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfkit.nn.forward_text import GRAPH, LAYER, WIDTH, Step, Style, Value, forward_text
+from tfkit.nn.forward_text import GRAPH, LAYER, WIDTH, Operation, Style, Value, forward_text
 
 STYLES = [LAYER, GRAPH, Style(calls=1, stream="x"), Style(calls=9, stream=None)]
 
 
-def written(steps: Mapping[Value, Step], style: Style = LAYER) -> tuple[str, Callable[..., Any]]:
+def written(steps: Mapping[Value, Operation], style: Style = LAYER) -> tuple[str, Callable[..., Any]]:
     """The text, and the function that it is."""
     names: dict[str, Any] = {}
     text = forward_text(steps, names, style)
@@ -27,27 +27,27 @@ def written(steps: Mapping[Value, Step], style: Style = LAYER) -> tuple[str, Cal
     return text, names["forward"]
 
 
-def steps_of(*steps: Step) -> dict[Value, Step]:
+def steps_of(*steps: Operation) -> dict[Value, Operation]:
     """Steps whose values are `%0`, `%1` and so on."""
     return {Value(f"%{number}"): step for number, step in enumerate(steps)}
 
 
-def body(*steps: Step, style: Style = LAYER) -> list[str]:
+def body(*steps: Operation, style: Style = LAYER) -> list[str]:
     """The lines below the signature for steps that follow an input x, `%0`."""
-    text, _ = written(steps_of(Step("placeholder", "x", "x", annotation=Tensor), *steps), style)
+    text, _ = written(steps_of(Operation("placeholder", "x", "x", annotation=Tensor), *steps), style)
     return [line.removeprefix("    ") for line in text.splitlines()[1:]]
 
 
-def call(name: str, *args: Any, **kwargs: Any) -> Step:
-    return Step("call_module", name, name, args, kwargs)
+def call(name: str, *args: Any, **kwargs: Any) -> Operation:
+    return Operation("call_module", name, name, args, kwargs)
 
 
-def apply(name: str, function: Any, *args: Any, **kwargs: Any) -> Step:
-    return Step("call_function", name, function, args, kwargs)
+def apply(name: str, function: Any, *args: Any, **kwargs: Any) -> Operation:
+    return Operation("call_function", name, function, args, kwargs)
 
 
-def result(output: Any) -> Step:
-    return Step("output", "output", "output", (output,))
+def result(output: Any) -> Operation:
+    return Operation("output", "output", "output", (output,))
 
 
 X, V1, V2, V3, V4 = (Value(f"%{number}") for number in range(5))
@@ -106,7 +106,7 @@ def test_a_long_call_has_its_arguments_on_lines_of_their_own() -> None:
 
 
 def test_a_weight_does_not_keep_a_call_from_its_line() -> None:
-    weight = Step("get_attr", "table_weight", "table.weight")
+    weight = Operation("get_attr", "table_weight", "table.weight")
     steps = [call("a", X), call("b", V1), weight, call("c", V2, tie=V3), result(V4)]
     assert body(*steps, style=GRAPH) == ["b = self.b(self.a(x))", "return self.c(b, tie=self.table.weight)"]
 
@@ -132,11 +132,11 @@ def test_what_nothing_reads_runs_all_the_same() -> None:
         (apply("y", torch.zeros, (2,), dtype=torch.int64), "torch.zeros((2,), dtype=torch.int64)"),
         (apply("y", torch.clamp, X, -math.inf), 'torch.clamp(x, float("-inf"))'),
         (apply("y", print, X, "it's", 'a "b"', "c"), 'print(x, "it\'s", \'a "b"\', "c")'),
-        (Step("call_method", "y", "sum", (X,), {"dim": 1}), "x.sum(dim=1)"),
-        (Step("call_module", "y", "layers.0.if", (X,)), 'getattr(getattr(self.layers, "0"), "if")(x)'),
+        (Operation("call_method", "y", "sum", (X,), {"dim": 1}), "x.sum(dim=1)"),
+        (Operation("call_module", "y", "layers.0.if", (X,)), 'getattr(getattr(self.layers, "0"), "if")(x)'),
     ],
 )
-def test_operators_functions_and_constants(step: Step, text: str) -> None:
+def test_operators_functions_and_constants(step: Operation, text: str) -> None:
     assert body(step, result(V1)) == [f"return {text}"]
 
 
@@ -174,7 +174,7 @@ class Pair(NamedTuple):
     ],
 )
 def test_annotations(annotation: Any, text: str) -> None:
-    steps = steps_of(Step("placeholder", "x", "x", annotation=annotation), result(Pair(X, [X, (X,)])))
+    steps = steps_of(Operation("placeholder", "x", "x", annotation=annotation), result(Pair(X, [X, (X,)])))
     code, forward = written(steps)
     assert code.splitlines() == [f"def forward(self, {text}):", "    return Pair(x, [x, (x,)])"]
     assert forward.__annotations__.get("x") == annotation
@@ -183,16 +183,16 @@ def test_annotations(annotation: Any, text: str) -> None:
 
 def test_defaults_and_what_is_returned() -> None:
     inputs = [
-        Step("placeholder", "x", "x", annotation=Tensor),
-        Step("placeholder", "y", "y", (None,), {}, Tensor | None),
+        Operation("placeholder", "x", "x", annotation=Tensor),
+        Operation("placeholder", "y", "y", (None,), {}, Tensor | None),
     ]
-    step = Step("output", "output", "output", ((X, V1),), {}, tuple[Tensor, Tensor | None])
+    step = Operation("output", "output", "output", ((X, V1),), {}, tuple[Tensor, Tensor | None])
     code, forward = written(steps_of(*inputs, step))
     assert code == (
         "def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor | None]:\n    return x, y\n"
     )
     assert forward(None, 1) == (1, None)
-    edited = Step("output", "output", "output", ((X, V1),), {}, Tensor)
+    edited = Operation("output", "output", "output", ((X, V1),), {}, Tensor)
     assert "->" not in written(steps_of(*inputs, edited))[0]
 
 
@@ -239,10 +239,10 @@ class Owner:
     child = staticmethod(function("child", 99))
 
 
-def program(draw: random.Random) -> dict[Value, Step]:
+def program(draw: random.Random) -> dict[Value, Operation]:
     """Some steps that read each other."""
     inputs = draw.sample([name for name in NAMES if name != "self" and not keyword.iskeyword(name)], 2)
-    steps = steps_of(*(Step("placeholder", name, name, (None,) * index) for index, name in enumerate(inputs)))
+    steps = steps_of(*(Operation("placeholder", name, name, (None,) * index) for index, name in enumerate(inputs)))
     fresh: list[Value] = []
     for number in range(2, draw.randint(4, 12)):
         names = list(steps)
@@ -250,7 +250,7 @@ def program(draw: random.Random) -> dict[Value, Step]:
         args = args[::-1] if draw.random() < 0.7 else args
         name = draw.choice(NAMES)
         ways = [apply(name, draw.choice(FUNCTIONS), *args), apply(name, draw.choice(FUNCTIONS), args[0], k=args[-1])]
-        ways += [Step("call_module", name, "child", tuple(args)), Step("get_attr", name, "weight")]
+        ways += [Operation("call_module", name, "child", tuple(args)), Operation("get_attr", name, "weight")]
         steps[value := Value(f"%{number}")] = draw.choices(ways, [4, 2, 2, 1])[0]
         fresh.append(value)
     last = list(steps)
@@ -258,7 +258,7 @@ def program(draw: random.Random) -> dict[Value, Step]:
     return steps
 
 
-def interpreted(steps: Mapping[Value, Step], owner: Owner, inputs: list[Number]) -> Any:
+def interpreted(steps: Mapping[Value, Operation], owner: Owner, inputs: list[Number]) -> Any:
     """What the steps give, one after the other."""
     values: dict[Value, Any] = {}
     options = iter(inputs)

@@ -70,7 +70,7 @@ class Matrix:
         return TensorLocation(f"{self.layer}{WEIGHT}", 0, self.start, self.shape[0])
 
 
-class Factors(NamedTuple):
+class LoraFactors(NamedTuple):
     """The two matrices of an adapter, and the factor of their product."""
 
     a: Tensor
@@ -252,7 +252,7 @@ class LowRankAddition:
     names: tuple[str, str]
     scale: float
 
-    def factors(self) -> Factors:
+    def factors(self) -> LoraFactors:
         """Return the two matrices in the order of the model's rows and columns."""
         a, b = (self.file.read(name).float() for name in self.names)
         rows, columns = self.matrix.rows, self.matrix.columns
@@ -260,7 +260,7 @@ class LowRankAddition:
             b = torch.empty_like(b).index_copy_(0, rows, b)
         if columns is not None:
             a = torch.empty_like(a).index_copy_(1, columns, a)
-        return Factors(a, b, self.scale)
+        return LoraFactors(a, b, self.scale)
 
     @property
     def rank(self) -> int:
@@ -343,18 +343,18 @@ def _unknown_module(module: str, path: Path, matrices: Matrices) -> SpecError:
 class Adapter(NamedTuple):
     """An adapter that is written: its matrices by module, and the settings that only training uses."""
 
-    modules: Mapping[str, Factors]
+    modules: Mapping[str, LoraFactors]
     base: str
     dropout: float = 0.0
 
 
-def published_factors(matrices: Matrices, factors: Mapping[str, tuple[Matrix, Factors]]) -> dict[str, Factors]:
+def published_factors(matrices: Matrices, factors: Mapping[str, tuple[Matrix, LoraFactors]]) -> dict[str, LoraFactors]:
     """Return the matrices of adapters by the modules of transformers.
 
     A fused matrix of the model is split if its parts are published apart; adapters of several parts are joined if they
     are published as one matrix. Raises SpecError if no published module contains the rows of an adapter.
     """
-    result: dict[str, Factors] = {}
+    result: dict[str, LoraFactors] = {}
     written: Counter[str] = Counter()
     for module, to in matrices.of_base.items():
         inside = {
@@ -373,7 +373,7 @@ def published_factors(matrices: Matrices, factors: Mapping[str, tuple[Matrix, Fa
             block[first - to.start : end - to.start] = value.b[first - matrix.start : end - matrix.start]
             blocks.append(block * (value.scale / scale))
         b = torch.cat(blocks, dim=1)
-        result[module] = Factors(
+        result[module] = LoraFactors(
             a if to.columns is None else a[:, to.columns], b if to.rows is None else b[to.rows], scale
         )
     if lost := [name for name, (matrix, _) in factors.items() if written[name] < matrix.shape[0]]:

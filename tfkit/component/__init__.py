@@ -87,7 +87,7 @@ from tfkit.component.stack import Dropout as Dropout
 from tfkit.component.stack import Head as Head
 from tfkit.component.stack import Layer as Layer
 from tfkit.component.stack import Layers as Layers
-from tfkit.component.stack import Learned as Learned
+from tfkit.component.stack import LearnedFactor as LearnedFactor
 from tfkit.component.stack import Lookup as Lookup
 from tfkit.component.stack import Projection as Projection
 from tfkit.component.stack import ResidualConfig as ResidualConfig

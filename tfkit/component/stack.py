@@ -73,7 +73,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedFactor:
     """A learned factor: one number, or one per channel."""
 
     name: str
@@ -194,7 +194,7 @@ class Step:
         """True if it carries a state from one document of a row to the next."""
         return self.keeps_state and not (isinstance(self.config, SublayerConfig) and self.config.restarts)
 
-    def branch(self) -> Iterator[Call | Dropout | Learned | Scale]:
+    def branch(self) -> Iterator[Call | Dropout | LearnedFactor | Scale]:
         """Yield the operations of the branch in order: after `read` or the stream, before `write` or the addition."""
         if self.norm_in is not None:
             yield Call(f"{self.name}_norm_in", self.norm_in)
@@ -204,15 +204,15 @@ class Step:
         if self.dropout:
             yield Dropout(self.dropout)
         if self.addition.learned != "none":
-            yield Learned(f"{self.name}_residual_scale", self.addition.learned)
+            yield LearnedFactor(f"{self.name}_residual_scale", self.addition.learned)
         if self.addition.scale != 1:
             yield Scale(self.addition.scale)
 
     @property
-    def onto(self) -> Learned | None:
+    def onto(self) -> LearnedFactor | None:
         """The learned factor of the value to which the output is added."""
         learned = self.addition.learned_onto
-        return None if learned == "none" else Learned(f"{self.name}_residual_scale_onto", learned)
+        return None if learned == "none" else LearnedFactor(f"{self.name}_residual_scale_onto", learned)
 
     @property
     def after(self) -> Call | None:
@@ -222,7 +222,7 @@ class Step:
     def modules(self) -> Iterator[str]:
         """Yield the names of the sublayer's modules in the layer."""
         for part in (self.read, *self.branch(), self.write, self.onto, self.after):
-            if isinstance(part, Call | Learned):
+            if isinstance(part, Call | LearnedFactor):
                 yield part.name
 
 

@@ -33,7 +33,7 @@ from tfkit.component import (
     FFNConfig,
     Immaterial,
     Layer,
-    Learned,
+    LearnedFactor,
     Make,
     MaskConfig,
     MixerConfig,
@@ -330,12 +330,12 @@ class _StepWriter:
             x = self.program.apply(f"after_{step.name}", torch.add, x, y, alpha=step.addition.scale)
         return x if step.after is None else self._operation(step, step.after, x)
 
-    def _operation(self, step: Step, part: Call | Dropout | Learned | Scale, y: Value) -> Value:
+    def _operation(self, step: Step, part: Call | Dropout | LearnedFactor | Scale, y: Value) -> Value:
         if isinstance(part, Scale):
             return y  # the addition multiplies by it
         if isinstance(part, Dropout):
             return self.program.call(f"{step.name}_dropout", nn.Dropout(part.rate), y)
-        if isinstance(part, Learned):
+        if isinstance(part, LearnedFactor):
             return self.program.call(part.name, ResidualScale(self.d_model if part.shape == "vector" else 1), y)
         if part.name != step.name:
             return self.norm(part, y)

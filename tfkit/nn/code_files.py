@@ -19,11 +19,11 @@ CACHE = "TFKIT_CACHE"
 """The environment variable with the folder of caches."""
 
 
-class _Source:
+class _LinkedText:
     """A text in `linecache`: each of its globals refers to it."""
 
 
-_SOURCES: weakref.WeakValueDictionary[str, _Source] = weakref.WeakValueDictionary()
+_SOURCES: weakref.WeakValueDictionary[str, _LinkedText] = weakref.WeakValueDictionary()
 _LOCK = threading.Lock()
 
 
@@ -37,7 +37,7 @@ def run_text(text: str, name: str, names: dict[str, Any]) -> dict[str, Any]:
     file = _write(data, f"{re.sub('[^0-9A-Za-z]+', '_', name)[:80]}_{digest}.py") or f"<tfkit {name} {digest}>"
     with _LOCK:
         if (source := _SOURCES.get(file)) is None:
-            source = _SOURCES[file] = _Source()
+            source = _SOURCES[file] = _LinkedText()
             weakref.finalize(source, _forget, file)
         # TorchScript compiles this text, even if someone has changed or removed the file in the meantime.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

@@ -41,8 +41,8 @@ class Value(str):
     __repr__ = str.__str__  # equal text may be another argument
 
 
-class Step(NamedTuple):
-    """A line of a forward before it is written: an argument, a call, a weight, or the returned value."""
+class Operation(NamedTuple):
+    """An operation of a forward: an argument, a call, a weight, or the returned value."""
 
     op: str
     """The operation in torch.fx's words: placeholder, call_module, call_function, call_method, get_attr or output."""
@@ -74,7 +74,7 @@ def is_name(text: str) -> bool:
     return text.isidentifier() and not keyword.iskeyword(text)
 
 
-def forward_text(steps: Mapping[Value, Step], outside: dict[str, Any], style: Style) -> str:
+def forward_text(steps: Mapping[Value, Operation], outside: dict[str, Any], style: Style) -> str:
     """Return the function `forward`.
 
     Globals that the text uses are added to `outside` by name; the names already there are not used for anything else.
@@ -100,7 +100,7 @@ class _Expression:
 
 
 class _Writer:
-    def __init__(self, steps: Mapping[Value, Step], outside: dict[str, Any], style: Style) -> None:
+    def __init__(self, steps: Mapping[Value, Operation], outside: dict[str, Any], style: Style) -> None:
         self.steps = steps
         self.outside = outside
         self.style = style
@@ -131,7 +131,7 @@ class _Writer:
         head = _broken("def forward(", parameters, f"){self._result()}:", WIDTH)
         return "\n".join([*head, *(INDENT + line for line in self.lines)]) + "\n"
 
-    def _write(self, value: Value, step: Step) -> None:
+    def _write(self, value: Value, step: Operation) -> None:
         if value in self.variables:
             return
         if not self.unread[value] and (step.op == "get_attr" or step.target is operator.getitem):
@@ -203,19 +203,19 @@ class _Writer:
             return False
         return name not in self.held or not self.unread[self.held[name]]
 
-    def _return(self, value: Value, step: Step) -> None:
+    def _return(self, value: Value, step: Operation) -> None:
         (output,) = step.args
         bare = type(output) is tuple and len(output) > 1
         written = self._with_pending(value, partial(self._sequence if bare else self._part, output))
         self._flush(len(self.pending))
         self._line("return ", written)
 
-    def _expression(self, step: Step) -> _Expression:
+    def _expression(self, step: Operation) -> _Expression:
         written = self._of(step)
         written.name = step.name
         return written
 
-    def _of(self, step: Step) -> _Expression:
+    def _of(self, step: Operation) -> _Expression:
         if step.op == "get_attr":
             return _Expression(_path(step.target))
         if step.op == "call_module":
@@ -317,7 +317,7 @@ class _Writer:
         self.outside[chosen := next(free)] = value
         return chosen
 
-    def _parameter(self, step: Step) -> str:
+    def _parameter(self, step: Operation) -> str:
         default = f" = {self._part(step.args[0]).text}" if step.args else ""
         annotation = step.annotation
         if annotation is None:
@@ -357,7 +357,7 @@ def _values(parts: Any) -> Iterator[Value]:
         yield from _values((parts.start, parts.stop, parts.step))
 
 
-def _unpacked(steps: Mapping[Value, Step]) -> dict[Value, list[Value]]:
+def _unpacked(steps: Mapping[Value, Operation]) -> dict[Value, list[Value]]:
     """Return the values that are only taken apart, each with its items in order."""
     readers: dict[Value, list[Value]] = {}
     for value, step in steps.items():

@@ -41,7 +41,7 @@ SAMPLE = 2**26
 _fastest: dict[Case, Kernel] = {}
 
 
-class Decoding(threading.local):
+class DecodingFlag(threading.local):
     """Active while a `CachedModel` reads tokens: only then does `linear` consider other kernels than torch's own."""
 
     active = False
@@ -53,7 +53,7 @@ class Decoding(threading.local):
         self.active = False
 
 
-decoding = Decoding()
+decoding = DecodingFlag()
 
 
 def onednn_is_faster(x: Tensor, weight: Tensor) -> bool:

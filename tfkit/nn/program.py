@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from tfkit.nn.code_files import run_text
-from tfkit.nn.forward_text import GRAPH, LAYER, Step, Value, forward_text, is_name
+from tfkit.nn.forward_text import GRAPH, LAYER, Operation, Value, forward_text, is_name
 from tfkit.torch_private.compiler import forget_source
 
-Steps = Mapping[Value, Step]
+Steps = Mapping[Value, Operation]
 
 
 class Program:
@@ -28,7 +28,7 @@ class Program:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[Value, Step] = {}
+        self._steps: dict[Value, Operation] = {}
         self._children: dict[str, nn.Module] = {}
 
     def input(self, name: str, annotation: Any = Tensor, *, optional: bool = False) -> Value:
@@ -36,7 +36,9 @@ class Program:
         if not is_name(name):
             raise ValueError(f"`{name}` cannot be the name of an argument")
         default = (None,) if optional else ()
-        return self._add(Step("placeholder", name, name, default, {}, annotation | None if optional else annotation))
+        return self._add(
+            Operation("placeholder", name, name, default, {}, annotation | None if optional else annotation)
+        )
 
     def call(self, name: str, module: nn.Module, *args: Any, **kwargs: Any) -> Value:
         """Call `module`, which becomes the child `name`."""
@@ -45,11 +47,11 @@ class Program:
 
     def call_child(self, name: str, child: str, *args: Any, **kwargs: Any) -> Value:
         """Call a child, possibly not for the first time; `name` is the variable of the result."""
-        return self._add(Step("call_module", name, child, args, kwargs))
+        return self._add(Operation("call_module", name, child, args, kwargs))
 
     def apply(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Value:
         """Call a function, for instance of torch or of `operator`."""
-        return self._add(Step("call_function", name, function, args, kwargs))
+        return self._add(Operation("call_function", name, function, args, kwargs))
 
     def unpack(self, value: Value, *names: str) -> list[Value]:
         """Take a tuple apart; `names` are the variables of its parts."""
@@ -57,13 +59,13 @@ class Program:
 
     def weight(self, path: str) -> Value:
         """Add a parameter of a child, by its dotted path."""
-        return self._add(Step("get_attr", path.replace(".", "_"), path))
+        return self._add(Operation("get_attr", path.replace(".", "_"), path))
 
     def hold(self, name: str, module: nn.Module) -> None:
         """Make `module` the child `name` only for its weights, without a call."""
         self._children[name] = module
 
-    def _add(self, step: Step) -> Value:
+    def _add(self, step: Operation) -> Value:
         value = Value(f"%{len(self._steps)}")
         self._steps[value] = step
         return value
@@ -72,7 +74,7 @@ class Program:
         if returns is None:
             returns = (Tensor,) * len(output) if isinstance(output, tuple) else Tensor
         annotation = tuple.__class_getitem__(returns) if isinstance(returns, tuple) else returns
-        self._add(Step("output", "output", "output", (output,), {}, annotation))
+        self._add(Operation("output", "output", "output", (output,), {}, annotation))
 
     def build(self, output: Any, class_name: str, returns: Any = None) -> nn.Module:
         """Build the module with a `forward` that returns `output`. Equal programs become objects of the same class.
@@ -220,7 +222,7 @@ def steps_of(graph: fx.Graph) -> Steps:
         return Value(part.name) if isinstance(part, fx.Node) else part
 
     return {
-        Value(node.name): Step(
+        Value(node.name): Operation(
             node.op,
             variable_of(node),
             node.target,

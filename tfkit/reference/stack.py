@@ -28,7 +28,7 @@ Scopes: TypeAlias = dict[str, tuple[Scope, ...]]
 """By type of sublayer, the scopes that it takes in addition to x: one or none."""
 
 
-class Row(NamedTuple):
+class StackRow(NamedTuple):
     """A sequence: the positions of its tokens, [t], and the vector of its condition, [width]."""
 
     tokens: Array
@@ -58,7 +58,7 @@ def stack(
     features = np.split(layer_features.x, config.n_layers, axis=1) if layer_features else [None] * config.n_layers
     wires = dict[str, Array]()
     for run, number in enumerate(order):
-        name, row = names[number], Row(input.tokens, condition.x if condition else None, features[run])
+        name, row = names[number], StackRow(input.tokens, condition.x if condition else None, features[run])
         layer = part.at(f"layers.{number}", _layer_config(config, name))
         attention = layer.config.attention
         location = "relative" if attention is not None and attention.content_scores is not None else "position"
@@ -160,7 +160,7 @@ def _scopes(
     return scopes if config.ffn is None else {**scopes, "ffn": ()}
 
 
-def _layer(part: Part, x: Array, scopes: Scopes, row: Row) -> Array:
+def _layer(part: Part, x: Array, scopes: Scopes, row: StackRow) -> Array:
     """Apply sublayers one after the other. The names of repeated sublayers of a type are numbered."""
     config, times = part.config, Counter[str]()
     stream, around, kept = x, config.around, None
@@ -178,7 +178,7 @@ def _layer(part: Part, x: Array, scopes: Scopes, row: Row) -> Array:
     return part.record(x)
 
 
-def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, row: Row, *scope: Scope) -> Array:
+def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array, row: StackRow, *scope: Scope) -> Array:
     """Compute norm_after(onto + scale * norm_out(sublayer(norm_in(read)))), where `onto` is x or the sublayer's input.
 
     Residuals other than `add` compute the input of the sublayer, and write its output to the stream.
@@ -205,13 +205,13 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
     return _normed(part, "norm_after", step.get("norm_after"), x, row, name)
 
 
-def _read(residual: Part, x: Array, row: Row) -> Any:
+def _read(residual: Part, x: Array, row: StackRow) -> Any:
     """Return the value that a residual reads from the stream, and the values for its `write`."""
     features = [row.features] if residual.config.takes_features else []
     return residual("read", x, row.condition, *features)
 
 
-def _of_tokens(mixer: Part, x: Array, row: Row) -> Array:
+def _of_tokens(mixer: Part, x: Array, row: StackRow) -> Array:
     """Apply a mixer to the tokens without padding. It has no trace, because rows differ in length."""
     y, tokens = np.zeros_like(x), row.tokens
     features = [row.features[tokens]] if mixer.config.takes_features and row.features is not None else []
@@ -219,7 +219,7 @@ def _of_tokens(mixer: Part, x: Array, row: Row) -> Array:
     return y
 
 
-def _normed(part: Part, place: str, norm: NormConfig | bool | None, x: Array, row: Row, of: str = "") -> Array:
+def _normed(part: Part, place: str, norm: NormConfig | bool | None, x: Array, row: StackRow, of: str = "") -> Array:
     """Apply the norm at a place: a config; the stack's norm for True; for None, the norm of the placement."""
     norm = place in PLACES[part.config.placement] if norm is None else norm
     norm = norm if isinstance(norm, NormConfig) else part.config.norm if norm else None

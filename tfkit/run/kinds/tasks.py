@@ -156,11 +156,11 @@ class MQARConfig(DataConfig):
             raise Invalid("symbols", message)
 
     def build(self, length: int | None) -> Data:
-        parts = {name: Recall(self, ends) for name, ends in split_ranges(self, self.examples).items()}
+        parts = {name: AssociativeRecall(self, ends) for name, ends in split_ranges(self, self.examples).items()}
         return RowsData(parts, self.positions, self.symbols)
 
 
-class Recall:
+class AssociativeRecall:
     """Examples, each drawn from a generator for its index."""
 
     def __init__(self, config: MQARConfig, ends: tuple[int, int]) -> None:

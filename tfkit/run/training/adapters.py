@@ -26,7 +26,7 @@ from tfkit.checkpoint.adapters import (
     Adapted,
     Adapter,
     B,
-    Factors,
+    LoraFactors,
     LowRankAddition,
     Matrices,
     Matrix,
@@ -276,7 +276,7 @@ def write_weights(model: fx.GraphModule, folder: Path) -> None:
         return
     inserted: InsertedAdapters = model.meta[ADAPTERS]
     (folder / SPEC).write_text(spec_text(graph_of(model).spec), encoding="utf-8")
-    modules = {m.matrix.name: Factors(m.a.detach(), m.b.detach(), m.scale) for _, m in low_ranks(model)}
+    modules = {m.matrix.name: LoraFactors(m.a.detach(), m.b.detach(), m.scale) for _, m in low_ranks(model)}
     write_adapter(Adapter(modules, str(inserted.base), inserted.config.dropout), folder)
 
 

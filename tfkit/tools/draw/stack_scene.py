@@ -16,7 +16,7 @@ from tfkit.component import (
     Component,
     Config,
     Layers,
-    Learned,
+    LearnedFactor,
     MaskConfig,
     NormConfig,
     PatchMarker,
@@ -284,7 +284,7 @@ class _Layers:
         for part in step.branch():
             if isinstance(part, Call):
                 yield self._sublayer(step) if part.name == step.name else self._norm(part.config, part.name)
-            elif isinstance(part, Learned):
+            elif isinstance(part, LearnedFactor):
                 yield self._learned(part)
             elif isinstance(part, Scale):
                 yield Mark(f"{self.key}/{step.name}_scale", f"× {number_text(part.number)}")
@@ -302,7 +302,7 @@ class _Layers:
         key, times, tip = f"{self.key}/{part.name}", len(self.indices), tip_of(part.config)
         return Box(key, "step", title, tuple(notes), parameters=self._count(part.name), times=times, tip=tip)
 
-    def _learned(self, factor: Learned) -> Box:
+    def _learned(self, factor: LearnedFactor) -> Box:
         title, count = f"× learned {factor.shape}", self._count(factor.name)
         return Box(f"{self.key}/{factor.name}", "step", title, parameters=count, times=len(self.indices))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tfkit.component import Call, Dropout, Layer, Layers, Learned, NormConfig, Scale, Step
+from tfkit.component import Call, Dropout, Layer, Layers, LearnedFactor, NormConfig, Scale, Step
 from tfkit.errors import number_ranges
 from tfkit.graph.expand import Graph
 
@@ -72,11 +72,11 @@ def _gives_note(step: Step) -> str:
     return f"; gives {', '.join(step.gives)}" if step.gives else ""
 
 
-def _operation_code(part: Call | Dropout | Learned | Scale, y: str, step: Step) -> str:
+def _operation_code(part: Call | Dropout | LearnedFactor | Scale, y: str, step: Step) -> str:
     """Return the expression of an operation on y."""
     if isinstance(part, Dropout):
         return f"dropout({y})"
-    if isinstance(part, Learned):
+    if isinstance(part, LearnedFactor):
         return f"learned_{part.shape} * {y}"
     if isinstance(part, Scale):
         return f"{part.number:g} * {y}"

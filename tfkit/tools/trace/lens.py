@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tfkit.arguments import checked
 from tfkit.building.builder import graph_of
 from tfkit.building.model import BuiltModel, unwrapped_model
-from tfkit.component import Call, Dropout, Learned, ResidualConfig, Step
+from tfkit.component import Call, Dropout, LearnedFactor, ResidualConfig, Step
 from tfkit.errors import listing
 from tfkit.graph.expand import Graph, Node
 from tfkit.tools.show.points import TracePoint
@@ -133,7 +133,7 @@ def _addition_point(path: str, step: Step) -> TracePoint:
         raise ValueError(f"`{name}` must be added to the residual stream, without a norm or a factor of the sum")
     last = step.name
     for part in step.branch():
-        if isinstance(part, Call | Learned):
+        if isinstance(part, Call | LearnedFactor):
             last = part.name
         elif isinstance(part, Dropout):
             last = f"{step.name}_dropout"

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from tfkit.arguments import name_of
 from tfkit.building.builder import build, inputs_of
 from tfkit.checkpoint.weight_map import tensor_locations_of
-from tfkit.component import Component, Layer, Layers, Learned, RopeScalingConfig, RotaryConfig, Scale
+from tfkit.component import Component, Layer, Layers, LearnedFactor, RopeScalingConfig, RotaryConfig, Scale
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.input_shapes import fixed_length, max_len
@@ -207,7 +207,7 @@ def _stream_after_layer(module: nn.Module, layer: Layer, x: Tensor) -> Tensor:
         if step.norm_out is not None:
             y = module.get_submodule(f"{step.name}_norm_out")(y)
         for part in step.branch():
-            if isinstance(part, Learned):
+            if isinstance(part, LearnedFactor):
                 y = y * module.get_parameter(f"{part.name}.weight")
             elif isinstance(part, Scale):
                 y = y * part.number

@@ -19,7 +19,7 @@ from tfkit.component import Decoding
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.wiring import masks_in_use
 from tfkit.nn import Linear, Past, Program, Table, Value
-from tfkit.nn.forward_text import Step
+from tfkit.nn.forward_text import Operation
 from tfkit.nn.program import Steps, Written, written_class
 from tfkit.tools.eject.remote_code.parts import Body, Parts, last_sequence, unsupported_error
 
@@ -144,7 +144,7 @@ def _lookup_step(steps: Steps, child: str) -> Value:
     return next(value for value, step in steps.items() if _looks_up(step, child))
 
 
-def _looks_up(step: Step, child: str) -> bool:
+def _looks_up(step: Operation, child: str) -> bool:
     if step.op == "call_function":
         return child == "tokens" and step.target is F.embedding
     return step.op == "call_module" and step.target == child
