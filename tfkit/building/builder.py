@@ -140,16 +140,9 @@ def build(
     kind = None if dtype is None else dtype_of(dtype)
     options: dict[str, Any] = {"attention_backend": attention_backend, "recompute": recompute}
     if weights is not None and (missing or unused) and device.type != "meta":
-        from tfkit.checkpoint.files import TensorFiles
-        from tfkit.checkpoint.fitting import floating_type
-        from tfkit.checkpoint.selection import Selection
-
-        with TensorFiles.open(Path(weights)) as checkpoint:
-            kind = kind or floating_type(checkpoint)
-        model = build(replace(graph, weights=None), device=device, dtype=kind, seed=seed, **options)
-        selection = Selection(missing, unused, allow_change)
-        selection.filled(model, Path(weights))
-        return model
+        return _build_selected(
+            graph, Path(weights), missing, unused, allow_change, device=device, dtype=kind, seed=seed, **options
+        )
     if weights is not None and device.type != "meta":
         return build_filled(graph, Path(weights), device=device, dtype=kind, allow_change=allow_change, **options)
     model = _on_meta(graph, kind, **options)
@@ -158,6 +151,28 @@ def build(
         initialize(model, graph, seed)
         warn_of_first_losses(model, graph)
         _check_guarantees(model, graph, attention_backend)
+    return model
+
+
+def _build_selected(
+    graph: Graph,
+    path: Path,
+    missing: Sequence[str],
+    unused: Sequence[str],
+    allow_change: bool,
+    *,
+    dtype: torch.dtype | None,
+    **options: Any,
+) -> Model:
+    """Build a model, and fill it from a file without the weights and tensors that the patterns name."""
+    from tfkit.checkpoint.files import TensorFiles
+    from tfkit.checkpoint.fitting import floating_type
+    from tfkit.checkpoint.selection import Selection
+
+    with TensorFiles.open(path) as checkpoint:
+        dtype = dtype or floating_type(checkpoint)
+    model = build(replace(graph, weights=None), dtype=dtype, **options)
+    Selection(missing, unused, allow_change).filled(model, path)
     return model
 
 

@@ -13,7 +13,7 @@ from tfkit.building.builder import build
 from tfkit.building.placement import AnyDevice, AnyDtype
 from tfkit.component import Component
 from tfkit.errors import SpecError
-from tfkit.graph.expand import expand
+from tfkit.graph.expand import Graph, expand
 from tfkit.nn import Context, Program
 from tfkit.plugin.manager import AnyPlugins, load_plugins
 from tfkit.spec.data import NAME, read_data
@@ -63,13 +63,13 @@ def component(
         ValueError: an argument has no effect on the slot, or is missing; or there is no such device or type.
     """
     arguments = locals().keys() - {"keys"}
-    for name, idle in (
-        ("causal", causal and (slot != "attention" or keys.get("mask") is not None)),
-        ("width", width is not None and slot != "norm"),
-        ("d_memory", d_memory is not None and slot != "cross_attention"),
-    ):
-        if idle:
-            raise ValueError(f"`{name}` of `component` has no effect on this {slot}")
+    idle = {
+        "causal": causal and (slot != "attention" or keys.get("mask") is not None),
+        "width": width is not None and slot != "norm",
+        "d_memory": d_memory is not None and slot != "cross_attention",
+    }
+    if name := next((name for name, value in idle.items() if value), None):
+        raise ValueError(f"`{name}` of `component` has no effect on this {slot}")
     d_model = width if slot == "norm" else 1 if slot == "activation" else keys.get("d_model")
     if d_model is None:
         raise ValueError(f"`{'width' if slot == 'norm' else 'd_model'}` of `component` is missing: {slot} needs it")
@@ -83,16 +83,19 @@ def component(
     inputs = _inputs(None if kind is None else kind.config, keys, d_model, memory)
     tree, path = _model_around(slot, keys, inputs, d_model, init, causal=causal)
     try:
-        graph = expand(resolve_spec(tree, plugins, file=NAME))
-        x = replace(graph.inputs["x"], mask="mask")
-        (node,) = (replace(node, signals={**node.signals, "input": x}) for node in graph.nodes)
-        graph = replace(graph, inputs={**graph.inputs, "x": x}, nodes=(node,))
+        graph = _with_mask(expand(resolve_spec(tree, plugins, file=NAME)))
         model: Any = build(graph, device=device, dtype=dtype, seed=seed)
     except SpecError as error:
         prefix = ".".join([*path, ""])
-        diagnostics = (replace(d, path=d.path.removeprefix(prefix)) for d in error.diagnostics)
-        raise SpecError(*diagnostics) from error.__cause__
+        raise SpecError(*(replace(d, path=d.path.removeprefix(prefix)) for d in error.diagnostics)) from error.__cause__
     return _module_of(model, slot, conditioned="condition" in inputs)
+
+
+def _with_mask(graph: Graph) -> Graph:
+    """Return a graph of one node, whose input `x` takes `mask`."""
+    x = replace(graph.inputs["x"], mask="mask")
+    (node,) = (replace(node, signals={**node.signals, "input": x}) for node in graph.nodes)
+    return replace(graph, inputs={**graph.inputs, "x": x}, nodes=(node,))
 
 
 def _model_around(

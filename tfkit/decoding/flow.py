@@ -164,12 +164,7 @@ def sample_flow(
         ValueError: labels are not classes of the model, their number is not `n_samples`, an argument has no effect or
             is missing, or the samples are not finite.
     """
-    if labels is not None:
-        if len(labels) != n_samples or not all(0 <= label < flow.n_classes for label in labels):
-            words = f"`labels` must be {n_samples} classes below {flow.n_classes}"
-            raise ValueError(f"{words}; got {listing(map(str, labels)) or 'none'}")
-    elif guidance != 1:
-        raise ValueError("`guidance` must be combined with `labels`: it has no effect without classes")
+    _check_labels(flow, n_samples, labels, guidance)
     check_values(flow.module)
     shape = _shape(flow.signal, length)
     device = next(flow.module.parameters()).device
@@ -197,6 +192,15 @@ def sample_flow(
     if not bool(x.isfinite().all()):
         raise ValueError("the samples are not finite: take more steps, or a lower guidance")
     return x
+
+
+def _check_labels(flow: FlowModel, n_samples: int, labels: Sequence[int] | None, guidance: float) -> None:
+    if labels is None:
+        if guidance != 1:
+            raise ValueError("`guidance` must be combined with `labels`: it has no effect without classes")
+    elif len(labels) != n_samples or not all(0 <= label < flow.n_classes for label in labels):
+        words = f"`labels` must be {n_samples} classes below {flow.n_classes}"
+        raise ValueError(f"{words}; got {listing(map(str, labels)) or 'none'}")
 
 
 def _shape(x: Signal, length: int | None) -> tuple[int, ...]:

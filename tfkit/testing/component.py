@@ -243,14 +243,9 @@ def parametrize_with_checks(
 
     if component.slot == "block" and spec is None:
         raise ValueError("a block has no small model: pass its `spec`")
+    marks = {name: pytest.mark.xfail(reason=text, strict=True, raises=AssertionError) for name, text in xfail.items()}
     tests = [
-        pytest.param(
-            _property_check(prop, subjects),
-            id=prop.name,
-            marks=[pytest.mark.xfail(reason=xfail[prop.name], strict=True, raises=AssertionError)]
-            if prop.name in xfail
-            else [],
-        )
+        pytest.param(_property_check(prop, subjects), id=prop.name, marks=marks.get(prop.name, ()))
         for prop in properties.chosen((), level)
         if prop.of == of
     ]

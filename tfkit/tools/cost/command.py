@@ -85,15 +85,13 @@ def cost(
         dtypes = ", ".join(limits.tera_flops)
         raise click.UsageError(f"there are no figures for {dtype} on {limits.title}; known: {dtypes}")
     graph = reader.load(spec)
-    import torch
-
     from tfkit.tools.cost.cost import cost as count
 
     try:
         costs = count(
             graph,
             mode=mode,
-            dtype=getattr(torch, dtype),
+            dtype=dtype,
             optimizer=optimizer,  # type: ignore[arg-type]
             recompute=recompute,
             **sizes,

@@ -217,20 +217,7 @@ def _module_boxes(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box
     if alone or inner is not config:
         names = []  # the node is that one module
     for name in names:
-        path = f"{node.name}.{name}"
-        component = counts.components.get(path)
-        if component is not None and component.slot == "norm":
-            yield norm_box(component, f"{key}/{name}", counts.label(path), counts.take(path))
-        elif component is not None:
-            yield component_box(component, f"{key}/{name}", _spaced_name(name), counts.take(path))
-        else:
-            yield Box(
-                f"{key}/{name}",
-                role,
-                _spaced_name(name),
-                chips=tuple(_activation_chips(node, name, counts)),
-                parameters=counts.take(path),
-            )
+        yield _inner_box(node, name, f"{key}/{name}", role, counts)
     notes = [] if node.name == inner.kind_name() else [Note("kind", inner.kind_name())]
     parts = [
         Box(f"{key}/output/{name}", "part", _spaced_name(name), parameters=counts.take(f"{node.name}.{name}"))
@@ -249,6 +236,17 @@ def _module_boxes(node: Node, key: str, counts: ParameterCounts) -> Iterator[Box
         tied="tie" in node.wires,
         tip=tip_of(config),
     )
+
+
+def _inner_box(node: Node, name: str, key: str, role: str, counts: ParameterCounts) -> Box:
+    path = f"{node.name}.{name}"
+    component = counts.components.get(path)
+    if component is not None and component.slot == "norm":
+        return norm_box(component, key, counts.label(path), counts.take(path))
+    if component is not None:
+        return component_box(component, key, _spaced_name(name), counts.take(path))
+    chips = tuple(_activation_chips(node, name, counts))
+    return Box(key, role, _spaced_name(name), chips=chips, parameters=counts.take(path))
 
 
 def _node_component(node: Node) -> Component:

@@ -85,8 +85,7 @@ def export(
     check_file(output, device=False)
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)
-    import torch
-
+    from tfkit.building.placement import dtype_of
     from tfkit.tools.common.loading_weights import build_with_weights
     from tfkit.tools.export.export import check_format
     from tfkit.tools.export.export import export as write
@@ -95,15 +94,12 @@ def export(
         stage(f"checking that {chosen.name} supports it")
         check_format(graph, chosen)
         stage("building")
-        kind = None if dtype is None else getattr(torch, dtype)
+        kind = None if dtype is None else dtype_of(dtype)
         model = build_with_weights(graph, weights, dtype=kind, allow_change=allow_change)
         exported = write(model, output, format=chosen.name, stage=stage, plugins=reader.plugins)
     if chosen.name == "torchscript":
         click.echo(DEPRECATED, err=True)
-    if json:
-        print_json(exported)
-    else:
-        _print_exported(exported)
+    print_json(exported) if json else _print_exported(exported)
 
 
 def _show_formats(available: Formats, *, json: bool) -> None:

@@ -81,13 +81,7 @@ def job_of(request: Request, graph: Graph) -> Job:
     companions = Companions.read(request.weights, full.spec.family)
     generation = _generation_of(request, graph, companions.ids(MASK))
     main, once = _inputs_of(graph, generation)
-    read = [main, *(name for name in once[:1] if graph.inputs[name].type == "tokens")]
-    for name in graph.inputs:
-        if name not in read and not graph.inputs[name].optional:
-            message = f"`{graph.name}` also reads `{name}`, which a prompt does not have"
-            outputs = [output for output in full.outputs if output != graph.outputs[0]]
-            help = f"choose an output that does not need it: --output {outputs[0]}" if outputs else None
-            raise SpecError(Diagnostic(message, help=help))
+    _check_inputs(graph, [main, *(name for name in once[:1] if graph.inputs[name].type == "tokens")], full)
     tokenizer = tokenizer_of(request.tokenizer, request.weights, numbers=bool(request.tokens))
     check_vocabulary(tokenizer, graph, main)
     prompts = _prompt_texts(request)
@@ -113,6 +107,16 @@ def job_of(request: Request, graph: Graph) -> Job:
         end_ids=[] if request.tokens else ends,
         stop_texts=[text for text, token in stops.items() if token is None],
     )
+
+
+def _check_inputs(graph: Graph, read: Sequence[str], full: Graph) -> None:
+    """Raise SpecError unless a prompt provides all inputs of `graph`, the part of `full` for one output."""
+    missing = [name for name, signal in graph.inputs.items() if name not in read and not signal.optional]
+    if missing:
+        message = f"`{graph.name}` also reads `{missing[0]}`, which a prompt does not have"
+        outputs = [output for output in full.outputs if output != graph.outputs[0]]
+        help = f"choose an output that does not need it: --output {outputs[0]}" if outputs else None
+        raise SpecError(Diagnostic(message, help=help))
 
 
 def _generation_of(request: Request, graph: Graph, mask_tokens: Sequence[int]) -> MaskedDiffusion | None:

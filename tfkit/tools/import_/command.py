@@ -56,7 +56,7 @@ def import_(
     from tfkit.console.hub import local_path
     from tfkit.console.output import print_json
     from tfkit.tools.common.atomic_files import check_file, write_file
-    from tfkit.tools.import_.importing import draft_family, import_config
+    from tfkit.tools.import_.importing import import_config
 
     config = local_path(config, ["config.json"])
     if draft is not None:
@@ -64,13 +64,7 @@ def import_(
             raise click.UsageError(
                 "--draft cannot be combined with --output, --family or --name: it writes a family instead of a spec"
             )
-        check_file(draft)
-        text, near, other = draft_family(config, reader.plugins.specs)
-        print_warnings([other] if other else [])
-        write_file(draft, text)
-        print_json({"nearest": near, "family": text}) if json else click.echo(
-            f"wrote {printable_text(str(draft))}: from {near}"
-        )
+        _write_draft(reader, config, draft, json=json)
         return
     if output is not None:
         check_file(output)
@@ -89,3 +83,18 @@ def import_(
     else:
         names = f", with the names of {imported.family}" if imported.family else ""
         click.echo(f"wrote {printable_text(str(output))}: {imported.graph.name}{names}")
+
+
+def _write_draft(reader: Reader, config: Path, draft: Path, *, json: bool) -> None:
+    from tfkit.console.output import print_json
+    from tfkit.tools.common.atomic_files import check_file, write_file
+    from tfkit.tools.import_.importing import draft_family
+
+    check_file(draft)
+    text, near, other = draft_family(config, reader.plugins.specs)
+    print_warnings([other] if other else [])
+    write_file(draft, text)
+    if json:
+        print_json({"nearest": near, "family": text})
+    else:
+        click.echo(f"wrote {printable_text(str(draft))}: from {near}")

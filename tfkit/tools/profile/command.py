@@ -87,18 +87,15 @@ def profile(
         os.environ.setdefault(name, level)
     graphs = with_titles([reader.load(spec) for spec in specs], specs)
     sources = [reader.weights(spec, weights, allow_change=allow_change) for spec in specs]
-    import torch
-
     from tfkit.tools.profile.models import profile_models, to_dict
     from tfkit.tools.profile.profile_tables import show_profiles
 
-    chosen, kind = _available_device(device), getattr(torch, dtype)
     with progress_bar() as on_progress:
         profiles = profile_models(
             graphs,
-            device=chosen,
+            device=_available_device(device),
             allow_change=allow_change,
-            dtype=kind,
+            dtype=dtype,
             directory=output,
             weights=sources,
             on_step=lambda done, of: on_progress(done, of, "steps"),

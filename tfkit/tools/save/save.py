@@ -87,15 +87,19 @@ def save(
     except SpecError:
         raise
     except Exception as error:
-        of_disk = getattr(error, "strerror", None)
-        notes = () if of_disk else (f"in the layout `{layout}`, from {layouts.plugins[layout]}",)
-        cause = of_disk or in_words(error)
-        raise SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {cause}", notes=notes)) from error
+        raise _write_error(error, folder, f"in the layout `{layout}`, from {layouts.plugins[layout]}") from error
     if broken:
         message = f"the model in {quoted(str(folder))} has {BROKEN}"
         text = Diagnostic(message, notes=(broken,), help=UNREAD).render("warning")
         warnings.warn(text.removeprefix("warning: "), NotFiniteWarning, stacklevel=3)
     return tuple(sorted(folder.iterdir(), reverse=True))
+
+
+def _write_error(error: Exception, folder: Path, origin: str) -> SpecError:
+    """Return the error of a folder that cannot be written; `origin` names the code that failed, unless the disk did."""
+    of_disk = getattr(error, "strerror", None)
+    notes = () if of_disk else (origin,)
+    return SpecError(Diagnostic(f"cannot write {quoted(str(folder))}: {of_disk or in_words(error)}", notes=notes))
 
 
 def _check_nothing_left_out(model: fx.GraphModule) -> None:

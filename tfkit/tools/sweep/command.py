@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -95,10 +96,10 @@ def sweep(
     if (form is not None) + plan + json > 1 and not (plan and json):
         raise click.UsageError("only one of --plan, --markdown, --latex and --json can be used, or --plan with --json")
     excluded = {"plan": plan, "so-far": so_far, "on": on, "json": json, form or "": form, "jobs": jobs > 1}
-    if commands and (idle := next((name for name, value in excluded.items() if value), None)):
-        raise click.UsageError(f"--commands cannot be combined with --{idle}")
-    if plan and (so_far or on is not None):
-        raise click.UsageError(f"--plan cannot be combined with {'--so-far' if so_far else '--on'}")
+    if commands:
+        _reject_options("commands", excluded)
+    if plan:
+        _reject_options("plan", {"so-far": so_far, "on": on})
     if on is None and (better is not None or margin is not None):
         text = "--margin is a difference" if better is None else "--better is the direction"
         raise click.UsageError(f"{text} of a metric: add --on")
@@ -120,6 +121,11 @@ def sweep(
         _show_results(results, form, page)
     if results.errors:
         raise click.exceptions.Exit(1)
+
+
+def _reject_options(option: str, excluded: Mapping[str, object]) -> None:
+    if used := next((name for name, value in excluded.items() if value), None):
+        raise click.UsageError(f"--{option} cannot be combined with --{used}")
 
 
 def _run_sweep(sweep: Sweep, jobs: int, options: list[str]) -> Results:

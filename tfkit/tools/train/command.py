@@ -103,28 +103,40 @@ def train(
         raise click.UsageError("--roles needs --plan, without --processes")
     if plan and (output is not None or stop_after is not None or allow_change):
         raise click.UsageError("--plan cannot be combined with -o, --stop-after or --allow-change")
-    if plan:
-        from tfkit.run.training.start import check_start
-
-        loaded = _load_run(reader, run)
-        check_start(loaded)
-        if roles:
-            _show_roles(loaded, json=json)
-        elif processes is None:
-            _plan_run(loaded, reader.plugins, json=json)
-        else:
-            _plan_processes(reader, loaded, processes, device, network, json=json)
-        return
 
     from tfkit.run.training.processes import launched_count
 
-    if launched_count() > 1:
+    if plan:
+        _plan(reader, run, processes, device, network, roles=roles, json=json)
+    elif launched_count() > 1:
         from tfkit.run.training.parallel import distributed_processes
 
         with distributed_processes() as connected:
             _train_in_process(reader, run, output, stop_after, connected, allow_change=allow_change, json=json)
     else:
         _train_in_process(reader, run, output, stop_after, None, allow_change=allow_change, json=json)
+
+
+def _plan(
+    reader: Reader,
+    run: str,
+    processes: int | None,
+    device: str | None,
+    network: float | None,
+    *,
+    roles: bool,
+    json: bool,
+) -> None:
+    from tfkit.run.training.start import check_start
+
+    loaded = _load_run(reader, run)
+    check_start(loaded)
+    if roles:
+        _show_roles(loaded, json=json)
+    elif processes is None:
+        _plan_run(loaded, reader.plugins, json=json)
+    else:
+        _plan_processes(reader, loaded, processes, device, network, json=json)
 
 
 def _load_run(reader: Reader, run: str, *, quiet: bool = False) -> Run:

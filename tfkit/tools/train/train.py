@@ -126,14 +126,7 @@ def train_run(
             check_code([(folder, record.facts, code)], help=CHANGE_HELP)
         if processes.agreed(record.facts.ended):
             return _report_result(record, run)
-        for part in record.companions.omitted:
-            progress.warn(f"not copied to checkpoints: {part}")
-        if run.start_error is not None:
-            progress.note(f"not needed any more: {run.start_error.diagnostics[0].message}")
-        for note in record.notes:
-            progress.warn(f"the last digits may differ from before: {note}")
-        for note in record.changes:
-            progress.note(f"changed: {note}")
+        _report_changes(record, run, progress)
         for note in code_changes(record.facts, folder, code):
             progress.warn(f"the run continues with other code: {note}")
         begin = time.perf_counter()
@@ -145,6 +138,17 @@ def train_run(
                 progress.note(f"{name}: {text}")
             _train_session(trainer, record, progress, begin)
         return _report_result(record, run, progress)
+
+
+def _report_changes(record: RunFolder, run: Run, progress: TrainingProgress) -> None:
+    for part in record.companions.omitted:
+        progress.warn(f"not copied to checkpoints: {part}")
+    if run.start_error is not None:
+        progress.note(f"not needed any more: {run.start_error.diagnostics[0].message}")
+    for note in record.notes:
+        progress.warn(f"the last digits may differ from before: {note}")
+    for note in record.changes:
+        progress.note(f"changed: {note}")
 
 
 def _train_session(trainer: Trainer, record: RunFolder, progress: TrainingProgress, begin: float) -> None:
