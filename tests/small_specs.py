@@ -109,7 +109,7 @@ def reductions(graph: Graph, layers: int = 2) -> Iterator[str]:
             yield f"inputs.{name}.width=16"
     yield from _everywhere(graph, "vocab_size", 13)
     yield from _everywhere(graph, "max_len", 8)
-    for node in graph.nodes:
+    for node in graph.built_nodes:
         if hasattr(node.config, "n_layers"):
             changes = [*stack_reductions(node.config, layers)]
             yield from (f"{node.name}.{change}" for change in changes)
@@ -125,7 +125,7 @@ def _everywhere(graph: Graph, key: str, value: int) -> Iterator[str]:
     if (key,) in graph.spec.provenance.spans:
         yield f"{key}={value}"
     else:
-        yield from (f"{node.name}.{key}={value}" for node in graph.nodes if getattr(node.config, key, None))
+        yield from (f"{node.name}.{key}={value}" for node in graph.built_nodes if getattr(node.config, key, None))
 
 
 def stack_reductions(stack: Any, layers: int = 2) -> Iterator[str]:

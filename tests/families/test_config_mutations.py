@@ -33,6 +33,8 @@ EXCEPT = {
     "mistral4_bare rope_parameters.mscale=* is passed over": "their class reads it with `mscale_all_dim` alone",
     "flint mlp_only_layers=[[]1, 0] is passed over": "the same layers in another order",
     "granitemoehybrid* time_step_limit=[Nn]o* is passed over": "null stands for the limits of the file, 0 and infinity",
+    "* rope_parameters.mrope_section=[[]*] is passed over": "positions of text are equal in all planes",
+    "* rope_parameters.type='mrope' is passed over": "the same",
     "* rope_parameters.*factor=* is passed over": "the ratio of two lengths, as without it",
 }
 """Findings, with `*`, that are right; each with the reason."""

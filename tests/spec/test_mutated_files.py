@@ -293,7 +293,7 @@ def test_many_mutants(kind: str, name: str, folder: Path) -> None:
     fast_files = [other for of, other in FILES if of == kind and other not in SLOW]
     slow = sum(of == kind for of, _ in FILES) - len(fast_files)
     count = SLOW_COUNT if name in SLOW else -(-(FULL_COUNT - SLOW_COUNT * slow) // len(fast_files))
-    assert check(name, range(QUICK_COUNT, QUICK_COUNT + count), folder / kind / "mutant.yaml") >= 5
+    assert check(name, range(QUICK_COUNT, QUICK_COUNT + count), folder / kind / "mutant.yaml") >= 3
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::tfkit.errors.SpecWarning", "ignore::tfkit.errors.FirstLossWarning")

@@ -148,6 +148,7 @@ class RopeFieldConfig(FieldConfig):
             parameters |= entries
         parameters |= {"rope_type": parameters.pop("type")} if "type" in parameters else {}
         # The positions of text are equal in all of the planes between which M-RoPE divides the pairs of channels.
+        _check_planes(parameters)
         plane = {"rope_type": "default"} if parameters.get("rope_type") == "mrope" else {}
         return {key: value for key, value in parameters.items() if key not in PLANES} | plane
 
@@ -228,6 +229,16 @@ def _check_numbers(parameters: Mapping[str, Any]) -> None:
                 raise Invalid("", f"{quoted(key)} must be a number; got the text {quoted(number)}")
             if isinstance(number, bool) and key != "truncate":
                 raise Invalid("", f"{quoted(key)} must be a number; got {quoted(case_of(number))}")
+
+
+def _check_planes(parameters: Mapping[str, Any]) -> None:
+    section = parameters.get("mrope_section", [1])
+    counts = section if isinstance(section, list) else []
+    if not counts or not all(type(number) is int and number > 0 for number in counts):
+        raise Invalid("", f"`mrope_section` must be a list of positive integers; got {quoted(str(section))}")
+    interleaved = parameters.get("mrope_interleaved", False)
+    if not isinstance(interleaved, bool):
+        raise Invalid("", f"`mrope_interleaved` must be true or false; got {quoted(str(interleaved))}")
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
