@@ -312,3 +312,8 @@ def test_a_run_resumes_with_its_teacher_and_does_not_depend_on_micro_batches() -
     constant, _ = trained(shapes_run("loss.momentum=0.5"), Memory())
     assert constant.losses[:2] == full.losses[:2]
     assert constant.losses[3] != full.losses[3]
+
+
+def test_a_metric_of_logits_is_an_error() -> None:
+    with pytest.raises(SpecError, match="`accuracy` needs logits of ids, which `prediction` does not return"):
+        trained(shapes_run("eval.metrics=[accuracy]"))
