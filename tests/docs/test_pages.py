@@ -31,7 +31,7 @@ from .page import ROOT, blocks, follow, matches, run
 DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
-NEEDED_PLUGINS = {page: {"tfkit-media", "tfkit-streams"} for page in ("custom_objectives", "objectives")}
+NEEDED_PLUGINS = {page: {"tfkit-media", "tfkit-streams"} for page in ("custom_objectives", "jepa", "objectives")}
 """The plugins that a page asks its reader to install."""
 README = ROOT / "README.md"
 ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have tests of their own
@@ -49,6 +49,7 @@ LONG_PAGES = {
     "families",
     "finetuning",
     "inspect",
+    "jepa",
     "objectives",
     "outputs",
     "own_loop",

@@ -24,6 +24,7 @@ SMALL_RUNS = {
     "hybrid_text": ("schedule.warmup=2", "batch.length=16"),
     "diffusion_addition": ("schedule.warmup=2",),
     "dit_shapes": ("schedule.warmup=2", "data.count=60", "model.encoder.n_layers=1"),
+    "jepa_shapes": ("schedule.warmup=2", "data.count=60", "model.encoder.n_layers=1"),
     "masked": ("schedule.warmup=2", "model.encoder.n_layers=1"),
     "minigpt_relu": ("model.decoder.n_layers=1",),
     "minigpt_swiglu": ("model.decoder.n_layers=1",),
@@ -41,6 +42,7 @@ STEPS = {
     "dit_shapes": 1000,
     "hybrid_recall": 400,
     "hybrid_text": 300,
+    "jepa_shapes": 1000,
     "numerals": 400,
     "preferred_sums": 1000,
     "reverse": 3000,
@@ -50,14 +52,15 @@ STEPS = {
 METRICS = {
     "diffusion_addition": "val.decoded_exact_match",
     "dit_shapes": "val.objective",
+    "jepa_shapes": "val.objective",
     "numerals": "val.objective",
     "preferred_sums": "val.reward_accuracy",
     "waves": "val.r2",
 }
 """Metrics of runs without `val.loss`."""
 VARIED = (
-    *("addition", "diffusion_addition", "dit_shapes", "hybrid_recall", "hybrid_text", "masked", "numerals"),
-    *("preferred_sums", "reverse", "t5_spans", "waves"),
+    *("addition", "diffusion_addition", "dit_shapes", "hybrid_recall", "hybrid_text", "jepa_shapes", "masked"),
+    *("numerals", "preferred_sums", "reverse", "t5_spans", "waves"),
 )
 """Runs whose models state no number of parameters."""
 

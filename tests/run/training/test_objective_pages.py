@@ -19,10 +19,11 @@ ROOM = "model.graph.embedding.position.max_len=33"
 SIMPO = "{kind: preferences, form: simpo, beta: 2.0}"
 LOSSES = {
     "llada": "small.yaml",
-    "jepa": "small.yaml",
+    "data2vec": "small.yaml",
     "{kind: masked_diffusion}": "small.yaml",
     "velocity": "dit_shapes",
     "{kind: flow_matching, label: label, drop: 0.3}": "dit_shapes",
+    "{kind: jepa, grid: [4, 4], momentum: 0.9}": "jepa_shapes",
     "grpo": "gpt.yaml",
     "dpo": "sums.yaml",
     SIMPO: "sums.yaml",
@@ -40,7 +41,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _train(folder: Path, name: str, loss: str, processes: int, *sets: str, stop_after: int = STEPS) -> Path:
     run, common = LOSSES[loss], [f"loss={loss}"]
-    if run == "dit_shapes":
+    if run in ("dit_shapes", "jepa_shapes"):
         common += ["data.count=60", "batch.sequences=6", "schedule=constant"]
     if run == "sums.yaml":
         common += ["batch.sequences=6", "schedule=constant"]

@@ -2,7 +2,7 @@
 
 python -m tests.tools.train.killed 100
 python -m tests.tools.train.killed 10 distillation
-python -m tests.tools.train.killed 5 jepa
+python -m tests.tools.train.killed 5 data2vec
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CALLBACKS = """callbacks=[{kind: components, every: 2}, {kind: ema, decay: 0.8},
 
 OBJECTIVES = {
     "llada": "small.yaml",
-    "jepa": "small.yaml",
+    "data2vec": "small.yaml",
     "grpo": "gpt.yaml",
     "dpo": "sums.yaml",
 }

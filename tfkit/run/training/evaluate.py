@@ -206,7 +206,9 @@ class _Evaluation:
         graph: Graph = self._model.meta["graph"]
         for built, _ in self._of_logits:
             node = graph.node(built.output or next(iter(self._run.config.loss.terms), graph.outputs[0]))
-            if not built.config.of_numbers and (node.output.type == "vector" or node.config.compares_rows):
+            several = len(graph.outputs) > 1 and node.output.type == "sequence"
+            without_ids = several or (node.output.type == "vector" or node.config.compares_rows)
+            if not built.config.of_numbers and without_ids:
                 message = (
                     f"the metric `{built.config.kind_name()}` needs logits of ids, which `{node.name}` does not return"
                 )
