@@ -86,8 +86,8 @@ def _predicted_input(graph: Graph) -> str | None:
         parts = split_for_decoding(graph)
     except SpecError:
         return None
-    # All positions of a prefix attend to each other.
-    prefix = any(graph.inputs[name].type == "lengths" for name in parts.initial_inputs)
+    # All positions of a prefix or of a block attend to each other.
+    prefix = parts.block_inputs or any(graph.inputs[name].type == "lengths" for name in parts.initial_inputs)
     tokens = [name for name in parts.step_inputs if graph.inputs[name].type == "tokens"]
     return None if prefix or len(tokens) != 1 else tokens[0]
 
