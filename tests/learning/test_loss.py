@@ -282,3 +282,45 @@ def test_layers_that_are_computed_twice_to_save_memory() -> None:
     actual = loss(model, inputs, chunks=4)
     torch.manual_seed(0)
     assert_same(model, actual, next_token_loss(model, inputs))
+
+
+# ---- loops: nodes that call one module, with a loss at each ----
+
+LOOPS: dict[str, Any] = {
+    "tfkit": 1,
+    "name": "loops",
+    "d_model": 16,
+    "vocab_size": VOCABULARY,
+    "outputs": ["logits_1", "logits_2", "logits_3"],
+    "graph": {
+        "embedding": "embedding",
+        "loop_1": {
+            "block": "decoder",
+            "n_layers": 2,
+            "attention": {"kind": "mha", "n_heads": 4, "position": "rope"},
+            "ffn": {"kind": "gelu", "d_ff": 24},
+            "final_norm": False,
+        },
+        "logits_1": {"block": "lm_head", "bias": True},
+        "loop_2": {"same": "loop_1", "input": "loop_1"},
+        "logits_2": {"same": "logits_1"},
+        "loop_3": {"same": "loop_1", "input": "loop_2"},
+        "logits_3": {"same": "logits_1"},
+    },
+}
+
+
+def test_a_loss_at_each_loop_is_that_of_a_loop() -> None:
+    model, tokens = tfkit.build(LOOPS, seed=1), torch.randint(VOCABULARY, (3, 7))
+    weights = {"logits_1": 0.2, "logits_2": 0.3, "logits_3": 0.5}
+    x, expected = model.embedding(tokens), torch.zeros(())
+    for weight in weights.values():
+        x = model.loop_1(x)
+        expected = expected + weight * plain(model.logits_1(x)[:, :-1], tokens[:, 1:])
+    assert_same(model, Loss(model, outputs=weights)(tokens), expected)
+    last = Loss(model, outputs={"logits_3": 1.0})(tokens)
+    looped = {**LOOPS["graph"]["loop_1"], "n_layers": 6, "layers": {"groups": 2, "order": "looped"}}
+    graph = {"embedding": "embedding", "loop_1": looped, "logits_1": LOOPS["graph"]["logits_1"]}
+    other = tfkit.build({**LOOPS, "outputs": ["logits_1"], "graph": graph})
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(Loss(other)(tokens), last)

@@ -291,6 +291,8 @@ class Layers:
     """The minimum number of layers for the pattern."""
     prefix: str | None = None
     """The input of type `lengths` with the length of the prefix that all tokens attend to."""
+    blocks: str | None = None
+    """The input of type `positions` with the number of each token's block, whose tokens attend to each other."""
 
     @property
     def depth(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tfkit.component import (
     AttentionBackend,
@@ -28,7 +29,7 @@ from tfkit.component import (
 from tfkit.components.cached_keys import CachedKeys
 from tfkit.components.flex import flex_mask, serves
 from tfkit.components.temperature import Temperature
-from tfkit.nn import Cache, Context, count_positions, is_pairwise, is_scripting, named, one_run
+from tfkit.nn import Cache, Context, count_positions, is_pairwise, is_scripting, named, one_run, token_order
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class ContextKey:
     flex: bool = False
     """True if the mask may be a rule for FlexAttention."""
     temperature: TemperatureConfig | None = None
+    blocks: bool = False
+    """True if tokens of a block attend to each other."""
     counts: bool = False
     """True if more than the distance of two tokens matters, so that positions are counted without padding."""
     position: AttentionPositionConfig | None = None
@@ -52,18 +55,25 @@ class ContextKey:
 
     @classmethod
     def of(
-        cls, attention: AttentionConfig | None, mask: MaskConfig, *, prefix: bool, backend: AttentionBackend
+        cls,
+        attention: AttentionConfig | None,
+        mask: MaskConfig,
+        *,
+        prefix: bool,
+        blocks: bool,
+        backend: AttentionBackend,
     ) -> ContextKey:
         """Return the key of a layer's attention."""
         if attention is None:
             return cls(MaskConfig(), prefix=False, flag=False)
-        plain = mask == MaskConfig(right=0) and not prefix and attention.score_bias is None
+        plain = mask == MaskConfig(right=0) and not (prefix or blocks) and attention.score_bias is None
         temperature, position = attention.query_temperature, attention.position
         return cls(
             mask,
             prefix,
             flag=plain and attention.causal_flag(backend),
-            flex=attention.flex_mask(backend),
+            flex=attention.flex_mask(backend) and not blocks,
+            blocks=blocks,
             temperature=temperature,
             counts=temperature is not None or attention.counts_tokens,
             position=position,
@@ -96,7 +106,7 @@ class ContextKey:
             position = make(attention.score_bias, attention, self.mask.causal)
             slopes = attention.score_bias.slopes(attention)
         if attention is not None and attention.content_scores is not None:
-            relative = make(attention.content_scores, attention, self.mask.causal and not self.prefix)
+            relative = make(attention.content_scores, attention, self.mask.causal and not (self.prefix or self.blocks))
         rule = None if self.mask.rule is None else make(self.mask.rule)
         return AttentionContext(
             self,
@@ -112,7 +122,8 @@ class ContextKey:
 class AttentionContext(nn.Module):
     """The values that the attentions of several layers share, from sequences x [b, t, d_model].
 
-    `padding` is a mask [b, t] or a pairwise mask, `prefix` has lengths [b], and `cached` is None for entire sequences.
+    `padding` is a mask [b, t] or a pairwise mask, `prefix` has lengths [b] or the blocks of
+    tokens [b, t], and `cached` is None for entire sequences.
     `token_positions` are the positions of the tokens, [b, t] or [b, t, n]; None if they are counted. Masks always count
     the tokens.
     """
@@ -179,7 +190,11 @@ class AttentionContext(nn.Module):
                 return Context(flex, rotary, None, temperature=temperature)
         mask: Tensor | None = None
         if tokens is not None or not (self.flag if cached is None else self.reads_everything(queries, keys)):
-            visible = self.visible(queries, keys, tokens, prefix, counted=self.gaps or cached is not None)
+            ends = queries
+            if prefix is not None and prefix.dim() == 2:
+                ends = block_ends(prefix, queries, padding)
+                prefix = None
+            visible = self.visible(queries, keys, tokens, prefix, ends, counted=self.gaps or cached is not None)
             mask = None if visible is None else additive(visible, x)
         ring = keys if self.ring and cached is not None else None
         if token_positions is not None:
@@ -203,17 +218,17 @@ class AttentionContext(nn.Module):
         return flex_mask(x, padding, prefix, left=self.left, right=self.right, slopes=self.slopes, rule=self.rule)
 
     def visible(
-        self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, counted: bool
+        self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, ends: Tensor, counted: bool
     ) -> Tensor | None:
         """Return the keys that each query may attend to, bool [b or 1, 1, q or 1, k]; None for all keys.
 
         `queries` and `keys` are positions, [b or 1, q] and [b or 1, k], `counted` if without padding; `tokens` is True
         where a key is a token, [b, k], or where a query may read it, [b, q, k]; the first `prefix` [b] tokens are read
-        by all queries.
+        by all queries. `ends` are the positions of the queries or of the ends of their blocks, [b or 1, q].
         """
         visible: Tensor | None = None
         if self.right is not None:
-            visible = keys[:, None, :] - queries[:, :, None] <= self.right
+            visible = keys[:, None, :] - ends[:, :, None] <= self.right
         if self.left is not None:
             near = queries[:, :, None] - keys[:, None, :] <= self.left
             visible = near if visible is None else visible & near
@@ -235,6 +250,24 @@ class AttentionContext(nn.Module):
             return named(causal=True, window=window)
         sides = {side: number for side, number in (("left", self.left), ("right", self.right)) if number is not None}
         return ", ".join(f"{side}={number}" for side, number in sides.items())
+
+
+def block_ends(blocks: Tensor, positions: Tensor, padding: Tensor | None) -> Tensor:
+    """Return the position of the last token of the block of each token, [b, t].
+
+    A block is a run of tokens of one document with the same number above 0 in `blocks` [b, t]. `positions` [b or 1, t]
+    increase within a document, and `padding` is a mask [b, t] or a pairwise mask.
+    """
+    order: Tensor | None = None
+    positions = positions.expand_as(blocks)
+    if padding is not None:
+        order = token_order(padding.to(torch.bool))[1]
+        blocks = torch.zeros_like(blocks).scatter(1, order, blocks)
+        positions = torch.zeros_like(positions).scatter(1, order, positions)
+    joined = (blocks[:, 1:] == blocks[:, :-1]) & (blocks[:, 1:] > 0) & (positions[:, 1:] > positions[:, :-1])
+    run = functional.pad(~joined, (1, 0)).long().cumsum(dim=1)
+    ends = torch.zeros_like(positions).scatter_reduce(1, run, positions, "amax").gather(1, run)
+    return ends if order is None else ends.gather(1, order)
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:

@@ -89,6 +89,11 @@ class StackConfig(LayerConfig, BlockConfig):
         """The input with the number of first tokens to which every query attends."""
         return None
 
+    @property
+    def blocks_input(self) -> str | None:
+        """The input with the block of each token."""
+        return None
+
     def check(self) -> None:
         """Raise `Invalid` if groups or the pattern do not fit the number of layers, or if variants change the width."""
         super().check()
@@ -256,7 +261,8 @@ class StackConfig(LayerConfig, BlockConfig):
         """Return the key of the context of a layer's self-attention. Layers with equal keys share a context."""
         explicit = layer.attention.mask if layer.attention else None
         mask = explicit or self.default_mask()
-        return ContextKey.of(layer.attention, mask, prefix=self.prefix_input is not None, backend=backend)
+        prefix, blocks = self.prefix_input is not None, self.blocks_input is not None
+        return ContextKey.of(layer.attention, mask, prefix=prefix, blocks=blocks, backend=backend)
 
     def _contexts(self, backend: AttentionBackend = "sdpa") -> list[tuple[str, ContextKey]]:
         """Return the name and the key of the context of each layer. Layers with equal keys share a context."""
@@ -307,6 +313,7 @@ class StackConfig(LayerConfig, BlockConfig):
             period=period,
             least=least,
             prefix=self.prefix_input,
+            blocks=self.blocks_input,
         )
 
     def build(self, make: Make, inputs: Signals) -> nn.Module:
@@ -450,7 +457,10 @@ class Stack(nn.Module):
         condition: Tensor | None = None,
         layer_features: Tensor | None = None,
         positions: Tensor | None = None,
+        blocks: Tensor | None = None,
     ) -> Tensor:
+        if blocks is not None:
+            prefix = check_positions(blocks, x, 0)
         return self.run(x, mask, prefix, None, caches, None, past, condition, layer_features, positions)
 
     def contexts(

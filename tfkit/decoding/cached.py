@@ -110,6 +110,8 @@ class CachedModel:
         self._lengths: Tensor | None = None
         self._first: dict[str, Tensor] = {}
         self._always: dict[str, Tensor] = {}
+        self._blocks: dict[str, list[int]] = {}
+        """The number of the block of the last token of each row, by the names of inputs."""
 
     @checked
     @torch.no_grad()
@@ -148,7 +150,7 @@ class CachedModel:
                 for n, value in zip(initial_value_names(self._parts), outputs, strict=True)
                 if value is not None
             }
-        self._batch, self.used, self._lengths = batch, 0, None
+        self._batch, self.used, self._lengths, self._blocks = batch, 0, None, {}
         always = {name for name in values if name.endswith("_mask")}.union(self._parts.repeated_sources)
         self._always = {n: x for n, x in values.items() if n in self._takes and n in always}
         self._first = {n: x for n, x in values.items() if n in self._takes and n not in self._always}
@@ -230,6 +232,7 @@ class CachedModel:
         self._first = {name: value.repeat_interleave(n, dim=0) for name, value in self._first.items()}
         self._always = {name: value.repeat_interleave(n, dim=0) for name, value in self._always.items()}
         self._lengths = None if self._lengths is None else self._lengths.repeat_interleave(n)
+        self._blocks = {name: [last for last in rows for _ in range(n)] for name, rows in self._blocks.items()}
 
     def rewind(self, n: int, mask: Tensor | None = None) -> None:
         """Forget the last `n` columns of every sequence. `mask`, bool [b, n], is False at padding.
@@ -240,6 +243,7 @@ class CachedModel:
         if not 0 <= n <= self.used:
             raise ValueError(f"rewind must be between 0 and {self.used}, the columns that were read; got {n}")
         check_rewinds(self)
+        self._blocks = {}
         self.used -= n
         if self._lengths is not None:
             self._lengths = self._lengths - (n if mask is None else mask.sum(dim=1))
@@ -317,6 +321,26 @@ class CachedModel:
                 raise ValueError(f"`{name}` is {tuple(value.shape[:2])}, and the tokens are {shape}")
         if self.used == 0:
             self._check_prefix(tokens, mask)
+        for name in self._parts.block_inputs:
+            self._blocks[name] = self._last_blocks(name, inputs.get(name, torch.zeros_like(tokens)), mask)
+
+    def _last_blocks(self, name: str, blocks: Tensor, mask: Tensor | None) -> list[int]:
+        """Return the block of the last token of each row; raise ValueError if a block of the previous piece continues.
+
+        Earlier tokens of the block would have to attend to the new tokens.
+        """
+        latest = []
+        masks = torch.ones_like(blocks) if mask is None else mask
+        for last, numbers, real in zip(
+            self._blocks.get(name, [0] * len(blocks)), blocks.tolist(), masks.tolist(), strict=True
+        ):
+            of_tokens = [last, *(number for number, is_token in zip(numbers, real, strict=True) if is_token)]
+            if len(of_tokens) > 1 and 0 < of_tokens[1] == last:
+                raise ValueError(
+                    f"`{name}` must have all tokens of a block in one piece; got more tokens of block {last}"
+                )
+            latest.append(of_tokens[-1])
+        return latest
 
     def _check_prefix(self, tokens: Tensor, mask: Tensor | None) -> None:
         """Raise ValueError if a prefix is longer than the first piece, because every query attends to the prefix."""

@@ -32,6 +32,11 @@ class DecodeSplit:
         """The caches and states of all nodes."""
         return [entry for _, decoding in self.step_nodes.values() for layer in decoding.caches for entry in layer]
 
+    @property
+    def block_inputs(self) -> set[str]:
+        """Inputs with the block of each token. A step must have all tokens of a block."""
+        return {node.stack.blocks for node, _ in self.step_nodes.values() if node.stack and node.stack.blocks}
+
 
 def split_for_decoding(graph: Graph) -> DecodeSplit:
     """Split a graph for decoding; raise SpecError if the model needs full sequences."""

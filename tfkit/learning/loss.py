@@ -290,7 +290,7 @@ class Loss(nn.Module):
         return unknown_argument("the model", unknown, self._names)
 
     def _head(self, name: str) -> nn.Module:
-        head = self.model.get_submodule(name)
+        head = self.model.get_submodule(self.ends[name].head)
         if not torch.compiler.is_compiling() and is_sharded(head):
             raise ValueError(f"`{name}` must not be sharded separately: shard it with the root, `fully_shard(model)`")
         return head

@@ -24,8 +24,10 @@ modules that it uses."""
 class Ends:
     """The start and end of a model's path through a head."""
 
-    head: str
+    node: str
     """The node that computes the logits."""
+    head: str
+    """The path of its module, which several nodes may call."""
     vocab_size: int
     """The number of logits."""
     mask: str | None
@@ -66,7 +68,9 @@ def _ends_of_graph(graph: Graph) -> Ends:
     signal, vocab_size = head.signals[_head_wire(head)], head.output.width
     if vocab_size is None:
         raise ValueError(f"`{head.name}` returns one logit without an axis of classes, but this loss needs classes")
-    return Ends(head.name, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted_input(graph))
+    return Ends(
+        head.name, head.module, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted_input(graph)
+    )
 
 
 def _head_wire(head: Node) -> str:
@@ -86,8 +90,8 @@ def _predicted_input(graph: Graph) -> str | None:
         parts = split_for_decoding(graph)
     except SpecError:
         return None
-    # All positions of a prefix attend to each other.
-    prefix = any(graph.inputs[name].type == "lengths" for name in parts.initial_inputs)
+    # All positions of a prefix or of a block attend to each other.
+    prefix = parts.block_inputs or any(graph.inputs[name].type == "lengths" for name in parts.initial_inputs)
     tokens = [name for name in parts.step_inputs if graph.inputs[name].type == "tokens"]
     return None if prefix or len(tokens) != 1 else tokens[0]
 
@@ -102,9 +106,10 @@ def write_trunk(model: fx.GraphModule, all_ends: Iterable[Ends]) -> Trunk:
     values = {variable_of(node): copy for node, copy in copies.items()}  # of a mask what is checked
     states = []
     for ends in all_ends:
-        head = next((node for node in returned if (node.op, node.target) == ("call_module", ends.head)), None)
+        call = ("call_module", ends.head, ends.node)
+        head = next((node for node in returned if (node.op, node.target, variable_of(node)) == call), None)
         if head is None:
-            raise ValueError(f"the model's graph was edited: it no longer ends in `{ends.head}`")
+            raise ValueError(f"the model's graph was edited: it no longer ends in `{ends.node}`")
         states.append((head.args[0], values.get(ends.mask or ""), values.get(ends.tokens or ""), dict(head.kwargs)))
     graph.output(states)
     for node in reversed(graph.nodes):  # the heads, and what only outputs outside the loss need

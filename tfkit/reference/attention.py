@@ -26,9 +26,9 @@ class Scope:
     positions: Array | None = None
     """[t], counted without padding; None in cross-attention, which has none."""
     causal: bool = False
-    """True if no query attends to a later key, except within a prefix."""
+    """True if no query attends to a later key, except within a prefix or a block."""
     prefix: bool = False
-    """True if a prefix is visible to all queries."""
+    """True if queries attend to later keys within a prefix or a block."""
     position: Part | None = None
     """The component in the slot `position`, with its weights."""
     wires: dict[str, Array] = field(default_factory=dict)

@@ -46,6 +46,7 @@ def stack(
     condition: Value | None = None,
     layer_features: Value | None = None,
     positions: Value | None = None,
+    blocks: Value | None = None,
     causal: bool = False,
 ) -> Value:
     """Apply layers, then a norm. In a causal stack, a decoder, positions attend to earlier positions and the prefix."""
@@ -64,7 +65,7 @@ def stack(
         location = "relative" if attention is not None and attention.content_scores is not None else "position"
         position = part.at(f"{shared[number]}.{location}", attention and attention.position)
         rule = part.at(f"{shared[number]}.rule", attention and attention.mask and attention.mask.rule)
-        scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal, wires, positions)
+        scopes = _scopes(layer.config, position, rule, input, memory, prefix, causal, wires, positions, blocks)
         x = _layer(layer, x, scopes, row)
     if resolved.streams is not None:
         x = part.at("leave", resolved.streams)("leave", x)
@@ -133,12 +134,14 @@ def _scopes(
     causal: bool,
     wires: dict[str, Array],
     of_tokens: Value | None,
+    blocks: Value | None,
 ) -> Scopes:
     """Return the scopes that each kind of sublayer takes in addition to x: window and prefix without padding.
 
     Masks count the tokens. The positions of the scope are `of_tokens`, by default counted as well.
 
     Windows: https://arxiv.org/abs/2004.05150. The prefix: https://arxiv.org/abs/1910.10683, section 3.2.1.
+    Blocks: https://arxiv.org/abs/2503.19786, section 2, and https://arxiv.org/abs/2407.07726, section 3.2.
     """
     scopes, attention = dict[str, tuple[Scope, ...]](), config.attention
     if config.mixer is not None:
@@ -147,6 +150,7 @@ def _scopes(
         mask, positions = attention.mask, input.positions
         left, right = (None, 0 if causal else None) if mask is None else (mask.left, mask.right)
         ahead = positions - positions[:, None]
+        ahead = ahead if blocks is None else np.where(_same_block(blocks.x, input), np.minimum(ahead, 0), ahead)
         visible = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
         if prefix is not None:
             visible |= positions < prefix.x
@@ -154,10 +158,22 @@ def _scopes(
             visible &= replace(rule, trace=[])(positions[:, None], positions[None])
         visible &= input.pairs
         positions = positions if of_tokens is None else of_tokens.x
-        scopes["attention"] = (Scope(visible, None, positions, right == 0, prefix is not None, position, wires),)
+        both_ways = prefix is not None or blocks is not None
+        scopes["attention"] = (Scope(visible, None, positions, right == 0, both_ways, position, wires),)
     if memory is not None and (config.cross_attention or attention):
         scopes["cross_attention"] = (Scope(np.tile(memory.tokens, (len(input.x), 1)), memory.x),)
     return scopes if config.ffn is None else {**scopes, "ffn": ()}
+
+
+def _same_block(numbers: Array, input: Value) -> Array:
+    """Return where two tokens are in one run of tokens with the same number above 0, [q, k]."""
+    same = np.zeros_like(input.pairs)
+    for start in np.flatnonzero(input.tokens & (numbers > 0)):
+        for end in range(start, len(numbers)):
+            if input.tokens[end] and (numbers[end] != numbers[start] or not input.pairs[start, end]):
+                break
+            same[start, end] = same[end, start] = input.tokens[end]
+    return same
 
 
 def _layer(part: Part, x: Array, scopes: Scopes, row: StackRow) -> Array:

@@ -25,7 +25,7 @@ COMMANDS = [
     for pair in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
     if "shapes" not in pair[0]
 ]
-(RUN,) = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+RUN, LATE = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_tables_have_all_blocks_and_specs() -> None:
@@ -69,3 +69,13 @@ def test_the_run_learns_to_name_shapes(tmp_path: Path) -> None:
     accuracy = [line["val.accuracy"] for line in lines if "val.accuracy" in line]
     assert accuracy[0] < 0.3
     assert accuracy[-1] > 0.9
+
+
+def test_queries_find_documents_by_late_interaction(tmp_path: Path) -> None:
+    run = tmp_path / "tokens.yaml"
+    run.write_text(LATE, encoding="utf-8")
+    plugins = ["--plugin-dir", str(ROOT), "--no-plugins"]
+    sets = [f"--set={change}" for change in ("steps=2", "batch.sequences=4", "eval.every=2")]
+    assert main(["train", str(run), "-o", str(tmp_path / "out"), *sets, *plugins]) == 0
+    lines = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    assert len([line for line in lines if "val.matches" in line]) == 2

@@ -78,7 +78,9 @@ class DistillationLoss(tfkit.Loss):
         ((name, read),) = states.items()
         total = (1 - self.weight) * super().of(states, targets)
         rows, teacher_rows = read.hidden.flatten(0, -2), teacher_read.hidden.flatten(0, -2)
-        heads = self.model.get_submodule(name), self._teacher[0].model.get_submodule(*self._teacher[0].ends)
+        teacher = self._teacher[0]
+        (end,) = teacher.ends.values()
+        heads = self.model.get_submodule(self.ends[name].head), teacher.model.get_submodule(end.head)
         chunks = -(-len(rows) * self.ends[name].vocab_size // MAX_LOGITS)
         divergence = partial(self._divergence, *heads, read.extra, teacher_read.extra)
         for part in zip(*(t.tensor_split(chunks) for t in (rows, teacher_rows, targets.flatten())), strict=True):

@@ -77,7 +77,8 @@ def matrices_of(model: fx.GraphModule) -> dict[nn.Parameter, tuple[int, ...]]:
     Heads and tables are omitted.
     """
     graph = graph_of(model)
-    heads = [model.get_submodule(name) for name in graph.outputs if graph.node(name).output.type == "logits"]
+    outputs = [graph.node(name) for name in graph.outputs]
+    heads = [model.get_submodule(node.module) for node in outputs if node.output.type == "logits"]
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     exempt = {parameter for module in (*heads, *tables) for parameter in module.parameters()}
     layers = {

@@ -319,7 +319,8 @@ def _keeps_order(node: Node) -> bool:
         ]
         configs = [step.config for layer in node.stack.layers for step in layer.steps]
         ordered = all(config.causal for config in configs if isinstance(config, MixerConfig))
-        return node.stack.prefix is None and ordered and all(mask is not None and mask.causal for mask in masks)
+        one_way = node.stack.prefix is None and node.stack.blocks is None
+        return one_way and ordered and all(mask is not None and mask.causal for mask in masks)
     try:
         return node.output.type != "vector" and node.config.decoding(node.signals) is not None
     except Invalid:

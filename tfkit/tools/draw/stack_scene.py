@@ -205,6 +205,8 @@ def _stack_notes(node: Node, stack: Layers) -> Iterator[Note]:
         yield Note("residual", f"residual {stack.streams.kind_name()}")
     if stack.prefix is not None:
         yield Note("prefix", f"{stack.prefix}: this many tokens are read in both directions")
+    if stack.blocks is not None:
+        yield Note("blocks", f"{stack.blocks}: the tokens of a block are read in both directions")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tfkit
-from tfkit_media.contrast import Contrast, ContrastConfig, MatchesConfig
+from tfkit_media.contrast import Contrast, ContrastConfig, LateInteraction, LateInteractionConfig, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
 from tfkit_media.fields import MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ShapesConfig
@@ -27,6 +27,8 @@ __all__ = [
     "GridRopeConfig",
     "ImagePairsConfig",
     "ImagesConfig",
+    "LateInteraction",
+    "LateInteractionConfig",
     "Patches",
     "PatchesConfig",
     "ShapesConfig",
@@ -45,6 +47,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         EndPoolConfig,
         AttentionPoolConfig,
         ContrastConfig,
+        LateInteractionConfig,
         GridRopeConfig,
         MatchesConfig,
         ImagesConfig,

@@ -1,8 +1,9 @@
-"""Models with two towers: the block that compares images with texts, and a metric.
+"""Models with two towers: the blocks that compare images with texts or queries with documents, and a metric.
 
-CLIP: https://arxiv.org/abs/2103.00020. With a bias, SigLIP: https://arxiv.org/abs/2303.15343.
+CLIP: https://arxiv.org/abs/2103.00020. With a bias, SigLIP: https://arxiv.org/abs/2303.15343. ColBERT:
+https://arxiv.org/abs/2004.12832.
 
-b pairs of an image and a text, m width of their vectors.
+b pairs of an image and a text, m width of their vectors, s tokens of a query, t tokens of a document.
 """
 
 from __future__ import annotations
@@ -64,6 +65,44 @@ class Contrast(nn.Module):
         images, texts = F.normalize(inputs[0], dim=-1), F.normalize(inputs[1], dim=-1)
         logits = torch.einsum("i m, j m -> i j", images, texts) * self.log_scale.exp()
         return logits if self.bias is None else logits + self.bias
+
+
+class LateInteractionConfig(tfkit.BlockConfig):
+    """Scores of each query and each document of a batch: the largest cosines of the query's tokens, added up."""
+
+    compares_rows = True
+    block: Literal["late_interaction"] = "late_interaction"
+    inputs: tuple[tfkit.MaskedWire, ...]
+    """The sequences of the queries, and the sequences of the documents."""
+
+    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+        signals: list[tfkit.Signal] = inputs["inputs"]
+        if len(signals) != 2:
+            raise Invalid("inputs", f"`inputs` must name two sequences; got {len(signals)}")
+        for index, signal in enumerate(signals):
+            if signal.type != "sequence" or signal.width != signals[0].width:
+                message = f"`inputs` must be sequences of the same width; got {signal.in_words()}"
+                raise Invalid(f"inputs.{index}", message)
+        return tfkit.Signal("logits")
+
+    def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
+        return LateInteraction()
+
+
+class LateInteraction(nn.Module):
+    """Two sequences [b, t, m] -> [b, b]: queries by documents."""
+
+    def forward(self, inputs: list[Tensor], inputs_mask: list[Tensor | None] | None = None) -> Tensor:
+        queries, documents = F.normalize(inputs[0], dim=-1), F.normalize(inputs[1], dim=-1)
+        cosines = torch.einsum("i s m, j t m -> i j s t", queries, documents)
+        masks: list[Tensor | None] = [None, None] if inputs_mask is None else inputs_mask
+        of_queries, of_documents = masks[0], masks[1]
+        if of_documents is not None:  # the smallest cosine, so that documents without tokens have a finite score
+            cosines = cosines.masked_fill(~of_documents.to(torch.bool)[None, :, None], -1.0)
+        largest = cosines.amax(dim=3)
+        if of_queries is not None:
+            largest = largest * of_queries[:, None]
+        return largest.sum(dim=2)
 
 
 class MatchesConfig(tfkit.MetricConfig):

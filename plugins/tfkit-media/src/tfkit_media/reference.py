@@ -107,6 +107,16 @@ def contrast(part: Part, *, inputs: Sequence[Sequence[Value]], row: int) -> Valu
     return Value(logits + bias, image.tokens & np.all([text.tokens for text in texts]))
 
 
+def late_interaction(part: Part, *, inputs: Sequence[Sequence[Value]], row: int) -> Value:
+    """Score the query of a row with the documents of all rows: the sum of the largest cosines. arXiv:2004.12832."""
+    query, *documents = (
+        value.x[value.tokens] / np.linalg.norm(value.x[value.tokens], axis=1, keepdims=True)
+        for value in (inputs[row][0], *(document for _, document in inputs))
+    )
+    scores = np.array([(query @ document.T).max(axis=1).sum() for document in documents])
+    return Value(scores, np.asarray(inputs[row][0].tokens.any()))
+
+
 def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     """Rotate pairs of a patch's channels by its row and its column in [-1, 1]. https://arxiv.org/abs/2508.10104."""
     config, y, d = part.config, x.copy(), x.shape[-1]
@@ -123,5 +133,5 @@ def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     return y
 
 
-FUNCTIONS = (patches, conv_stem, token_pool, end_pool, attention_pool, contrast)
+FUNCTIONS = (patches, conv_stem, token_pool, end_pool, attention_pool, contrast, late_interaction)
 BLOCKS = {function.__name__: function for function in FUNCTIONS}

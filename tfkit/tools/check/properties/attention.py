@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -118,7 +119,10 @@ def _granted_keys(
         return tokens[:, None].expand(-1, queries, -1)
     extent, ahead = attention.step.mask or MaskConfig(), torch.arange(keys) - torch.arange(queries)[:, None]
     left, right = (keys if side is None else side for side in (extent.left, extent.right))
-    near = ((ahead >= -left) & (ahead <= right)).expand(batch, -1, -1)
+    ahead = ahead.expand(batch, -1, -1)
+    if node.stack is not None and node.stack.blocks is not None:
+        ahead = ahead.where(~_same_block(inputs[node.stack.blocks], tokens), ahead.clamp(max=0))
+    near = (ahead >= -left) & (ahead <= right)
     if node.stack is not None and node.stack.prefix is not None:
         near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
     if extent.rule is not None and node.stack is not None:
@@ -126,6 +130,17 @@ def _granted_keys(
         rule, positions = subject.model.get_submodule(f"{node.name}.{layer.context}.rule"), tokens.cumsum(1) - 1
         near = near & rule(positions[:, :, None], positions[:, None])
     return near & tokens[:, None]
+
+
+def _same_block(blocks: Tensor, tokens: Tensor) -> Tensor:
+    """Return where two tokens belong to one block, bool [b, q, k]: no token between them has another number."""
+    same = torch.zeros(*blocks.shape, blocks.size(1), dtype=torch.bool)
+    for row, numbers in enumerate(blocks):
+        columns = tokens[row].nonzero()[:, 0].tolist()
+        for _, run in groupby(columns, key=lambda column: int(numbers[column])):
+            members = [column for column in run if numbers[column] > 0]
+            same[row, torch.tensor(members, dtype=torch.long)[:, None], members] = True
+    return same
 
 
 def _first_error(errors: Tensor, granted: Tensor, mask: MaskConfig | None, padding: str, size: float) -> str:

@@ -310,6 +310,8 @@ def token_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     positions = any(True for _ in subject.graph.configs(InputPositionConfig))
     positions = positions or any(attention.config.position is not None for attention in subject.attentions)
     require(not positions, "the spec has positions")
+    features = any(attention.config.takes_features for attention in subject.attentions)
+    require(not features, "an attention takes features, which may belong to pairs of tokens")
     for node in subject.graph.nodes:
         ordered = node.stack is None and node.output.type in ("sequence", "vector") and not computes_alone(node)
         recurrent = node.stack is not None and node.stack.keeps_state

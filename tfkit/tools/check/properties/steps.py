@@ -106,6 +106,11 @@ class SequenceBatch:
         return cls(model, parts.step_inputs[0], pieces, once)
 
     @property
+    def blocks(self) -> set[str]:
+        """Inputs with the block of each token."""
+        return split_for_decoding(graph_of(self.model)).block_inputs
+
+    @property
     def batch(self) -> int:
         return self.pieces[self.main].size(0)
 
@@ -123,10 +128,12 @@ class SequenceBatch:
         return replace(self, pieces=pieces, once=once)
 
     def started_by(self, piece: InputChunk) -> SequenceBatch:
-        """Return the rows with the prefixes that this first step holds."""
+        """Return the rows with the prefixes and the blocks that this first step holds."""
         most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
         once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
-        return replace(self, once=once)
+        first = torch.arange(self.length) < most[:, None]
+        pieces = {name: x * first if name in self.blocks else x for name, x in self.pieces.items()}
+        return replace(self, pieces=pieces, once=once)
 
     def alone(self) -> list[Tensor]:
         """Return the outputs [b, t, ...] of full forwards over each row alone, without padding."""
@@ -287,7 +294,7 @@ def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = T
     with evaluation_mode(model), torch.no_grad():
         plain, static = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(static, lambda step: step)
-        full, prefixes = rows.alone(), any(value.dim() == 1 for value in rows.once.values())
+        full, prefixes = rows.alone(), rows.blocks or any(value.dim() == 1 for value in rows.once.values())
         for number, (way, pieces) in enumerate(reading_schedules(rows.batch, rows.length).items()):
             batch = rows.rolled(number).started_by(pieces[0])
             expected = batch.alone() if prefixes else [output.roll(number, dims=0) for output in full]

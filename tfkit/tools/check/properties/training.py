@@ -115,11 +115,13 @@ def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 def _distance_table_prefixes(subject: ModelUnderTest) -> tuple[str, ...]:
     """Return the prefixes of tables with a row for each distance, if a mask may hide some of the distances."""
+    blocks = {node.name for node in subject.stacks if node.stack is not None and node.stack.blocks is not None}
     return tuple(
         f"{path.partition('.')[0]}.{layer.context}.{name}."
         for path, layer in subject.layers.items()
         for name in ("position", "relative.table")
-        if any(step.mask not in (None, MaskConfig(), MaskConfig(right=0)) for step in layer.steps)
+        if path.partition(".")[0] in blocks
+        or any(step.mask not in (None, MaskConfig(), MaskConfig(right=0)) for step in layer.steps)
     )
 
 
