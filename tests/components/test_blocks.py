@@ -131,6 +131,14 @@ def test_a_block_in_two_pieces_is_refused() -> None:
     cached(TOKENS[:, :4].repeat_interleave(2, 0), images=BLOCKS[:, :4].repeat_interleave(2, 0))
 
 
+@torch.no_grad()
+@pytest.mark.usefixtures("flex")
+def test_flex_attention_leaves_blocks_to_the_dense_core() -> None:
+    expected = built(WINDOW)(TOKENS, images=BLOCKS)
+    actual = tfkit.build(spec(WINDOW), seed=1, attention_backend="flex").eval()(TOKENS, images=BLOCKS)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
 def test_a_loss_may_not_predict_tokens_of_a_block() -> None:
     assert find_ends(built(ROPE))["logits"].tokens is None
 
