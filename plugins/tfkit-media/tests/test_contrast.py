@@ -18,7 +18,6 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 import tfkit
 import tfkit.testing
 from tfkit.cli import main
-from tfkit.run.kinds.contrastive import ContrastiveConfig
 
 from .models import PLUGINS
 
@@ -116,7 +115,9 @@ def test_scores_and_losses_are_those_of_a_loop(padded: bool) -> None:
             scores[i, j] += max(cosine_similarity(table[token], table[other], dim=0) for other in document.tolist())
     torch.testing.assert_close(model(query=QUERIES, document=DOCUMENTS, **masks), scores)
     inputs = {"query": QUERIES, "document": DOCUMENTS, **masks}
-    loss = ContrastiveConfig(symmetric=False).build(model)(inputs, torch.arange(3))
+    kind = PLUGINS.registry.find("loss", "contrastive")
+    assert kind is not None
+    loss = kind.config(symmetric=False).build(model)(inputs, torch.arange(3))
     expected = cross_entropy(scores, torch.arange(3), reduction="sum")
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, table)[0], torch.autograd.grad(expected, table)[0])

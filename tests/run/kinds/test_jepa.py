@@ -228,9 +228,9 @@ def test_linear_probe_equals_a_ridge_regression_for_each_example() -> None:
     correct = 0
     x = (vectors - vectors.mean(0)) / vectors.std(0)
     for i in range(60):
-        others = np.arange(60) != i
-        mean_x, y = x[others].mean(0), np.eye(3)[classes[others]]
-        a = np.concatenate([x[others] - mean_x, np.sqrt(4.0) * np.eye(5)])
+        fitted = np.arange(60) != i
+        mean_x, y = x[fitted].mean(0), np.eye(3)[classes[fitted]]
+        a = np.concatenate([x[fitted] - mean_x, np.sqrt(4.0) * np.eye(5)])
         b = np.concatenate([y - y.mean(0), np.zeros((5, 3))])
         weights = np.linalg.lstsq(a, b, rcond=None)[0]
         correct += ((x[i] - mean_x) @ weights + y.mean(0)).argmax() == classes[i]

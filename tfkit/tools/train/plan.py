@@ -34,7 +34,7 @@ from tfkit.tools.train.weight_settings import (
 )
 
 POINTS = 5
-MAX_EXAMPLES = 1024
+PADDING_EXAMPLES = 1024
 """The number of examples of a batch whose padding is counted: more change the result little, and each must be read."""
 
 
@@ -138,13 +138,13 @@ def _sampled_steps(run: Run) -> list[int]:
 def padding_of(run: Run) -> float:
     """Return the number of positions of padding for each position without, in the batches of five steps.
 
-    Of a larger batch, `MAX_EXAMPLES` examples are read.
+    Of a larger batch, `PADDING_EXAMPLES` examples are read.
     """
     config, examples = run.config, run.data.examples("train", run.config.data.order)
     n_tokens = n_positions = 0
     for step in _sampled_steps(run):
         indices = indices_of(config.data.order, config.seed, step, run.sizes, examples=len(examples))
-        indices = indices[:MAX_EXAMPLES]
+        indices = indices[:PADDING_EXAMPLES]
         batch = run.cut(examples.batch(indices), step)
         if not batch.masks:
             continue
