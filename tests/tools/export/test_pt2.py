@@ -98,3 +98,43 @@ def test_a_difference_is_caught_and_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_inputs_of_every_type(tmp_path: Path) -> None:
     assert export(tfkit.build(tfkit.loads(CAPTIONS)), tmp_path / "model.pt2").difference <= 1e-5
+
+
+def with_images(wire: str) -> tfkit.Graph:
+    spec = {
+        "tfkit": 1,
+        "name": "images",
+        "d_model": 16,
+        "vocab_size": 13,
+        "inputs": {"tokens": "tokens", "images": {"type": "positions", "optional": True}},
+        "graph": {
+            "embedding": {"block": "embedding", "input": "tokens"},
+            "decoder": {
+                "block": "decoder",
+                wire: "images",
+                "n_layers": 1,
+                "attention": {"kind": "mha", "n_heads": 2, "position": "rope"},
+                "ffn": {"kind": "relu", "d_ff": 24},
+            },
+            "logits": {"block": "lm_head"},
+        },
+    }
+    return tfkit.load(spec)
+
+
+def test_positions_of_a_program_are_required() -> None:
+    with pytest.raises(tfkit.SpecError, match="input `images` cannot be optional in a program"):
+        check_format(with_images("positions"), Pt2())
+
+
+@pytest.mark.slow
+def test_blocks_are_in_the_first_call_of_a_program(tmp_path: Path) -> None:
+    model = tfkit.build(with_images("blocks")).eval()
+    assert export(model, tmp_path / "model.pt2").difference <= 1e-5
+    reader = Pt2().open(tmp_path / "model.pt2", model).cached(9)
+    assert reader is not None
+    tokens, images = torch.randint(13, (1, 9)), torch.tensor([[0, 1, 1, 0, 0, 0, 2, 2, 0]])
+    first = reader(tokens[:, :6], images=images[:, :6])
+    torch.testing.assert_close(first, model(tokens, images=images)[:, :6])
+    with pytest.raises(ValueError, match="`images` must have all blocks in the first call; got a block in a later"):
+        reader(tokens[:, 6:], images=images[:, 6:])

@@ -157,8 +157,8 @@ def _decoding_sequences(
     pieces: list[dict[str, Tensor]] = []
     for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
         piece = {name: inputs[name][:, start : start + size] for name in parts.step_inputs}
-        # A block must not continue in the next piece.
-        piece |= {name: piece[name] * 2 + len(pieces) % 2 for name in parts.block_inputs}
+        # Only the first piece has blocks: exported programs read the tokens of the other pieces one by one.
+        piece |= {name: piece[name] * (start == 0) for name in parts.block_inputs}
         if start == 0 and padding is not None:
             piece[f"{main}_mask"] = _padding_mask(piece[main], padding)
         pieces += [piece] if start + size <= long else []

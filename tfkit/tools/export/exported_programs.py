@@ -117,7 +117,7 @@ def model_programs(
 
 def export_errors(model: fx.GraphModule) -> list[Diagnostic]:
     """Return the reasons why a model has no programs. The model may be on the meta device."""
-    if reasons := _loop_errors(graph_of(model)):
+    if reasons := [*_loop_errors(graph_of(model)), *_position_errors(graph_of(model))]:
         return reasons
     inputs = export_inputs(model)
     try:
@@ -126,6 +126,21 @@ def export_errors(model: fx.GraphModule) -> list[Diagnostic]:
         path = failing_module_path(model, lambda: export_module(model, inputs))
         return list(exporter_error(model, path, error, "torch.export").diagnostics)
     return []
+
+
+def _position_errors(graph: Graph) -> list[Diagnostic]:
+    """Return an error for each optional input of positions: a program cannot count what its caller leaves out."""
+    names = {str(node.wires["positions"]) for node in graph.nodes if "positions" in node.wires}
+    return [
+        Diagnostic(
+            f"input `{name}` cannot be optional in a program of torch.export, which does not count positions",
+            None,
+            f"inputs.{name}",
+            help=f"make it required: --set inputs.{name}.optional=false",
+        )
+        for name in sorted(names)
+        if name in graph.inputs and graph.inputs[name].optional
+    ]
 
 
 def looping_kinds(graph: Graph) -> dict[str, str]:
@@ -371,6 +386,9 @@ class IncrementalReader:
 
     def _decode(self, arguments: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
         """Read several tokens one after the other."""
+        for name in self._caches.parts.block_inputs & arguments.keys():
+            if bool(arguments[name].any()):
+                raise ValueError(f"`{name}` must have all blocks in the first call; got a block in a later call")
         columns = []
         for i in range(mask.size(1)):
             assert self._lengths is not None
@@ -383,7 +401,7 @@ class IncrementalReader:
 
 
 def program_arguments(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return all arguments of a program: missing masks hide nothing, missing optional tokens are 0."""
+    """Return all arguments of a program: missing masks hide nothing, missing optional tokens and blocks are 0."""
     arguments = dict(inputs)
     names = list(names)
     for name in names:
@@ -398,10 +416,10 @@ def program_arguments(graph: Graph, inputs: Inputs, names: Iterable[str]) -> dic
 
 def _described_input(graph: Graph, name: str) -> str:
     """Return the input that an optional input describes."""
-    for node in graph.nodes:
-        if any(name in as_list(source) for source in node.wires.values()):
-            return str(node.wires["input"])
-    raise AssertionError(f"nothing reads `{name}`")
+    source = next(node for node in graph.nodes if any(name in as_list(wire) for wire in node.wires.values())).name
+    while source not in graph.inputs:
+        source = str(graph.node(source).wires["input"])
+    return source
 
 
 class Programs(Opened):
