@@ -281,7 +281,7 @@ class MultiHeadConfig(ProjectedConfig):
             raise Invalid(field, "`qk_norm_weight` has no effect: the norm has no weights")
 
     @property
-    def cached(self) -> tuple[Cached | State, ...]:
+    def cached(self) -> tuple[Cached | State, ...] | None:
         return super().cached if self.kv_from is None else ()
 
     @property

@@ -190,11 +190,8 @@ class AttentionContext(nn.Module):
                 return Context(flex, rotary, None, temperature=temperature)
         mask: Tensor | None = None
         if tokens is not None or not (self.flag if cached is None else self.reads_everything(queries, keys)):
-            ends = queries
-            if prefix is not None and prefix.dim() == 2:
-                ends = block_ends(prefix, queries, padding)
-                prefix = None
-            visible = self.visible(queries, keys, tokens, prefix, ends, counted=self.gaps or cached is not None)
+            counted = self.gaps or cached is not None
+            visible = self.visible(queries, keys, tokens, prefix, padding, counted=counted)
             mask = None if visible is None else additive(visible, x)
         ring = keys if self.ring and cached is not None else None
         if token_positions is not None:
@@ -218,14 +215,24 @@ class AttentionContext(nn.Module):
         return flex_mask(x, padding, prefix, left=self.left, right=self.right, slopes=self.slopes, rule=self.rule)
 
     def visible(
-        self, queries: Tensor, keys: Tensor, tokens: Tensor | None, prefix: Tensor | None, ends: Tensor, counted: bool
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        tokens: Tensor | None,
+        prefix: Tensor | None,
+        padding: Tensor | None,
+        counted: bool,
     ) -> Tensor | None:
         """Return the keys that each query may attend to, bool [b or 1, 1, q or 1, k]; None for all keys.
 
         `queries` and `keys` are positions, [b or 1, q] and [b or 1, k], `counted` if without padding; `tokens` is True
         where a key is a token, [b, k], or where a query may read it, [b, q, k]; the first `prefix` [b] tokens are read
-        by all queries. `ends` are the positions of the queries or of the ends of their blocks, [b or 1, q].
+        by all queries, or the tokens of a block by all queries of the block: `prefix` [b, q], with `padding`.
         """
+        ends = queries
+        if prefix is not None and prefix.dim() == 2:
+            ends = block_ends(prefix, queries, padding)
+            prefix = None
         visible: Tensor | None = None
         if self.right is not None:
             visible = keys[:, None, :] - ends[:, :, None] <= self.right

@@ -42,7 +42,7 @@ class ProjectedConfig(AttentionConfig):
         return self.bias
 
     @property
-    def cached(self) -> tuple[Cached | State, ...]:
+    def cached(self) -> tuple[Cached | State, ...] | None:
         return (Cached(self.kv_heads, self.head_width), Cached(self.kv_heads, self.head_width))
 
     def build_projection(self, make: Make, d_memory: int | None) -> nn.Module:
