@@ -72,6 +72,17 @@ graph:
   decoder: {block: decoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
   logits: {block: lm_head}
 """
+PADDED = """\
+tfkit: 1
+name: visible_patches
+d_model: 16
+inputs: {patches: {type: features, width: 3, length: 6, padded: true}}
+graph:
+  embedded: {block: linear, input: patches}
+  positions: {block: latents, input: patches, n_latents: 6}
+  placed: {block: add, inputs: [embedded, positions]}
+  encoder: {block: encoder, n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+"""
 TEXTS = {"classes": CLASSES, "captions": CAPTIONS}
 FORMATS = ["torchscript", "pt2", "onnx"]
 
@@ -238,3 +249,29 @@ def test_the_patches_are_those_of_a_convolution() -> None:
     actual = patches(image.flatten(2).transpose(1, 2)) - patches.position
     torch.testing.assert_close(actual[:, 1:], conv(image).flatten(2).transpose(1, 2))
     torch.testing.assert_close(actual[:, :1], patches.whole.expand(2, -1, -1))
+
+
+def test_a_fixed_length_may_have_padding() -> None:
+    check_model(tfkit.loads(PADDED), only=("padding",))
+    model = tfkit.build(tfkit.loads(PADDED)).eval()
+    x, mask = torch.randn(2, 6, 3), torch.tensor([[1, 1, 0, 1, 0, 1], [1] * 6], dtype=torch.bool)
+    changed = torch.where(mask[..., None], x, torch.randn(2, 6, 3))
+    with torch.no_grad():
+        torch.testing.assert_close(model(changed, patches_mask=mask)[mask], model(x, patches_mask=mask)[mask])
+        assert (model(x) - model(x, patches_mask=mask))[0].abs().max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::tfkit.EditedModelWarning")
+def test_the_contents_of_padding_are_checked() -> None:
+    model = tfkit.build(tfkit.loads(PADDED))
+    model.embedded.register_forward_hook(lambda module, args, x: x + x.mean(1, keepdim=True))
+    with pytest.raises(AssertionError, match="the contents of padding on the right change the outputs of tokens"):
+        check_model(model, only=("alone", "look-ahead", "padding"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_padded_model_is_exported(format: str, tmp_path: Path) -> None:
+    exported = tfkit.export(tfkit.build(tfkit.loads(PADDED)), tmp_path / "model", format=format)
+    assert exported.difference <= 1e-5
+    assert any("padded" in check.case for check in exported.checks)

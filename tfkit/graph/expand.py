@@ -474,7 +474,7 @@ def _input_signal(name: str, config: InputConfig) -> Signal:
     if not config.is_sequence:
         return Signal(cast(Any, config.type), config.width, rows=config.height, channels=config.channels)
     kind = "sequence" if config.type == "features" else config.type
-    masked = config.length is None and config.type != "positions"  # sequences of fixed length have no padding
+    masked = config.type != "positions" and (config.length is None or config.padded)
     mask = f"{name}_mask" if masked else None
     return Signal(cast(Any, kind), config.width, config.length, mask=mask, optional=config.optional)
 

@@ -30,7 +30,9 @@ class InputConfig(Config):
     channels: Dim | None = None
     """Channels of the image, such as 3 for colors."""
     length: Dim | None = None
-    """Positions of every sequence, where a block takes exactly that many, as for image patches; never padded."""
+    """Positions of every sequence, where a block takes exactly that many, as for image patches."""
+    padded: Immaterial[bool] = False
+    """True if sequences of a fixed length have a padding mask. Sequences of any length always have a mask."""
     optional: Immaterial[bool] = False
     """True if the model may be called without it: additional tables of an embedding, and positions, which are then
     counted."""
@@ -49,6 +51,8 @@ class InputConfig(Config):
                 raise Invalid(name, f"`{name}` has no effect: {several} have none", help="remove it")
         if not self.is_sequence and self.length is not None:
             raise Invalid("length", f"`length` has no effect: an input of {several} has no positions")
+        if self.padded and (self.length is None or self.type == "positions"):
+            raise Invalid("padded", "`padded` has no effect: only sequences with a `length` can lack a padding mask")
         if self.type not in ("tokens", "positions") and self.optional:
             raise Invalid(
                 "optional",

@@ -69,7 +69,7 @@ class JepaConfig(tfkit.LossConfig):
         (name, mask), *further = inputs.items()
         if further or mask is None:
             message = f"the loss `jepa` needs a model with one input, a sequence with a padding mask; got {name}"
-            raise Invalid("", message, help="write `patches: {type: features, width: 16}`, without a `length`")
+            raise Invalid("", message, help="write `patches: {type: features, width: 16, length: 16, padded: true}`")
         return JepaLoss(model, name, mask, self)
 
 

@@ -30,13 +30,21 @@ def example_inputs(
     inputs = random_inputs(graph, batch=batch, length=length, seed=seed)
     if padding == "none":
         return inputs
+    masks = {
+        signal.mask: padding_mask(batch, signal.length or length, padding)
+        for signal in graph.inputs.values()
+        if signal.mask
+    }
+    return {**inputs, **masks}
+
+
+def padding_mask(batch: int, length: int, padding: Padding) -> Tensor:
+    """Return a mask in which each row has one token fewer than the row above; with `rows`, the last row has none."""
     row = torch.arange(batch)[:, None]
     if padding == "rows":
-        mask = (row < batch - 1).expand(batch, length)
-    else:
-        mask = torch.arange(length) < (length - row).clamp(min=1)
-        mask = mask.flip(1) if padding == "left" else mask
-    return {**inputs, **{signal.mask: mask.clone() for signal in graph.inputs.values() if signal.mask}}
+        return (row < batch - 1).expand(batch, length).clone()
+    mask = torch.arange(length) < (length - row).clamp(min=1)
+    return mask.flip(1) if padding == "left" else mask
 
 
 def cast_inputs(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -268,8 +268,11 @@ def export_module(
     The lengths of the `fixed` inputs are static.
     """
     kwargs = {name: arguments[name] for name in inputs_of(module) if name in arguments}
+    static = {*fixed, *(f"{name}_mask" for name in fixed)}
     shapes: dict[str, Any] = {
-        name: {i: Dim.DYNAMIC for i in range(1 if name in fixed or _is_vector(x) else min(x.dim(), 2)) if x.size(i) > 1}
+        name: {
+            i: Dim.DYNAMIC for i in range(1 if name in static or _is_vector(x) else min(x.dim(), 2)) if x.size(i) > 1
+        }
         for name, x in kwargs.items()
         if isinstance(x, Tensor)
     }

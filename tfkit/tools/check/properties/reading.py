@@ -35,7 +35,7 @@ from tfkit.tools.check.measure import (
     tensor_deviation,
 )
 from tfkit.tools.check.model_under_test import ModelUnderTest
-from tfkit.tools.check.runs import Inputs, arguments_of, call, eval_outputs, temporary_hooks
+from tfkit.tools.check.runs import Inputs, arguments_of, call, eval_outputs, padding_mask, temporary_hooks
 
 ALONE = ("activation", "ffn", "norm")
 """The slots of components that act on each position independently."""
@@ -176,6 +176,9 @@ def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
     """Compare the outputs of tokens next to different amounts of padding with the outputs of each row alone."""
     signals = graph_of(model).inputs
     sequences = [name for name in signals if name in inputs and signals[name].mask]
+    if any(signals[name].length is not None for name in sequences):
+        yield from _contents_of_padding(model, inputs, sequences)
+        return
     positions = [name for name in signals if name in inputs and signals[name].type == "positions"]
     for side in ("right", "left") if any(f"{name}_mask" in inputs_of(model) for name in sequences) else ():
         padded = dict(inputs)
@@ -191,15 +194,33 @@ def padded_rows(model: fx.GraphModule, inputs: Inputs) -> Iterator[Deviation]:
                 yield replace(deviation, detail=f"{deviation.detail}{cause}")
 
 
+def _contents_of_padding(model: fx.GraphModule, inputs: Inputs, sequences: Sequence[str]) -> Iterator[Deviation]:
+    """Change the contents of padding in sequences of a fixed length, which cannot have more padding."""
+    for side in ("right", "left"):
+        masks = {name: padding_mask(len(inputs[name]), inputs[name].size(1), side) for name in sequences}
+        padded = {**inputs, **{f"{name}_mask": mask for name, mask in masks.items()}}
+        changed = padded | {name: _with_other_padding(inputs[name], mask) for name, mask in masks.items()}
+        detail = f"the contents of padding on the {side} change the outputs of tokens by {{}}"
+        yield from output_deviations(model, padded, changed, detail, partial(_token_outputs, [*masks.values()]))
+
+
+def _with_other_padding(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.view(*mask.shape, *[1] * (x.dim() - 2)), x, x.roll(1, dims=0))
+
+
+def _token_outputs(masks: Sequence[Tensor], before: Tensor, after: Tensor) -> Pair:
+    tokens = next((mask for mask in masks if mask.shape == before.shape[:2]), slice(None))
+    return before[tokens], after[tokens]
+
+
 def _cause_of_padding(model: fx.GraphModule, padded: Inputs, sequences: Sequence[str], side: str) -> str:
     """Return whether the contents of padding change the outputs of tokens, or only its amount."""
     changed, masks = dict(padded), [padded[f"{name}_mask"] for name in sequences]
     for name, mask in zip(sequences, masks, strict=True):
-        x = padded[name]
-        changed[name] = torch.where(mask.view(*mask.shape, *[1] * (x.dim() - 2)), x, x.roll(1, dims=0))
-    for before, after in zip(eval_outputs(model, padded), eval_outputs(model, changed), strict=True):
-        tokens = next((mask for mask in masks if mask.shape == before.shape[:2]), slice(None))
-        if not relative_distance(after[tokens], before[tokens]) <= TOLERANCE:
+        changed[name] = _with_other_padding(padded[name], mask)
+    for outputs in zip(eval_outputs(model, padded), eval_outputs(model, changed), strict=True):
+        before, after = _token_outputs(masks, *outputs)
+        if not relative_distance(after, before) <= TOLERANCE:
             return ", and so do its contents: it is not masked"
     counted = ": positions count it, as absolute positions do" if side == "left" else ""
     return f", whatever it contains{counted}"
