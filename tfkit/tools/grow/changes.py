@@ -41,6 +41,8 @@ class Step:
 
     title: str
     values: Mapping[FieldPath, Any]
+    replaces: bool = False
+    """True if components have different kinds."""
 
     @property
     def field(self) -> str:
@@ -166,7 +168,7 @@ def step_groups(old: ModelSpec, new: ModelSpec) -> list[list[Step]]:
     for difference in _differences(old.graph, new.graph, (GRAPH,), ""):
         name, rank, owner = difference.path[-1], 5, ".".join(difference.path)
         if isinstance(difference.new, Config) or isinstance(difference.old, Config):
-            rank = 4
+            rank, owner = 4, ".".join(difference.path[:-1])
         elif difference.is_size:
             rank = {WIDTH: 1, DEPTH: 3}.get(name, 2)
             # The nodes of a graph must agree about a size of their own, such as a vocabulary.
@@ -201,7 +203,8 @@ def _step(differences: Sequence[Difference]) -> Step:
     changes = dict.fromkeys(f"{_text(item.old)} -> {_text(item.new)}" for item in differences)
     first = differences[0].path[1:]
     name = ".".join(first) if len(differences) == 1 else first[-1]
-    return Step(f"{name} {', '.join(changes)}", {item.path: item.new for item in differences})
+    replaces = any(isinstance(value, Config) for item in differences for value in (item.old, item.new))
+    return Step(f"{name} {', '.join(changes)}", {item.path: item.new for item in differences}, replaces)
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,7 @@ import click
 
 from tfkit.console.commands import Reader, command
 from tfkit.console.completion import complete_spec
-from tfkit.console.options import FiniteRange, json_option, output_option, seed_option
+from tfkit.console.options import FiniteRange, count_option, json_option, output_option, seed_option
 from tfkit.console.output import print_json, print_tables, stages, table
 from tfkit.errors import printable_text
 from tfkit.tools.common.units import count_text
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     metavar="X",
     help="Noise of repeated weights, relative to the standard deviation of each.",
 )
+@count_option("--length", "Tokens of the random inputs.  [default: 16, or max_len]")
 @seed_option("Seed of new weights, noise and random inputs.")
 @click.option("--force", is_flag=True, help="Replace an existing model in the folder.")
 @json_option
@@ -64,6 +65,7 @@ def grow(
     changes: tuple[str, ...],
     output: Path | None,
     noise: float,
+    length: int | None,
     seed: int,
     force: bool,
     json: bool,
@@ -74,6 +76,10 @@ def grow(
     if noise and (output is None or is_run):
         raise click.UsageError("--noise has no effect without a folder to write: -o DIR")
     graph = reader.load(spec)
+    from tfkit.graph.input_shapes import max_len
+
+    if length is not None and length > (max_len(graph) or length):
+        raise click.UsageError(f"--length must be at most `max_len`, {max_len(graph)}; got {length}")
     if output is not None and graph.weights is None:
         raise click.UsageError("there are no weights to grow: use the folder of a run or of a model as SPEC")
     from tfkit.tools.common.companions import Companions
@@ -85,7 +91,7 @@ def grow(
         companions = Companions.read(graph.weights, graph.spec.family)
         layouts_of(reader.plugins).check_folder(output, force=force, companions=companions)
     with stages() as stage:
-        growth = find_growth(graph, changes, reader.plugins, seed=seed, on_step=stage)
+        growth = find_growth(graph, changes, reader.plugins, seed=seed, length=length, on_step=stage)
         files = [] if output is None else _write(reader, spec, graph, growth, output, noise, seed, force)
     counts = [count_params(item).total for item in (graph, growth.graph)]
     if json:

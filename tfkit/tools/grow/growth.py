@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -84,20 +85,21 @@ def grow(
     plugins: Plugins,
     *,
     seed: int = 0,
+    length: int | None = None,
     on_step: Callable[[str], None] = lambda text: None,
 ) -> Growth:
     """Return the growth of a model by changes of its spec, `PATH=VALUE`.
 
-    `seed` decides the initial values of new weights, and the inputs of the proof. `on_step` is called with each change
-    before its proof. Raises SpecError if the larger spec is
-    invalid, or if no rule applies to a change.
+    `seed` decides the initial values of new weights, and the inputs of the proof, sequences of `length`. `on_step` is
+    called with each change before its proof. Raises SpecError if the larger spec is invalid, or if no rule applies to a
+    change.
     """
     target = expand(with_head_widths(larger_spec(graph, changes, plugins)))
     start = expand(with_head_widths(graph.spec))
     groups = step_groups(start.spec.model, target.spec.model)
     if not groups:
         raise SpecError(Diagnostic("the larger model must differ from the model; got no change"))
-    proof = Proof.of(graph, seed=seed)
+    proof = Proof.of(graph, seed=seed, length=length)
     state = _State(proof, start, _identity(SizedModel.of(build(start, device="meta"))), seed, on_step)
     steps = [step for group in groups for step in state.take(group)]
     final = replace(expand(without_head_widths(state.graph.spec)), hooks=graph.hooks)
@@ -126,7 +128,7 @@ class _State:
 
     def take(self, group: Sequence[Step]) -> Iterator[GrowthStep]:
         """Take the steps of a group one after the other; together if a component rejects one of them alone."""
-        steps = self._joined_values(group)
+        steps = self._joined_steps(group)
         while steps:
             step = steps.pop(0)
             larger = changed(self.graph.spec, step.values)
@@ -137,13 +139,16 @@ class _State:
             else:
                 raise SpecError(_no_rule(step, self._changes(step)))
 
-    def _joined_values(self, group: Sequence[Step]) -> list[Step]:
+    def _joined_steps(self, group: Sequence[Step]) -> list[Step]:
         """Join values without an effect on shapes, such as the experts of a token, to the first step with one."""
         graphs = [changed(self.graph.spec, step.values) for step in group]
         sized = [
             step for step, graph in zip(group, graphs, strict=True) if graph is None or self._changes_shapes(graph)
         ]
-        if not sized or isinstance(next(iter(group[0].values.values())), Config):
+        if group[0].replaces:  # a mixer in the place of an attention takes its weights
+            moves = any(value is None for step in group for value in step.values.values())
+            return [reduce(_joined, group)] if moves else list(group)
+        if not sized:
             return list(group)
         for step in group:
             if step not in sized:
@@ -156,6 +161,7 @@ class _State:
 
     def _step(self, step: Step, larger: Graph) -> GrowthStep:
         self.on_step(step.title)
+        is_nested = False
         best: tuple[float, _Candidate, Maps, Sequence[Tensor]] | None = None
         for candidate in self._candidates(step, larger):
             try:
@@ -165,6 +171,7 @@ class _State:
                 }
                 weights = self.weights(maps)
             except NestedGrowth:
+                is_nested = True
                 continue
             model = initial_model(candidate.graph, seed=self.seed)
             self.proof.fill(model, weights)
@@ -175,7 +182,7 @@ class _State:
             if difference <= EXACT:
                 break
         if best is None:
-            raise SpecError(_no_rule(step, self._changes(step)))
+            raise SpecError(_no_rule(step, self._changes(step), is_nested=is_nested))
         difference, candidate, self.maps, self.outputs = best
         self.graph = candidate.graph
         return GrowthStep(step.title, candidate.rule, difference, difference <= EXACT)
@@ -186,13 +193,12 @@ class _State:
         if old.shapes == new.shapes:
             yield _Candidate("no weight changes", _identity(new), larger)
             return
-        if any(isinstance(value, Config) for value in step.values.values()):
-            for path in step.values:
-                yield _Candidate("weights of equal names", replaced_maps(old, new, path), larger)
+        if step.replaces:
+            maps = replaced_maps(old, new, {path[-1] for path in step.values})
+            yield _Candidate("weights of equal names", maps, larger)
         elif step.field == DEPTH:
-            maps = deeper_maps(old, new)
-            if maps is not None:
-                yield _Candidate("new layers add 0", maps, larger)
+            deeper = deeper_maps(old, new)
+            yield from [] if deeper is None else [_Candidate("new layers add 0", deeper, larger)]
         elif old.shapes.keys() == new.shapes.keys():
             yield from self._wider(step, old, new, larger)
 
@@ -215,8 +221,11 @@ class _State:
                     yield _Candidate(rule.words, maps, graph)
 
 
-def _no_rule(step: Step, changes: Mapping[str, tuple[int, int]]) -> Diagnostic:
+def _no_rule(step: Step, changes: Mapping[str, tuple[int, int]], *, is_nested: bool = False) -> Diagnostic:
     message = f"no rule gives the weights for `{step.title}`"
+    if is_nested:
+        note = "two changes append to the same axis of a weight, which a map cannot express"
+        return Diagnostic(message, notes=(note,), help="grow by one change, and then by the other from the result")
     if any(new < old for old, new in changes.values()):
         return Diagnostic(message, help="let every size grow, except the number of key-value heads")
     multiples = " or ".join(f"{key}={2 * old}" for key, (old, new) in changes.items() if new % old)
@@ -228,7 +237,7 @@ def _no_rule(step: Step, changes: Mapping[str, tuple[int, int]]) -> Diagnostic:
 
 
 def _joined(first: Step, second: Step) -> Step:
-    return Step(f"{first.title}, {second.title}", {**first.values, **second.values})
+    return Step(f"{first.title}, {second.title}", {**first.values, **second.values}, replaces=first.replaces)
 
 
 def _with_heads(maps: Maps, old: SizedModel, before: Graph, larger: Graph) -> Iterator[_Candidate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ class Proof:
     """The folder of its weights, for messages."""
 
     @classmethod
-    def of(cls, graph: Graph, *, seed: int) -> Proof:
+    def of(cls, graph: Graph, *, seed: int, length: int | None = None) -> Proof:
         """Build the model with its weights or, for a spec without weights, with random weights."""
         if graph.weights is None:
             model = initial_model(graph, seed=seed)
@@ -57,7 +58,7 @@ class Proof:
                     parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=SPREAD)
         else:
             model = build(graph, dtype=torch.float64)
-        inputs = random_inputs(graph, dtype=torch.float64, seed=seed)
+        inputs = random_inputs(graph, length=length, dtype=torch.float64, seed=seed)
         return cls(graph, model, inputs, _outputs(model, inputs), graph.weights or Path(graph.spec.file))
 
     def fill(self, model: fx.GraphModule, weights: Mapping[str, Any]) -> str:
@@ -82,7 +83,8 @@ class Proof:
             elif old.shape != new.shape:
                 expected = old.repeat_interleave(new.size(-1) // old.size(-1), dim=-1)
             scale = float(expected.abs().max()) or 1.0
-            differences.append(float((compared - expected).abs().max()) / scale)
+            distance = (compared - expected).abs().nan_to_num(nan=math.inf)
+            differences.append(float(distance.max()) / scale)
         return max(differences)
 
 

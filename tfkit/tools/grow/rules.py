@@ -72,7 +72,10 @@ class Rule:
         fixed = old - unit * sizes.old
         if rest or unit < 1 or fixed < 0:
             return None
-        factors = [*self._factors(unit, sizes)]
+        if fixed and self.layout == "inside":  # the last channels of each block grow
+            block = AxisFactor(old // unit, new // unit, UNCHANGED)
+            return None if old % unit else axis_of(AxisFactor(unit, unit), block)
+        factors = self._factors(unit, sizes)
         if not factors:
             return None
         grown = axis_of(*factors)

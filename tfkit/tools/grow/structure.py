@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tfkit.component import AttentionConfig, FieldPath, Layers
+from tfkit.component import AttentionConfig, Layers
 from tfkit.graph.expand import Graph
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.grow.axes import AxisFactor, axis_of, plain_axis
@@ -15,7 +15,7 @@ from tfkit.tools.grow.rules import COPIES, MEAN, Rule, SizeChange, SizedModel, T
 def old_layers(old: Layers, new: Layers) -> list[tuple[int, bool]] | None:
     """Return for each layer of a deeper stack its layer in the old stack, and whether it is new.
 
-    The old layers are spread evenly and keep their order, and a layer's variant is that of its old layer. Return None
+    The old layers are spread evenly and keep their order. A layer and its old layer have the same variant. Return None
     if the variants do not allow it.
     """
     n, period = len(old.layers), old.period or 1
@@ -95,15 +95,15 @@ def _old_name(name: str, new: SizedModel, copies: Mapping[str, Sequence[tuple[in
 # ---- components of a different kind ----
 
 
-def replaced_maps(old: SizedModel, new: SizedModel, path: FieldPath) -> dict[str, TensorMap]:
-    """Return the map of each weight of a model in which a component has a different kind.
+def replaced_maps(old: SizedModel, new: SizedModel, slots: Collection[str]) -> dict[str, TensorMap]:
+    """Return the map of each weight of a model in which the components in some slots have different kinds.
 
     Weights of equal names are taken, also into each layer of a stack, such as each expert. Heads of keys and values are
     repeated or averaged. The remaining weights keep their initial values.
     """
     maps = {}
     for name, shape in new.shapes.items():
-        source = name if name in old.shapes else _twin(name, old, path)
+        source = name if name in old.shapes else _twin(name, old, slots)
         before = old.shapes.get(source or "")
         if source is None or before is None:
             maps[name] = TensorMap(None, tuple(map(plain_axis, shape)))
@@ -117,14 +117,15 @@ def replaced_maps(old: SizedModel, new: SizedModel, path: FieldPath) -> dict[str
     return maps
 
 
-def _twin(name: str, old: SizedModel, path: FieldPath) -> str | None:
-    """Return the weight in the old component at the same place with the same last names."""
-    slot = path[-1]
+def _twin(name: str, old: SizedModel, slots: Collection[str]) -> str | None:
+    """Return the weight with the same last names in the old components of a layer."""
     segments = name.split(".")
-    if slot not in segments:
+    number = next((number for number, segment in enumerate(segments) if segment in slots), None)
+    if number is None:
         return None
-    start = ".".join(segments[: segments.index(slot) + 1]) + "."
-    twins = [other for other in old.shapes if other.startswith(start) and other.split(".")[-2:] == segments[-2:]]
+    around = ".".join(segments[:number])
+    starts = tuple(f"{around}.{slot}." for slot in slots)
+    twins = [other for other in old.shapes if other.startswith(starts) and other.split(".")[-2:] == segments[-2:]]
     return twins[0] if len(twins) == 1 else None
 
 
