@@ -71,6 +71,7 @@ def test_a_grown_folder_has_the_logits_of_its_source(folder: Path, run: Run) -> 
     assert actual.shape[-1] == 29
     torch.testing.assert_close(actual[..., :23], expected, rtol=1e-12, atol=1e-12)
     assert expected.std() > 0.1
+    assert "logits are divided" not in text  # the norm before the tied head is divided instead
     assert re.search(r"^all changes +\d\.\de-1\d +yes$", text, re.MULTILINE)
 
 
@@ -93,6 +94,15 @@ def test_new_units_are_random_and_read_as_zeros(folder: Path, run: Run) -> None:
     assert weights["decoder.layers.1.ffn.down.weight"][:, :20].std() > 0.05
 
 
+def test_layers_alone_are_a_short_map(folder: Path, run: Run) -> None:
+    """Each layer is followed by its copy, whose last linear layers are zero."""
+    printed = json.loads(run("grow", str(folder), "n_layers=4", "--json"))
+    zeros = [f"decoder.layers.[1 3].{name}.weight" for name in ("attention.output", "ffn.down")]
+    assert printed["weights"]["map"] == {"decoder.layers.{i}": "decoder.layers.{i // 2}", **dict.fromkeys(zeros, 0)}
+    assert printed["difference"] == 0
+
+
+@pytest.mark.slow
 def test_noise_distinguishes_copies(folder: Path, run: Run) -> None:
     """Repeated channels are equal without noise; with noise, the deviation of their difference is known."""
     for noise in ("0", "0.1"):
@@ -172,6 +182,7 @@ RUN = {
 }
 
 
+@pytest.mark.slow
 def test_a_grown_run_begins_at_the_loss_of_its_source(run: Run) -> None:
     """It then trains: its last loss is lower, and what was zero is not."""
     small = [change for change in (*SMALL_SIZES, GROUPS) if "vocab_size" not in change]
