@@ -118,6 +118,7 @@ def test_noise_distinguishes_copies(folder: Path, run: Run) -> None:
     [
         ("n_hads=8", "has no value `n_hads`"),
         ("n_heads=2", "no rule gives the weights for `decoder.attention.n_heads 4 -> 2`"),
+        ("vocab_size=11", "no rule gives the weights for `vocab_size 23 -> 11`"),
         ("d_model=24", "no rule gives the weights for `d_model 16 -> 24`"),
         ("n_heads=4", "the larger model must differ"),
         ("d_model=many", "d_model"),

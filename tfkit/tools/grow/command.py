@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tfkit.tools.grow.growth import Growth
 
 
+RUN_SUFFIXES = (".yaml", ".yml")
+
+
 @command(
     "grow",
     section="Training",
@@ -70,7 +73,7 @@ def grow(
     force: bool,
     json: bool,
 ) -> None:
-    is_run = output is not None and output.suffix in (".yaml", ".yml")
+    is_run = output is not None and output.suffix in RUN_SUFFIXES
     if force and (output is None or is_run):
         raise click.UsageError("--force has no effect without a folder to write: -o DIR")
     if noise and (output is None or is_run):
@@ -113,7 +116,7 @@ def grow(
 def _write(
     reader: Reader, spec: str, graph: Graph, growth: Growth, output: Path, noise: float, seed: int, force: bool
 ) -> list[str]:
-    from tfkit.tools.grow.files import RUN_SUFFIXES, grown_model, write_run
+    from tfkit.tools.grow.files import grown_model, write_run
     from tfkit.tools.save.save import save
 
     if output.suffix in RUN_SUFFIXES:

@@ -22,8 +22,6 @@ from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.grow.growth import Growth
 from tfkit.tools.grow.proof import initial_model
 
-RUN_SUFFIXES = (".yaml", ".yml")
-
 
 def write_run(source: Path, growth: Growth, old: Graph, file: Path, plugins: Plugins) -> None:
     """Write a run with the settings of the run in `source`, the larger model, and weights that a map gives.

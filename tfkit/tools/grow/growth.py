@@ -176,6 +176,7 @@ class _State:
             model = initial_model(candidate.graph, seed=self.seed)
             self.proof.fill(model, weights)
             outputs = self.proof.outputs_of(model)
+            del model  # before the next is built
             difference = self.proof.difference(self.outputs, outputs)
             if best is None or difference < best[0]:
                 best = difference, candidate, maps, outputs

@@ -16,7 +16,7 @@ from torch import fx, nn
 from tfkit.checkpoint.pattern import UNCHANGED, ZERO
 from tfkit.checkpoint.tensor_names import enclosing_modules
 from tfkit.checkpoint.weight_map import TensorLocation, tensor_locations_of
-from tfkit.component import Config
+from tfkit.component import AttentionConfig, Config
 from tfkit.nn import StackedLinear
 from tfkit.nn.spread import outlines
 from tfkit.tools.grow.axes import Axis, AxisFactor, axis_of, composed, new_size, plain_axis, with_fill
@@ -165,6 +165,11 @@ class SizedModel:
             roles[1] = "read"
         return tuple(roles)
 
+    def holds_heads(self, name: str, count: int) -> bool:
+        """Return True if a weight computes `count` key-value heads, which can be means of more heads."""
+        attentions = (config for config in self.configs(name) if isinstance(config, AttentionConfig))
+        return any(config.kv_heads == count < config.n_heads for config in attentions)
+
     def configs(self, name: str) -> Iterator[Config]:
         """Yield the configs of the components around a weight, the innermost first."""
         components = self.model.meta["components"]
@@ -180,7 +185,7 @@ def grown_maps(
         axes, divisor = [], 1.0
         for before, after, role in zip(old.shapes[name], shape, new.roles(name), strict=True):
             axis = plain_axis(after) if before == after else rule.axis(before, after, sizes[name])
-            if axis is None or (role == "read" and after < before):
+            if axis is None or (after < before and not new.holds_heads(name, sizes[name].new)):
                 return None
             fill = rule.read if role == "read" else rule.keys if name.split(".")[-2] == KEYS else rule.written
             axes.append(with_fill(axis, fill))
