@@ -52,6 +52,7 @@ CALLS = {
     "eval": "minigpt_relu --weights model",
     "export": "model -o out.pt",
     "generate": "model --tokens 1,2 --max-new-tokens 2",
+    "grow": "model n_layers=4",
     "import": "published",
     "list": "gpt2",
     "new": "run nanogpt -o out.yaml",

@@ -70,6 +70,24 @@ def test_a_dense_model_spread_over_experts_gives_its_logits(old: fx.GraphModule,
     assert all(torch.equal(state[name], tensor) for name, tensor in routers.items())
 
 
+def test_zeros_and_initial_values(old: fx.GraphModule, folder: Path) -> None:
+    """An entry 0 sets weights and biases to zero; new rows keep their initial values, and old rows are divided."""
+    new = model("decoder.ffn.d_ff=15")
+    initial = new.get_parameter("decoder.layers.1.ffn.gate_up.weight").detach().clone()
+    entries = {
+        "decoder.layers.{i}.ffn.[gate up].weight": {"decoder.layers.{i}.ffn.[gate up].weight": "f i -> [f ?] i / 2"},
+        "decoder.layers.{i}.ffn.down.weight": {"decoder.layers.{i}.ffn.down.weight": "o i -> o [i 0]"},
+        "decoder.layers.2.attention": 0,
+    }
+    state = filled(new, folder, map=entries, allow_change=["decoder.ffn"], unused=["decoder.layers.2.attention"])
+    gate = old.state_dict()["decoder.layers.1.ffn.gate_up.weight"][:12]
+    assert torch.equal(state["decoder.layers.1.ffn.gate_up.weight"][:12], gate / 2)
+    assert torch.equal(state["decoder.layers.1.ffn.gate_up.weight"][12:15], initial[12:15])
+    assert not state["decoder.layers.1.ffn.down.weight"][:, 12:].any()
+    assert state["decoder.layers.1.ffn.down.weight"][:, :12].all()
+    assert not any(tensor.any() for name, tensor in state.items() if name.startswith("decoder.layers.2.attention."))
+
+
 @pytest.mark.parametrize(
     ("n", "source", "layers", "unused"),
     [

@@ -31,6 +31,38 @@ def test_transpose_and_reshape():
     assert torch.equal(apply("1 -> (1 1) 1", count(1))[0], count(1, 1))
 
 
+def test_resizing_appends_and_divides():
+    """A resizing pattern appends zeros or values that the result has, also within a product, and divides old values."""
+    w, initial = count(2, 6) + 2, count(3, 6) + 100
+    rows = apply_resizing("o i -> [o 0] i", w, initial)
+    assert torch.equal(rows, torch.cat([w, torch.zeros(1, 6)]))
+    rows = apply_resizing("o i -> [o ?] i / 2", w, initial)
+    assert torch.equal(rows, torch.cat([w / 2, initial[2:]]))
+    wide = count(2, 8) + 100
+    heads = apply_resizing("o (h d) -> o (h [d 0])", w, wide, h=2)
+    assert torch.equal(heads.view(2, 2, 4), torch.cat([w.view(2, 2, 3), torch.zeros(2, 2, 1)], dim=2))
+    stride = apply_resizing("o i -> o (i [1 ?]) / 4", w, count(2, 12))
+    assert torch.equal(stride[:, ::2], w / 4)
+    assert torch.equal(stride[:, 1::2], count(2, 12)[:, 1::2])
+
+
+def apply_resizing(text, old, initial, **sizes):
+    pattern = Pattern.parse(text, resizing=True)
+    return pattern.apply([old], sizes, [tuple(initial.shape)], [initial])[0]
+
+
+@pytest.mark.parametrize("text", ["o i -> [o 0] i", "o i -> o i / 2", "o i -> [o ?] i"])
+def test_only_resizing_patterns_append_and_divide(text):
+    with pytest.raises(PatternError):
+        Pattern.parse(text)
+
+
+@pytest.mark.parametrize("text", ["o i -> o i 0", "[o 0] i -> o i", "o i -> o i / 0", "o i -> [o 0] [i ?] / x"])
+def test_invalid_appended_values_and_divisors(text):
+    with pytest.raises(PatternError):
+        Pattern.parse(text, resizing=True)
+
+
 def test_joined_and_taken_apart():
     q, k, v = count(4, 3), count(2, 3) + 100, count(1, 3) + 200
     assert torch.equal(apply("q i, k i, v i -> [q k v] i", q, k, v, q=4, k=2)[0], torch.cat([q, k, v]))

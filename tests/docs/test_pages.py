@@ -48,6 +48,7 @@ LONG_PAGES = {
     "export",
     "families",
     "finetuning",
+    "growing",
     "inspect",
     "jepa",
     "objectives",

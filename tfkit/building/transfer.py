@@ -5,6 +5,7 @@ Its keys are weights of the new model, or modules around them; its values are we
 
     decoder.layers.{i}: decoder.layers.{i // 2}                                   each layer twice
     decoder.layers.{i}.ffn.experts: {decoder.layers.{i}.ffn: "o i -> e o i"}      each expert a copy
+    decoder.layers.4.ffn.down: 0                                                  zeros
 
 Numbers in the braces of a value are computed from the numbers of the key. Weights without an entry have the same name
 in the old model. If several entries match, the most specific entry counts: it has the most segments, then the fewest
@@ -27,7 +28,7 @@ from tfkit.building.builder import build, graph_of
 from tfkit.checkpoint.files import BROKEN, is_finite
 from tfkit.checkpoint.fitting import reject_changes
 from tfkit.checkpoint.links import pattern_of
-from tfkit.checkpoint.pattern import PatternError
+from tfkit.checkpoint.pattern import UNCHANGED, PatternError
 from tfkit.checkpoint.selection import (
     CHANGE,
     Selection,
@@ -37,6 +38,7 @@ from tfkit.checkpoint.selection import (
     no_match,
     not_allowed,
     weights_description,
+    without_layers,
 )
 from tfkit.checkpoint.tensor_names import collapsed_layers, hole_names
 from tfkit.checkpoint.weight_map import tensor_locations_of
@@ -50,6 +52,8 @@ from tfkit.spec.folder import model_folder
 
 SIZES = ("n_layers", "vocab_size")
 """Semantic values that a map may change, because it maps the weights of each layer and each token."""
+ZEROS = 0
+"""The value of an entry for weights that are zero."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -95,6 +99,16 @@ class TransferRule:
         return re.compile(rf"{text}(?P<_rest>\..+)?")
 
     @property
+    def is_zero(self) -> bool:
+        """True if the rule sets weights to zero."""
+        return self.source == str(ZEROS)
+
+    @property
+    def keeps_values(self) -> bool:
+        """True if a part of each weight keeps its initial values."""
+        return self.pattern is not None and UNCHANGED in self.pattern
+
+    @property
     def rank(self) -> tuple[int, int]:
         """The priority of the rule: of several rules that match a name, the largest rank applies."""
         return self.target.count("."), -len(hole_names(self.target))
@@ -102,8 +116,8 @@ class TransferRule:
     def source_of(self, name: str) -> str | None:
         """Return the weight of the old model that fills a weight; None if the rule does not map it."""
         match = self.regex.fullmatch(name)
-        if match is None:
-            return None
+        if match is None or self.is_zero:
+            return None if match is None else self.source
         numbers = match.groupdict()
         rest = numbers.pop("_rest") or ""
 
@@ -129,10 +143,11 @@ def rules_of(entries: Mapping[str, Any]) -> list[TransferRule]:
     rules = []
     for key, value in entries.items():
         text, pattern = next(iter(value.items()), (None, None)) if isinstance(value, Mapping) else (value, None)
+        text = str(ZEROS) if type(text) is int and text == ZEROS and pattern is None else text
         if not isinstance(text, str) or (
             isinstance(value, Mapping) and (len(value) > 1 or not isinstance(pattern, str))
         ):
-            help = 'write `NEW: OLD`, or `NEW: {OLD: "f i -> e f i"}`'
+            help = 'write `NEW: OLD`, `NEW: 0`, or `NEW: {OLD: "f i -> e f i"}`'
             raise Invalid("map", f"{quoted(key)} must be mapped to a weight, or to a weight and a pattern", help=help)
         targets, sources = expanded_names(key), expanded_names(text)
         if len(sources) not in (1, len(targets)):
@@ -148,9 +163,16 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
     if not folder.is_dir():
         help = "name the folder of a run or of a model, which has a spec"
         raise Invalid("path", f"weights can be mapped only from a folder; got {quoted(folder.name)}", help=help)
+    return fill_from_model(model, build(folder, device="cpu"), folder, transfer)
+
+
+def fill_from_model(model: fx.GraphModule, old: fx.GraphModule, folder: Path, transfer: Transfer) -> str:
+    """Fill a model by a map, from the model of a checkpoint in `folder`, and return a description.
+
+    All errors are raised before the model changes. In addition to the two models, one weight is in memory.
+    """
     rules = rules_of(transfer.map or {})
-    old = build(folder, device="cpu")
-    reject_changes(not_allowed(_changes_of(old, model), transfer), folder, help=CHANGE)
+    reject_changes(not_allowed(semantic_changes(old, model), transfer), folder, help=CHANGE)
     state, new_state = old.state_dict(), model.state_dict()
     weights = {name: location.view(state) for name, location in tensor_locations_of(old).items()}
     locations, outline = tensor_locations_of(model), outlines(new_state)
@@ -164,21 +186,28 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
     check_matches("missing", transfer.missing, views, weights, "no weight of the model matches")
     check_matches("tokens", transfer.tokens, sources, (), "no weight that is read matches")
     check_matches("unused", transfer.unused, unread, views, "no weight that the map leaves out matches")
-    for name in sources:
-        if matches_any(name, transfer.tokens):  # new tokens keep their rows
-            parameter = locations[name].parameter
-            views[name] = locations[name].view({parameter: full_tensor(new_state[parameter])})
-    lost = {name: _origin(rule) for name, (source, rule) in sources.items() if source not in weights}
-    tensors = {
-        name: _mapped_tensor(name, weights[source], views[name], rule, transfer, model)
+    lost = {
+        name: _origin(rule)
         for name, (source, rule) in sources.items()
-        if name not in lost
+        if source not in weights and not (rule is not None and rule.is_zero)
     }
-    misfits = {
-        name: f": {list(tensor.shape)}{_origin(sources[name][1])}, {list(views[name].shape)} in the model"
-        for name, tensor in tensors.items()
-        if tensor.shape != views[name].shape
-    }
+    misfits: dict[str, str] = {}
+
+    def mapped(name: str) -> Tensor:
+        source, rule = sources[name]
+        view = views[name]
+        if rule is not None and rule.is_zero:
+            return torch.zeros(view.shape, dtype=view.dtype)
+        if matches_any(name, transfer.tokens) or (rule is not None and rule.keeps_values):
+            parameter = locations[name].parameter
+            view = locations[name].view({parameter: full_tensor(new_state[parameter])})
+        return _mapped_tensor(name, weights[source], view, rule, transfer, model)
+
+    for name in sources.keys() - lost.keys():
+        tensor = mapped(name)
+        if tensor.shape != views[name].shape:
+            misfits[name] = f": {list(tensor.shape)}{_origin(sources[name][1])}, {list(views[name].shape)} in the model"
+    misfits = {name: misfits[name] for name in sources if name in misfits}
     surplus = {name: f" {list(weights[name].shape)}" for name in unread if name not in unused}
     titles = "weights that the old model lacks", "other shapes", "weights of the old model that the model does not use"
     if lost or misfits or surplus:
@@ -188,9 +217,9 @@ def _fill_by_map(model: fx.GraphModule, folder: Path, transfer: Transfer) -> str
             {title: [name + text for name, text in collapsed_layers(names)] for title, names in problems if names},
         )
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            locations[name].fill(new_state, tensor)
-    count = f"{len(tensors):,} of {len(views):,} weights from {short_path(folder)}"
+        for name in sources:
+            locations[name].fill(new_state, mapped(name))
+    count = f"{len(sources):,} of {len(views):,} weights from {short_path(folder)}"
     rows = f"; {len(transfer.rows):,} tokens are in both vocabularies" if transfer.tokens else ""
     return weights_description(count + rows, missing=missing, unused=unused)
 
@@ -210,7 +239,8 @@ def _mapped_tensor(
             raise Invalid("tokens", f"{quoted(name)} cannot have a pattern, because `tokens` selects its rows")
         try:
             pattern, sizes = pattern_of(rule.pattern, view.dim(), name, model.meta["components"], resizing=True)
-            tensor = pattern.apply([tensor.to(view.dtype)], sizes, [tuple(view.shape)])[0]
+            unchanged = [view] if rule.keeps_values else ()
+            tensor = pattern.apply([tensor.to(view.dtype)], sizes, [tuple(view.shape)], unchanged)[0]
         except PatternError as error:
             message = f"{quoted(rule.pattern)} does not fit {quoted(name)} {list(view.shape)}: {error.message}"
             raise Invalid("map", message, notes=error.notes, help=error.help) from error
@@ -255,7 +285,12 @@ def _mapping_effect(mapping: tuple[str, TransferRule | None]) -> tuple[str, str 
     return source, None if rule is None else rule.pattern
 
 
-def _changes_of(old: fx.GraphModule, model: fx.GraphModule) -> list[ValueChange]:
+def changed_paths(old: fx.GraphModule, model: fx.GraphModule) -> list[str]:
+    """Return the paths of the semantic values in which two models differ, as `allow_change` lists them."""
+    return sorted({without_layers(change.path) for change in semantic_changes(old, model)})
+
+
+def semantic_changes(old: fx.GraphModule, model: fx.GraphModule) -> list[ValueChange]:
     """Return the semantic values in which two models differ, except parts that only one model has."""
     differences = value_changes(semantics_of(graph_of(old)), semantics_of(graph_of(model)))
     return [

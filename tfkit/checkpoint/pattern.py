@@ -22,6 +22,9 @@ repeated over names of the right side. A pattern cannot have both, because a mis
 
     (g r d) i -> (g d) i                                 the mean of r heads for each of g groups
     f i -> e f i                                         a matrix for each of e experts
+    o i -> o (i c) / 2                                   each column c times, and all values divided by 2
+    f i -> [f 0] i                                       rows of zeros after the other rows
+    f i -> [f ?] i                                       rows that are left as they are
 
 Sizes of names are set, or follow from the tensors: an axis with one unknown name determines the size of that name.
 """
@@ -46,6 +49,9 @@ MAX_NAMES = 64
 MAX_BLOCKS = 256  # the number of blocks grows exponentially with the number of joins
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DIVISOR = re.compile(r"\s*/\s*([0-9]+(?:\.[0-9]+)?)\s*$", re.ASCII)
+ZERO, UNCHANGED = "0", "?"
+"""Items of a join on the right side of a resizing pattern: zeros, and values that the result already has."""
 _TOKEN = re.compile(rf"\s*(->|\.+|{_NAME.pattern}|[0-9]\w*|\S|$)", re.ASCII)
 _CLOSES = {"(": ")", "[": "]"}
 _KINDS: dict[str, Literal["product", "join"]] = {"(": "product", "[": "join"}
@@ -107,12 +113,14 @@ class Pattern:
     text: str
     source: tuple[Axis, ...] = field(repr=False)
     target: tuple[Axis, ...] = field(repr=False)
+    divisor: float = 1.0
+    """The number by which a resizing pattern divides all values."""
 
     @classmethod
     def parse(cls, text: str, *, resizing: bool = False) -> Pattern:
         """Parse a pattern that maps the left side to the right side. The time is bounded for any text.
 
-        A `resizing` pattern may have names on only one side, and has no inverse.
+        A `resizing` pattern may have names on only one side, joins with `0` and `?`, and a divisor. It has no inverse.
 
         Raises:
             PatternError: the text is not a pattern, is too large, or its two sides do not have the same blocks.
@@ -121,7 +129,12 @@ class Pattern:
         for noun, most, count in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
             if count > most:
                 raise PatternError(f"a pattern must have at most {most} {noun}; got {count}", text, (0, len(text)))
-        pattern = cls(text, *_parsed_sides(text))
+        division = _DIVISOR.search(text) if resizing else None
+        divisor = float(division[1]) if division else 1.0
+        if division and not divisor:
+            raise PatternError("a pattern cannot divide by 0", text, division.span(1))
+        source, target = _parsed_sides(text if division is None else text[: division.start()], resizing=resizing)
+        pattern = cls(text, source, target, divisor)
         left, right = pattern.names_of_sides
         _check_blocks(pattern, left & right if resizing and (left <= right or right <= left) else left | right)
         return pattern
@@ -130,7 +143,8 @@ class Pattern:
     def names_of_sides(self) -> tuple[frozenset[str], frozenset[str]]:
         """The names of `source` and of `target`, which differ in a resizing pattern."""
         left, right = (
-            frozenset(name for tensor in side for name in tensor.names) for side in (self.source, self.target)
+            frozenset(name for tensor in side for name in tensor.names if not _is_fill(name))
+            for side in (self.source, self.target)
         )
         return left, right
 
@@ -153,7 +167,13 @@ class Pattern:
         solved = self._solve([tuple(shape) for shape in shapes], sizes, required)
         return [tensor.shape(solved) for tensor in self.target]
 
-    def apply(self, tensors: Sequence[Tensor], sizes: Sizes, required: Sequence[Shape] = ()) -> list[Tensor]:
+    def apply(
+        self,
+        tensors: Sequence[Tensor],
+        sizes: Sizes,
+        required: Sequence[Shape] = (),
+        unchanged: Sequence[Tensor] = (),
+    ) -> list[Tensor]:
         """Rearrange tensors.
 
         The results are views where possible. Joins copy, and so do products whose axes are not adjacent in memory.
@@ -162,6 +182,7 @@ class Pattern:
             tensors: of any dtype and on any device, meta included.
             sizes: sizes of names. A size that follows from the tensors may be omitted.
             required: the required shapes of the results, from which sizes also follow.
+            unchanged: for a resizing pattern, tensors of the required shapes with the values that `?` leaves.
 
         Raises:
             PatternError: number or shapes of the tensors do not fit, joined tensors differ in dtype or device, or a
@@ -170,7 +191,10 @@ class Pattern:
         solved = self._solve([tuple(tensor.shape) for tensor in tensors], sizes, required)
         views = chain.from_iterable(_block_views(*pair, solved) for pair in zip(tensors, self.source, strict=True))
         blocks = dict(self._averaged(names, view) for names, view in views)
-        return [self._arranged(tensor, blocks, solved) for tensor in self.target]
+        if self.divisor != 1:
+            blocks = {names: (order, view / self.divisor) for names, (order, view) in blocks.items()}
+        values: Sequence[Tensor | None] = unchanged or [None] * len(self.target)
+        return [self._arranged(*pair, blocks, solved) for pair in zip(self.target, values, strict=True)]
 
     def _averaged(self, names: Names, view: Tensor) -> tuple[frozenset[str], tuple[Names, Tensor]]:
         """Return a block under the set of its shared names, averaged over the names of the left side only."""
@@ -186,18 +210,22 @@ class Pattern:
             view = view.unsqueeze(dim)
         return view.expand([sizes[name] for name in names])
 
-    def _arranged(self, tensor: Axis, blocks: Blocks, sizes: Sizes) -> Tensor:
-        first, *rest = (self._block(blocks, names, sizes) for names in tensor.blocks)
-        if not rest:
+    def _arranged(self, tensor: Axis, unchanged: Tensor | None, blocks: Blocks, sizes: Sizes) -> Tensor:
+        first, *rest = (self._block(blocks, names, sizes) for names in tensor.blocks if not any(map(_is_fill, names)))
+        if not rest and len(tensor.blocks) == 1:
             return first.reshape(tensor.shape(sizes))
         kinds = dict.fromkeys(f"{block.dtype} on {block.device}" for block in (first, *rest))
         if len(kinds) > 1:  # a copy would convert silently
             raise PatternError(
                 f"tensors of several kinds cannot be joined: {listing(kinds)}", self.text, tensor.columns
             )
-        joined = first.new_empty(tensor.shape(sizes))
+        joined = first.new_empty(tensor.shape(sizes)) if unchanged is None else unchanged.to(first, copy=True)
         for names, view in _block_views(joined, tensor, sizes):  # each block is copied only once
-            view.copy_(self._block(blocks, names, sizes))
+            fills = {name[0] for name in names if _is_fill(name)}
+            if ZERO in fills:
+                view.zero_()
+            elif not fills:
+                view.copy_(self._block(blocks, names, sizes))
         return joined
 
     def _solve(self, shapes: Sequence[Shape], set_sizes: Sizes, required: Sequence[Shape]) -> dict[str, int]:
@@ -257,8 +285,14 @@ class Pattern:
         return quoted(self.text[slice(*axis.columns)])
 
 
-def _parsed_sides(text: str) -> list[tuple[Axis, ...]]:
+def _is_fill(name: str) -> bool:
+    """Return True for the name of zeros or of unchanged values."""
+    return name[0] in (ZERO, UNCHANGED)
+
+
+def _parsed_sides(text: str, *, resizing: bool) -> list[tuple[Axis, ...]]:
     """Return the two sides of a pattern."""
+    fills = 0
     sides: list[list[Axis]] = [[]]
     open_: list[tuple[str, int, list[Axis]]] = [("", 0, [])]  # character, location, items
     for match in _TOKEN.finditer(text.rstrip()):
@@ -269,6 +303,9 @@ def _parsed_sides(text: str) -> list[tuple[Axis, ...]]:
             open_.append((token, columns[0], []))
         elif token == "1" or _NAME.fullmatch(token):
             items.append(Axis(columns, ((),)) if token == "1" else Axis(columns, ((token,),), kind="name"))
+        elif resizing and token in (ZERO, UNCHANGED) and opener == "[" and len(sides) == 2:
+            items.append(Axis(columns, ((token + "'" * fills,),), kind="name"))  # each has a separate size
+            fills += 1
         elif token not in ends or not (items or token == "->"):  # a scalar has no axes
             raise _unexpected_token(token, text, columns, ends if items else [])
         elif opener:
@@ -304,7 +341,10 @@ def _axis_of_items(text: str, columns: Columns, items: Sequence[Axis], kind: Kin
 
 def _check_blocks(pattern: Pattern, compared: Set[str]) -> None:
     """Raise PatternError unless the two sides have the same blocks of the names in `compared`, each once."""
-    sides = [[(t.columns, block) for t in side for block in t.blocks] for side in (pattern.source, pattern.target)]
+    sides = [
+        [(t.columns, block) for t in side for block in t.blocks if not any(map(_is_fill, block))]
+        for side in (pattern.source, pattern.target)
+    ]
     counts = [Counter(frozenset(block) & compared for _, block in side) for side in sides]
     for at, name in enumerate(("left", "right")):
         for columns, block in sides[at]:

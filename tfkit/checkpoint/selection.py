@@ -117,12 +117,16 @@ def not_allowed(differences: Sequence[ValueChange], selection: Selection) -> lis
     """Return the differences that `allow_change` does not cover. Raise `Invalid` for a pattern without effect."""
     if isinstance(selection.allow_change, bool):
         return [] if selection.allow_change else list(differences)
-    # If one model has more layers, changed layers are listed by number, so the numbers are removed here.
-    paths = [_NUMBERS.sub("", change.path) for change in differences]
+    paths = [without_layers(change.path) for change in differences]
     check_matches("allow_change", selection.allow_change, paths, (), "no value that differs matches")
     return [
         change for change, path in zip(differences, paths, strict=True) if not matches_any(path, selection.allow_change)
     ]
+
+
+def without_layers(path: str) -> str:
+    """Return the path of a semantic value without numbers of layers, by which the layers of a deeper model differ."""
+    return _NUMBERS.sub("", path)
 
 
 def no_match(field: str, message: str, pattern: str, names: Sequence[str]) -> Invalid:
