@@ -131,6 +131,7 @@ class _Shrink:
         self.max_len = max(ROTARY_MAX_LEN if unlimited else MAX_LEN, length)
         self.widths = self._widths(attentions)
         self.rows = self._rows()
+        self.placeholders = {token for node in graph.nodes for token in node.config.placeholders().values()}
         self.extents = _small_extents(self.spec)
         self.rule = max([RULE, *(extent + 2 for extent in self.extents.values())])  # extents keep their effect
         self.lengths: set[int] = set()
@@ -178,7 +179,7 @@ class _Shrink:
         """Return the divisor of fixed lengths, such as 3,000 frames. Derived sequences stay long enough."""
         inputs = self.spec.inputs.values()
         fixed = any(config.type == "features" and config.length is not None for config in inputs)
-        if not fixed or any(config.type == "image" for config in inputs) or self._has_fixed_positions():
+        if not fixed or any(config.type in ("image", "images") for config in inputs) or self._has_fixed_positions():
             return 1
         signals = (signal for node in self.graph.nodes for signal in _node_signals(node))
         return max(1, min((signal.length for signal in signals if signal.length is not None), default=1) // FIXED)
@@ -192,7 +193,7 @@ class _Shrink:
 
     def _input(self, name: str, config: InputConfig) -> Any:
         """Shrink an input. An image becomes a few times the largest size of the nodes that take it, such as a patch."""
-        if config.type != "image" or config.height is None or config.width is None:
+        if config.type not in ("image", "images") or config.height is None or config.width is None:
             return self._config(config)
         if self._has_fixed_positions():
             return config
@@ -279,6 +280,8 @@ class _Shrink:
             return self.rows[value]
         if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, for instance of an end token
             return self.rows[value + 1] - 1
+        if value in self.placeholders and most == EXTENT:
+            return min(value, *(rows - 1 for rows in self.rows.values()))
         if value in self.widths and (attention is None or name == "d_model"):
             return self.widths[value]
         if most == COUNT and isinstance(config, FFNConfig):

@@ -76,6 +76,7 @@ NAMES = {
     "token_types": "token_type_ids",
     "task_types": "task_type_ids",
     "image": "pixel_values",
+    "images": "pixel_values",
     "mel": "input_features",
 }
 """Inputs as transformers calls them."""
@@ -211,7 +212,8 @@ def _first_output(result: Any) -> Any:
 
 def _renamed_inputs(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, Tensor]:
     """Return our inputs under their names in transformers. Its classes accept any name, and ignore unknown names."""
-    renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
+    flat = {name: value.flatten(0, 1) if name == "images" else value for name, value in inputs.items()}
+    renamed = {NAMES.get(name, name): value for name, value in flat.items()}
     if unknown := sorted(renamed.keys() - parameters):
         raise SpecError(Diagnostic(f"the model of transformers has no input {listing(map(quoted, unknown))}"))
     return {name: value.transpose(1, 2) if name in CHANNELS_FIRST else value for name, value in renamed.items()}

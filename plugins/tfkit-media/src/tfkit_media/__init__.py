@@ -8,9 +8,10 @@ from typing import Any
 import tfkit
 from tfkit_media.contrast import Contrast, ContrastConfig, LateInteraction, LateInteractionConfig, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
-from tfkit_media.fields import MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
+from tfkit_media.fields import FeatureLayerConfig, MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ShapesConfig
 from tfkit_media.patches import Patches, PatchesConfig
+from tfkit_media.placing import JoinImages, JoinImagesConfig, PlaceImages, PlaceImagesConfig
 from tfkit_media.pooling import AttentionPool, AttentionPoolConfig, EndPool, EndPoolConfig, TokenPool, TokenPoolConfig
 from tfkit_media.rope import GridRope, GridRopeConfig
 
@@ -29,8 +30,12 @@ __all__ = [
     "ImagesConfig",
     "LateInteraction",
     "LateInteractionConfig",
+    "JoinImages",
+    "JoinImagesConfig",
     "Patches",
     "PatchesConfig",
+    "PlaceImages",
+    "PlaceImagesConfig",
     "ShapesConfig",
     "TokenPool",
     "TokenPoolConfig",
@@ -48,12 +53,15 @@ def tfkit_register(register: tfkit.Register) -> None:
         AttentionPoolConfig,
         ContrastConfig,
         LateInteractionConfig,
+        JoinImagesConfig,
+        PlaceImagesConfig,
         GridRopeConfig,
         MatchesConfig,
         ImagesConfig,
         ImagePairsConfig,
         ShapesConfig,
         SidesConfig,
+        FeatureLayerConfig,
         MultiplesConfig,
         RatioConfig,
         WidthOrConfig,

@@ -72,6 +72,33 @@ class MultiplesConfig(FieldConfig):
         file.put(name, number)
 
 
+class FeatureLayerConfig(FieldConfig):
+    """The layer of an encoder whose output is read, counted from its end if it is negative.
+
+    `{feature_layer: image_encoder.n_layers, layers: vision_config.num_hidden_layers}`: later layers are omitted.
+    """
+
+    kind: Literal["feature_layer"] = "feature_layer"
+    feature_layer: str
+    """The path of the number of layers."""
+    layers: str
+    """The field with the number of layers of the full encoder."""
+
+    def read(self, name: str, file: Reading) -> None:
+        value, layers = file.value(name), file.value(self.layers)
+        number = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if type(number) is not int or type(layers) is not int:
+            raise tfkit.Invalid("", f"`{name}` must be an integer; got {value}")
+        output = layers + 1 + number if number < 0 else number
+        if not 0 < output <= layers:
+            message = f"`{name}` must be the output of one of {layers} layers; got {number}"
+            raise tfkit.Invalid("", message)
+        file.put(self.feature_layer, output)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, -1)
+
+
 class WidthOrConfig(FieldConfig):
     """A width, by default the value of another field: `{width_or: text_vector.d_model, field: hidden_size}`."""
 

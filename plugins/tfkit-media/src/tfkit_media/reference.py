@@ -117,6 +117,19 @@ def late_interaction(part: Part, *, inputs: Sequence[Sequence[Value]], row: int)
     return Value(scores, np.asarray(inputs[row][0].tokens.any()))
 
 
+def join_images(part: Part, *, input: Sequence[Value], images: Sequence[Value]) -> Value:
+    """Concatenate the vectors of the images of a row, without the first vectors of each."""
+    return unmasked(np.concatenate([image.x[part.config.skip :] for image in input]))
+
+
+def place_images(part: Part, *, input: Value, tokens: Value, images: Value) -> Value:
+    """Replace the vector of the k-th placeholder token by the k-th vector of the images. arXiv:2304.08485."""
+    x = input.x.copy()
+    placeholders = np.flatnonzero((tokens.x == part.config.token) & input.tokens)
+    x[placeholders] = images.x[: len(placeholders)]
+    return Value(x, input.pairs)
+
+
 def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     """Rotate pairs of a patch's channels by its row and its column in [-1, 1]. https://arxiv.org/abs/2508.10104."""
     config, y, d = part.config, x.copy(), x.shape[-1]
@@ -133,5 +146,15 @@ def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     return y
 
 
-FUNCTIONS = (patches, conv_stem, token_pool, end_pool, attention_pool, contrast, late_interaction)
+FUNCTIONS = (
+    patches,
+    conv_stem,
+    token_pool,
+    end_pool,
+    attention_pool,
+    contrast,
+    late_interaction,
+    join_images,
+    place_images,
+)
 BLOCKS = {function.__name__: function for function in FUNCTIONS}

@@ -58,7 +58,7 @@ def mask_extents(subject: ModelUnderTest) -> Iterator[Deviation]:
             # A mask that a block computes is not among the inputs.
             masked = padding == "none" or not _key_signal(subject, attention, context.memory).gaps
             if masked and attention.path not in further:
-                granted = _granted_keys(subject, attention, inputs, x.size(1), context.memory)
+                granted = _granted_keys(subject, attention, inputs, x, context.memory)
                 yield from _extent_deviations(attention, module, x, context, granted, padding)
 
 
@@ -109,11 +109,12 @@ def _key_signal(subject: ModelUnderTest, attention: Attends, memory: Tensor | No
 
 
 def _granted_keys(
-    subject: ModelUnderTest, attention: Attends, inputs: Inputs, queries: int, memory: Tensor | None
+    subject: ModelUnderTest, attention: Attends, inputs: Inputs, x: Tensor, memory: Tensor | None
 ) -> Tensor:
     """Return where the spec lets a query attend to a key, bool [b, q, k]."""
     node, signal = subject.graph.node(attention.path.partition(".")[0]), _key_signal(subject, attention, memory)
-    batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory.size(1)
+    batch, queries = x.shape[:2]
+    keys = queries if memory is None else memory.size(1)
     tokens = inputs.get(str(signal.mask), torch.ones(batch, keys, dtype=torch.bool))
     if memory is not None:
         return tokens[:, None].expand(-1, queries, -1)
