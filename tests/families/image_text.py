@@ -23,6 +23,8 @@ class ImageTextCase:
         vectors: the number of placeholders of an image.
         image: channels, rows and columns of an image.
         left_out: names of tensors that the model leaves out, with `*`.
+        prefix: true if all queries attend to the first tokens of a row, which have the type 0.
+        by_row: true if the class takes the images of each row, [b, n, ...], and skips images of zeros.
     """
 
     architecture: str
@@ -31,6 +33,8 @@ class ImageTextCase:
     vectors: int
     image: tuple[int, int, int] = (3, 16, 16)
     left_out: tuple[str, ...] = ()
+    by_row: bool = False
+    prefix: bool = False
 
     def tokens(self, images: list[int], length: int, seed: int) -> Tensor:
         """Draw rows of tokens with placeholders for this many images, with text before, between and after images."""
@@ -44,9 +48,12 @@ class ImageTextCase:
         return tokens
 
     def images(self, images: list[int], seed: int) -> tuple[Tensor, Tensor]:
-        """Draw images: [b, n, channels, rows, columns], and those that the rows use, [images, ...]."""
+        """Draw images: [b, n, channels, rows, columns]; and the images that rows use, as the class takes them."""
         count = max(images)
         pixels = torch.randn(len(images), count, *self.image, generator=torch.Generator().manual_seed(seed))
+        if self.by_row:
+            used = torch.arange(count) < torch.tensor(images)[:, None]
+            return pixels, pixels * used[:, :, None, None, None]
         return pixels, torch.cat([pixels[row, :used] for row, used in enumerate(images)])
 
 
@@ -98,5 +105,43 @@ IMAGE_TEXT: dict[str, ImageTextCase] = {
         5,
         (3, 19, 19),
         left_out=("*vision_tower.encoder.layers.[12].*", "*post_layernorm.*"),
+    ),
+    "paligemma": ImageTextCase(
+        "PaliGemmaForConditionalGeneration",
+        {
+            "vision_config": {**CLIP, "model_type": "siglip_vision_model", "vision_use_head": False},
+            "text_config": {**LLAMA, "model_type": "gemma"},
+            "image_token_index": 60,
+            "projection_dim": 24,
+        },
+        60,
+        4,
+        prefix=True,
+    ),
+    "idefics3": ImageTextCase(
+        "Idefics3ForConditionalGeneration",
+        {
+            "vision_config": {**CLIP, "model_type": "idefics3_vision"},
+            "text_config": {**LLAMA, "tie_word_embeddings": True, "rope_parameters": YARN},
+            "image_token_id": 60,
+            "scale_factor": 1,
+            "tie_word_embeddings": True,
+        },
+        60,
+        4,
+        by_row=True,
+    ),
+    "smolvlm": ImageTextCase(
+        "SmolVLMForConditionalGeneration",
+        {
+            "vision_config": {**CLIP, "model_type": "smolvlm_vision", "image_size": 32, "hidden_act": "gelu_new"},
+            "text_config": LLAMA,
+            "image_token_id": 60,
+            "scale_factor": 2,
+        },
+        60,
+        4,
+        (3, 32, 32),
+        by_row=True,
     ),
 }

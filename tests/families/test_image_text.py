@@ -30,7 +30,7 @@ from .image_text import BATCH, IMAGE_TEXT, ImageTextCase
 
 QUICK_CASES = {"llava"}
 NAMES = chosen(IMAGE_TEXT, QUICK_CASES)
-LENGTH = 18
+LENGTH, PREFIX = 18, 15
 IMAGES = {"none": [0, 0, 0], "one": [1, 1, 1], "two": [2, 2, 2], "mixed": [2, 0, 1]}
 
 
@@ -64,14 +64,21 @@ class ImageTextTrial:
     def logits(self, images: list[int], seed: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return our logits and theirs, at tokens."""
         tokens, (pixels, used) = self.case.tokens(images, LENGTH, seed), self.case.images(images, seed)
-        options: dict[str, Any] = {"pixel_values": used} if len(used) else {}
+        options: dict[str, Any] = {"pixel_values": used} if used.numel() else {}
         if mask is not None:
             positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
             options |= {"attention_mask": mask.long(), "position_ids": positions}
-        expected = self.theirs(input_ids=tokens, **options).logits
-        actual = self.ours(tokens, pixels) if mask is None else self.ours(tokens, pixels, tokens_mask=mask)
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        if self.case.prefix:
+            options["token_type_ids"] = (real.long().cumsum(dim=1) > PREFIX).long()
+        expected = self.theirs(input_ids=tokens, **options).logits
+        masks = {} if mask is None else {"tokens_mask": mask}
+        actual = self.ours(tokens, pixels, **self.prefix(PREFIX), **masks)
         return actual[real], expected[real]
+
+    def prefix(self, length: int) -> dict[str, Tensor]:
+        """Return the lengths of prefixes, if the model takes any."""
+        return {"prefix": torch.full((BATCH,), length)} if self.case.prefix else {}
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -90,9 +97,8 @@ def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
     trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
     for seed, images in enumerate(IMAGES.values()):
         close(*trial.logits(images, seed))
-    no_images = trial.theirs(input_ids=trial.case.tokens([0], LENGTH, 0)).logits
-    with_images, _ = trial.logits([1], 0)
-    assert (no_images[0] - with_images).abs().max() > 0.1
+    no_images, with_images = trial.logits([0, 0, 0], 0)[0], trial.logits([1, 1, 1], 0)[0]
+    assert (no_images - with_images).abs().max() > 0.1
 
 
 @pytest.mark.slow
@@ -121,17 +127,25 @@ def test_incremental_reading_and_generation_are_theirs(name: str, tmp_path: Path
     trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
     case = trial.case
     tokens, (pixels, used) = case.tokens([2, 0, 1], LENGTH, 4), case.images([2, 0, 1], 4)
-    expected = trial.theirs(input_ids=tokens, pixel_values=used).logits
+    types = {"token_type_ids": torch.zeros_like(tokens)} if case.prefix else {}
+    options = {name: (torch.arange(LENGTH) >= PREFIX).long().expand(BATCH, -1) for name in types}
+    expected = trial.theirs(input_ids=tokens, pixel_values=used, **options).logits
     cached = tfkit.CachedModel(trial.ours, length=LENGTH + 6)
-    for sizes in ([LENGTH - 2, 1, 1], [3, 1, 6, LENGTH - 10]):  # the second splits images
-        cached.start(BATCH, images=pixels)
+    for sizes in ([LENGTH - 2, 1, 1], [LENGTH] if case.prefix else [3, 1, 6, LENGTH - 10]):  # the last splits images
+        cached.start(BATCH, images=pixels, **trial.prefix(PREFIX))
         close(torch.cat([cached(piece) for piece in tokens.split(sizes, dim=1)], dim=1), expected)
     assert cached.used == LENGTH
     with quiet():
         theirs = trial.theirs.generate(
-            input_ids=tokens, pixel_values=used, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
+            input_ids=tokens,
+            pixel_values=used,
+            max_new_tokens=6,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            **types,
         )
-    ours = tfkit.generate(trial.ours, tokens, max_new_tokens=6, images=pixels).tokens
+    ours = tfkit.generate(trial.ours, tokens, max_new_tokens=6, images=pixels, **trial.prefix(LENGTH)).tokens
     assert ours.tolist() == theirs[:, LENGTH:].tolist()
 
 

@@ -80,6 +80,8 @@ NAMES = {
     "mel": "input_features",
 }
 """Inputs as transformers calls them."""
+BY_ROW = "pixel_attention_mask"
+"""An input of the classes that take the images of each row; others take the images of all rows in a single axis."""
 CHANNELS_FIRST = {"input_features"}
 """Inputs of transformers with positions in the last axis."""
 
@@ -212,8 +214,12 @@ def _first_output(result: Any) -> Any:
 
 def _renamed_inputs(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, Tensor]:
     """Return our inputs under their names in transformers. Its classes accept any name, and ignore unknown names."""
-    flat = {name: value.flatten(0, 1) if name == "images" else value for name, value in inputs.items()}
-    renamed = {NAMES.get(name, name): value for name, value in flat.items()}
+    renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
+    if "images" in inputs and BY_ROW not in parameters:
+        renamed["pixel_values"] = inputs["images"].flatten(0, 1)
+    if "prefix" in inputs:  # the type of a token is 0 in the prefix, and 1 after it
+        positions = torch.arange(inputs["tokens"].size(1), device=inputs["tokens"].device)
+        renamed["token_type_ids"] = (positions >= renamed.pop("prefix")[:, None]).long()
     if unknown := sorted(renamed.keys() - parameters):
         raise SpecError(Diagnostic(f"the model of transformers has no input {listing(map(quoted, unknown))}"))
     return {name: value.transpose(1, 2) if name in CHANNELS_FIRST else value for name, value in renamed.items()}

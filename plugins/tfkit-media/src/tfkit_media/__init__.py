@@ -11,7 +11,14 @@ from tfkit_media.conv_stem import ConvStem, ConvStemConfig
 from tfkit_media.fields import FeatureLayerConfig, MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ShapesConfig
 from tfkit_media.patches import Patches, PatchesConfig
-from tfkit_media.placing import JoinImages, JoinImagesConfig, PlaceImages, PlaceImagesConfig
+from tfkit_media.placing import (
+    JoinImages,
+    JoinImagesConfig,
+    MergePatches,
+    MergePatchesConfig,
+    PlaceImages,
+    PlaceImagesConfig,
+)
 from tfkit_media.pooling import AttentionPool, AttentionPoolConfig, EndPool, EndPoolConfig, TokenPool, TokenPoolConfig
 from tfkit_media.rope import GridRope, GridRopeConfig
 
@@ -32,6 +39,8 @@ __all__ = [
     "LateInteractionConfig",
     "JoinImages",
     "JoinImagesConfig",
+    "MergePatches",
+    "MergePatchesConfig",
     "Patches",
     "PatchesConfig",
     "PlaceImages",
@@ -54,6 +63,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         ContrastConfig,
         LateInteractionConfig,
         JoinImagesConfig,
+        MergePatchesConfig,
         PlaceImagesConfig,
         GridRopeConfig,
         MatchesConfig,

@@ -1,15 +1,17 @@
-"""Images in a language model: the vectors of the images of a row, at the positions of placeholder tokens.
+"""Images in a language model: squares of patches as vectors, and vectors at the positions of placeholder tokens.
 
 transformers' processors write a placeholder token for each vector of an image into a text. The k-th placeholder of a
 row takes the k-th vector of its images.
 
-LLaVA: https://arxiv.org/abs/2304.08485.
+LLaVA: https://arxiv.org/abs/2304.08485. Squares of patches, by pixel shuffle: https://arxiv.org/abs/2404.16821.
 
-b batch, t positions, n images of a row, p positions of an image, v vectors of all images of a row, m width.
+b batch, t positions, n images of a row, p positions of an image, v vectors of all images of a row, m width; i and j
+rows and columns of a grid of squares, r and s rows and columns of patches in a square.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -20,6 +22,48 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit import Invalid
+from tfkit.nn import Rearrange
+
+
+class MergePatchesConfig(tfkit.BlockConfig):
+    """Squares of neighbouring patches of a square image, each as one vector: fewer vectors of an image."""
+
+    block: Literal["merge_patches"] = "merge_patches"
+    input: tfkit.Wire | None = None
+    """The vectors of the patches, without a class token."""
+    size: tfkit.Dim
+    """Rows and columns of patches in a square."""
+    by: Literal["concat", "mean"] = "concat"
+    """The vectors of a square are concatenated, row by row, or averaged."""
+
+    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+        patches = tfkit.expect(inputs, "input", "sequence")
+        side = math.isqrt(patches.length or 0)
+        if not side or side * side != patches.length or patches.mask is not None:
+            raise Invalid("input", f"`input` must be the patches of a square image; got {patches.in_words()}")
+        if side % self.size:
+            raise Invalid("size", f"`size` must divide {side}, the rows of patches; got {self.size}")
+        width = (patches.width or 0) * (self.size**2 if self.by == "concat" else 1)
+        return replace(patches, width=width, length=(side // self.size) ** 2)
+
+    def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
+        return MergePatches(self.size, math.isqrt(inputs["input"].length), mean=self.by == "mean")
+
+
+class MergePatches(nn.Module):
+    """[b, (i r) (j s), m] -> [b, i j, r s m], or [b, i j, m] by their mean."""
+
+    def __init__(self, size: int, side: int, *, mean: bool) -> None:
+        super().__init__()
+        self.mean = mean
+        to = "b (i j) (r s) m" if mean else "b (i j) (r s m)"
+        self.to_squares = Rearrange(f"b (i r j s) m -> {to}", i=side // size, r=size, j=side // size, s=size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        squares = self.to_squares(x)
+        if self.mean:
+            return squares.mean(dim=2)
+        return squares
 
 
 class JoinImagesConfig(tfkit.BlockConfig):

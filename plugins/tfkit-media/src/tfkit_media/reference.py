@@ -117,6 +117,14 @@ def late_interaction(part: Part, *, inputs: Sequence[Sequence[Value]], row: int)
     return Value(scores, np.asarray(inputs[row][0].tokens.any()))
 
 
+def merge_patches(part: Part, *, input: Value) -> Value:
+    """Concatenate the vectors of each square of patches, row by row, or return their mean. arXiv:2404.16821."""
+    size, side = part.config.size, math.isqrt(len(input.x))
+    corners = [(row, column) for row in range(0, side, size) for column in range(0, side, size)]
+    squares = [[input.x[(r + i) * side + c + j] for i in range(size) for j in range(size)] for r, c in corners]
+    return unmasked(np.mean(squares, axis=1) if part.config.by == "mean" else np.reshape(squares, (len(corners), -1)))
+
+
 def join_images(part: Part, *, input: Sequence[Value], images: Sequence[Value]) -> Value:
     """Concatenate the vectors of the images of a row, without the first vectors of each."""
     return unmasked(np.concatenate([image.x[part.config.skip :] for image in input]))
@@ -154,6 +162,7 @@ FUNCTIONS = (
     attention_pool,
     contrast,
     late_interaction,
+    merge_patches,
     join_images,
     place_images,
 )
