@@ -24,6 +24,7 @@ class ImageTextCase:
         image: channels, rows and columns of an image.
         left_out: names of tensors that the model leaves out, with `*`.
         prefix: true if all queries attend to the first tokens of a row, which have the type 0.
+        typed: true if the tokens of images have the type 1.
         by_row: true if the class takes the images of each row, [b, n, ...], and skips images of zeros.
     """
 
@@ -35,6 +36,7 @@ class ImageTextCase:
     left_out: tuple[str, ...] = ()
     by_row: bool = False
     prefix: bool = False
+    typed: bool = False
 
     def tokens(self, images: list[int], length: int, seed: int) -> Tensor:
         """Draw rows of tokens with placeholders for this many images, with text before, between and after images."""
@@ -117,6 +119,30 @@ IMAGE_TEXT: dict[str, ImageTextCase] = {
         60,
         4,
         prefix=True,
+    ),
+    "gemma3": ImageTextCase(
+        "Gemma3ForConditionalGeneration",
+        {
+            "vision_config": {**CLIP, "model_type": "siglip_vision_model", "image_size": 32, "vision_use_head": False},
+            "text_config": {
+                **LLAMA,
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 3,
+                "sliding_window": 6,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                "query_pre_attn_scalar": 20,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                },
+            },
+            "image_token_index": 60,
+            "mm_tokens_per_image": 4,
+        },
+        60,
+        4,
+        (3, 32, 32),
+        typed=True,
     ),
     "idefics3": ImageTextCase(
         "Idefics3ForConditionalGeneration",

@@ -39,6 +39,7 @@ AUTO = {
     "ForImageClassification": transformers.AutoModelForImageClassification,
     "WhisperForConditionalGeneration": transformers.AutoModelForSpeechSeq2Seq,
     "ForMaskedLM": transformers.AutoModelForMaskedLM,
+    "Gemma3ForConditionalGeneration": transformers.AutoModelForImageTextToText,
     "LlavaForConditionalGeneration": transformers.AutoModelForImageTextToText,
     "Idefics3ForConditionalGeneration": transformers.AutoModelForImageTextToText,
     "PaliGemmaForConditionalGeneration": transformers.AutoModelForImageTextToText,

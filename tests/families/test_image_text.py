@@ -71,6 +71,8 @@ class ImageTextTrial:
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         if self.case.prefix:
             options["token_type_ids"] = (real.long().cumsum(dim=1) > PREFIX).long()
+        if self.case.typed:
+            options["token_type_ids"] = (tokens == self.case.token).long()
         expected = self.theirs(input_ids=tokens, **options).logits
         masks = {} if mask is None else {"tokens_mask": mask}
         actual = self.ours(tokens, pixels, **self.prefix(PREFIX), **masks)
@@ -127,11 +129,16 @@ def test_incremental_reading_and_generation_are_theirs(name: str, tmp_path: Path
     trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
     case = trial.case
     tokens, (pixels, used) = case.tokens([2, 0, 1], LENGTH, 4), case.images([2, 0, 1], 4)
-    types = {"token_type_ids": torch.zeros_like(tokens)} if case.prefix else {}
-    options = {name: (torch.arange(LENGTH) >= PREFIX).long().expand(BATCH, -1) for name in types}
+    types = {"token_type_ids": (tokens == case.token).long()} if case.prefix or case.typed else {}
+    options = {**types}
+    if case.prefix:
+        types, options = (
+            {"token_type_ids": (torch.arange(LENGTH) >= n).long().expand(BATCH, -1)} for n in (LENGTH, PREFIX)
+        )
     expected = trial.theirs(input_ids=tokens, pixel_values=used, **options).logits
     cached = tfkit.CachedModel(trial.ours, length=LENGTH + 6)
-    for sizes in ([LENGTH - 2, 1, 1], [LENGTH] if case.prefix else [3, 1, 6, LENGTH - 10]):  # the last splits images
+    pieces = [LENGTH] if case.prefix else [7, 1, LENGTH - 8] if case.typed else [3, 1, 6, LENGTH - 10]
+    for sizes in ([LENGTH - 2, 1, 1], pieces):  # the last splits images
         cached.start(BATCH, images=pixels, **trial.prefix(PREFIX))
         close(torch.cat([cached(piece) for piece in tokens.split(sizes, dim=1)], dim=1), expected)
     assert cached.used == LENGTH
@@ -259,7 +266,7 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
                 for path, parameter in theirs.named_parameters():
                     parameter.normal_(1.0 if parameter.dim() == 1 and path.endswith("weight") else 0.0, 0.2)
             case = replace(case, token=theirs.config.image_token_id, image=_image_of(case))
-            vectors = theirs.get_image_features(torch.zeros(1, *case.image)).pooler_output[0]
+            vectors = theirs.get_image_features(torch.ones(1, *[1] * case.by_row, *case.image)).pooler_output[0]
             case = replace(case, vectors=len(vectors))
             tokens, (_, used) = case.tokens([1, 1, 1], LENGTH, 0), case.images([1, 1, 1], 0)
             theirs(input_ids=tokens, pixel_values=used)

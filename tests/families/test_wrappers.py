@@ -133,7 +133,7 @@ def test_tensors_that_are_not_where_they_are_expected_are_listed(name: str, tmp_
 def test_a_text_model_that_no_spec_describes_is_rejected(name: str, tmp_path: Path) -> None:
     wrapper(name).save_pretrained(tmp_path)
     with pytest.raises(tfkit.SpecError, match=REJECTED[name]):
-        import_config(tmp_path)
+        import_config(tmp_path, family=WITH_IMAGES[name])
 
 
 @pytest.mark.slow

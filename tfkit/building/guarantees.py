@@ -244,6 +244,8 @@ def _block_fault(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
         axes = [None] * (value.dim() - 1)
         shape = (batch, *axes) if signal.width is None else (batch, *axes[:-1], signal.width)
         return _shape_fault(value, shape, signal.in_words())
+    if signal.type == "positions":
+        return _shape_fault(value, (batch, None, *([signal.width] if signal.width else [])), signal.in_words())
     goes_on = x is not None and read is not None and signal.mask is not None and signal.mask == read.mask
     length = x.size(1) if x is not None and goes_on else signal.length
     return _shape_fault(

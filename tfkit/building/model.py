@@ -181,7 +181,7 @@ def _size_errors(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exce
 def _placeholder_errors(graph: Graph, inputs: Mapping[str, Tensor]) -> Iterator[Exception]:
     """Yield errors for tokens with more placeholders than their images have vectors."""
     images = next((value for name, value in inputs.items() if graph.inputs[name].type == "images"), None)
-    for node in graph.nodes:
+    for node in (node for node in graph.nodes if "images" in node.signals):
         for field, token in node.config.placeholders().items():
             name, length = str(node.wires[field]), node.signals["images"].image_length
             if name in inputs and images is not None and length is not None and not inputs[name].is_meta:

@@ -284,7 +284,7 @@ def test_commands_count_what_they_leave_out(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("name", "parameters", "family", "spec"),
     [
-        ("gemma3_4b", 3_880_263_168, "gemma3_text", None),
+        ("gemma3_4b", 3_880_263_168, "gemma3_text", "gemma3_1b"),
         ("llava_1_5_7b", 6_738_939_904, "llama", "llama_7b"),
         ("mistral_small_3_1", 23_572_403_200, "mistral", None),
         ("qwen25_vl_3b", 3_085_938_688, "qwen2", None),

@@ -66,13 +66,14 @@ def usual_length(graph: Graph) -> int:
 
 def _placeholders(graph: Graph, name: str) -> dict[str, int]:
     """Return the placeholder tokens in an input by the node that replaces their vectors."""
-    entries = ((node, field, token) for node in graph.nodes for field, token in node.config.placeholders().items())
+    nodes = [node for node in graph.nodes if "images" in node.signals]
+    entries = ((node, field, token) for node in nodes for field, token in node.config.placeholders().items())
     return {node.name: token for node, field, token in entries if node.wires[field] == name}
 
 
 def _placeholder_counts(graph: Graph, images: int) -> dict[str, int]:
     """Return the number of placeholders in each row by the node that replaces their vectors."""
-    nodes = [node for node in graph.nodes if node.config.placeholders()]
+    nodes = [node for node in graph.nodes if node.config.placeholders() and "images" in node.signals]
     return {node.name: images * (node.signals["images"].image_length or 0) for node in nodes}
 
 
@@ -197,6 +198,11 @@ def _decoding_sequences(
         piece = {name: inputs[name][:, start : start + size] for name in parts.step_inputs}
         # Only the first piece has blocks: exported programs read the tokens of the other pieces one by one.
         piece |= {name: piece[name] * (start == 0) for name in parts.block_inputs}
+        # A block must not continue in the next piece.
+        piece |= {name: piece[name] * 2 + len(pieces) % 2 for name in parts.block_inputs if name in piece}
+        for name in parts.block_inputs - piece.keys() if start else ():
+            for token in graph_of(model).node(name).config.placeholders().values():
+                piece[main] = piece[main].masked_fill(piece[main] == token, token - 1 if token else 1)
         if start == 0 and padding is not None:
             piece[f"{main}_mask"] = _padding_mask(piece[main], padding)
         pieces += [piece] if start + size <= long else []

@@ -8,10 +8,19 @@ from typing import Any
 import tfkit
 from tfkit_media.contrast import Contrast, ContrastConfig, LateInteraction, LateInteractionConfig, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
-from tfkit_media.fields import FeatureLayerConfig, MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
+from tfkit_media.fields import (
+    FeatureLayerConfig,
+    MergedConfig,
+    MultiplesConfig,
+    RatioConfig,
+    SidesConfig,
+    WidthOrConfig,
+)
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ShapesConfig
 from tfkit_media.patches import Patches, PatchesConfig
 from tfkit_media.placing import (
+    ImageBlocks,
+    ImageBlocksConfig,
     JoinImages,
     JoinImagesConfig,
     MergePatches,
@@ -33,12 +42,14 @@ __all__ = [
     "EndPoolConfig",
     "GridRope",
     "GridRopeConfig",
+    "ImageBlocks",
+    "ImageBlocksConfig",
     "ImagePairsConfig",
     "ImagesConfig",
-    "LateInteraction",
-    "LateInteractionConfig",
     "JoinImages",
     "JoinImagesConfig",
+    "LateInteraction",
+    "LateInteractionConfig",
     "MergePatches",
     "MergePatchesConfig",
     "Patches",
@@ -62,6 +73,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         AttentionPoolConfig,
         ContrastConfig,
         LateInteractionConfig,
+        ImageBlocksConfig,
         JoinImagesConfig,
         MergePatchesConfig,
         PlaceImagesConfig,
@@ -72,6 +84,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         ShapesConfig,
         SidesConfig,
         FeatureLayerConfig,
+        MergedConfig,
         MultiplesConfig,
         RatioConfig,
         WidthOrConfig,

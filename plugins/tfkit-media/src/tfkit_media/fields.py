@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import tfkit
@@ -97,6 +98,39 @@ class FeatureLayerConfig(FieldConfig):
 
     def write(self, name: str, file: Writing) -> None:
         file.put(name, -1)
+
+
+class MergedConfig(FieldConfig):
+    """The number of vectors of a square image whose patches are merged.
+
+    `{merged: merged_patches.size, image: vision_config.image_size, patch: vision_config.patch_size}`.
+    """
+
+    kind: Literal["merged"] = "merged"
+    merged: str
+    """The path of the rows of patches in a square."""
+    image: str
+    """The field with the rows of the image."""
+    patch: str
+    """The field with the rows of a patch."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.merged,)
+
+    def read(self, name: str, file: Reading) -> None:
+        vectors, image, patch = file.value(name), file.value(self.image), file.value(self.patch)
+        if type(vectors) is not int or type(image) is not int or type(patch) is not int or vectors < 1 or patch < 1:
+            raise tfkit.Invalid("", f"`{name}` must be a number of vectors; got {vectors}")
+        rows, side = image // patch, math.isqrt(vectors)
+        if side * side != vectors or rows % side:
+            message = f"`{name}` must be the square of a divisor of {rows}, the rows of patches; got {vectors}"
+            raise tfkit.Invalid("", message)
+        file.put(self.merged, rows // side)
+
+    def write(self, name: str, file: Writing) -> None:
+        size, image, patch = (file.value(path) for path in (self.merged, "inputs.images.height", "patches.size"))
+        file.put(name, (image // patch // size) ** 2)
 
 
 class WidthOrConfig(FieldConfig):

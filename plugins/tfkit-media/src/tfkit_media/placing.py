@@ -105,6 +105,39 @@ class JoinImages(nn.Module):
         return x.reshape(images.size(0), images.size(1) * x.size(1), x.size(2))
 
 
+class ImageBlocksConfig(tfkit.BlockConfig):
+    """The number of the block of each token, for a decoder: 1 at the placeholder tokens of images, and 0 in text."""
+
+    block: Literal["image_blocks"] = "image_blocks"
+    input: tfkit.Wire | None = None
+    """The tokens."""
+    token: tfkit.Extent
+    """The id of the placeholder token."""
+
+    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+        return tfkit.Signal("positions", length=tfkit.expect(inputs, "input", "tokens").length)
+
+    def placeholders(self) -> Mapping[str, int]:
+        return {"input": self.token}
+
+    def decoding(self, inputs: tfkit.Signals) -> tfkit.Decoding:
+        return tfkit.Decoding()
+
+    def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
+        return ImageBlocks(self.token)
+
+
+class ImageBlocks(nn.Module):
+    """Tokens [b, t] -> 1 at placeholders, 0 elsewhere, int [b, t]."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return (tokens == self.token).long()
+
+
 class PlaceImagesConfig(tfkit.BlockConfig):
     """The vectors of a text, with the vectors of images at its placeholder tokens, in order."""
 

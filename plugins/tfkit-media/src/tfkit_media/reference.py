@@ -130,6 +130,11 @@ def join_images(part: Part, *, input: Sequence[Value], images: Sequence[Value]) 
     return unmasked(np.concatenate([image.x[part.config.skip :] for image in input]))
 
 
+def image_blocks(part: Part, *, input: Value) -> Value:
+    """Return 1 at placeholder tokens, 0 elsewhere."""
+    return Value((input.x == part.config.token).astype(int), input.pairs)
+
+
 def place_images(part: Part, *, input: Value, tokens: Value, images: Value) -> Value:
     """Replace the vector of the k-th placeholder token by the k-th vector of the images. arXiv:2304.08485."""
     x = input.x.copy()
@@ -163,6 +168,7 @@ FUNCTIONS = (
     contrast,
     late_interaction,
     merge_patches,
+    image_blocks,
     join_images,
     place_images,
 )

@@ -122,7 +122,8 @@ def _granted_keys(
     left, right = (keys if side is None else side for side in (extent.left, extent.right))
     ahead = ahead.expand(batch, -1, -1)
     if node.stack is not None and node.stack.blocks is not None:
-        ahead = ahead.where(~_same_block(inputs[node.stack.blocks], tokens), ahead.clamp(max=0))
+        blocks = _blocks(subject, node.stack.blocks, inputs)
+        ahead = ahead.where(~_same_block(blocks, tokens), ahead.clamp(max=0))
     near = (ahead >= -left) & (ahead <= right)
     if node.stack is not None and node.stack.prefix is not None:
         near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
@@ -131,6 +132,15 @@ def _granted_keys(
         rule, positions = subject.model.get_submodule(f"{node.name}.{layer.context}.rule"), tokens.cumsum(1) - 1
         near = near & rule(positions[:, :, None], positions[:, None])
     return near & tokens[:, None]
+
+
+def _blocks(subject: ModelUnderTest, name: str, inputs: Inputs) -> Tensor:
+    """Return the number of the block of each token: an input, or 1 at the placeholders that a node seeks."""
+    if name in inputs:
+        return inputs[name]
+    node = subject.graph.node(name)
+    ((field, token),) = node.config.placeholders().items()
+    return (inputs[str(node.wires[field])] == token).long()
 
 
 def _same_block(blocks: Tensor, tokens: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def cache_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     if parts is None:
         raise DoesNotApplyError("the model is not read in steps")
     counted = _model_cost(subject, batch=3, mode="decode").memory.cache
-    cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs()
+    cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs(images=1)
     cached.start(3, **{name: inputs[name] for name in parts.initial_inputs if name in inputs})
     padding = sum(3 * slot.heads * slot.width for slot in parts.cached if isinstance(slot, Cached)) * 4
     observed = cached.nbytes - padding

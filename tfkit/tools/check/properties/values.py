@@ -181,7 +181,9 @@ class _Observed:
         """Return True if nothing differs."""
         if self.shapes != other.shapes or not _equal_bits(self.first, other.first):
             return False
-        with suppress(RuntimeError):  # the inputs may have more placeholders than the other model has vectors
+        with suppress(
+            RuntimeError, ValueError
+        ):  # the inputs may have more placeholders than the other model has vectors
             return self._has_outputs_of(other)
         return False
 
