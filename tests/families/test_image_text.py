@@ -247,6 +247,8 @@ def test_each_field_is_followed_or_rejected(name: str, tmp_path: Path) -> None:
     config = getattr(transformers, case.architecture).config_class(**deepcopy(dict(case.config))).to_dict()
     verdicts: dict[str, str] = {}
     for number, (path, value) in enumerate(changed(config)):
+        if path == ("model_type",):
+            continue  # of another class
         variant = replace(case, config=with_value(config, path, value), left_out=())
         verdicts[f"{'.'.join(path)}={value!r}"] = _verdict(variant, tmp_path / str(number))
     assert {change: verdict for change, verdict in verdicts.items() if verdict == "wrong"} == {}
