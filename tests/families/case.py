@@ -296,4 +296,5 @@ def check_saved(trial: Trial) -> None:
 
 def _today(name: str, older: Mapping[str, str]) -> str:
     """A name with its ending of today; transformers still writes some older ones."""
-    return next((name.removesuffix(old) + new for old, new in older.items() if name.endswith(old)), name)
+    endings = {old.lstrip("*"): new.lstrip("*") for old, new in older.items()}
+    return next((name.removesuffix(old) + new for old, new in endings.items() if name.endswith(old)), name)

@@ -39,6 +39,11 @@ AUTO = {
     "ForImageClassification": transformers.AutoModelForImageClassification,
     "WhisperForConditionalGeneration": transformers.AutoModelForSpeechSeq2Seq,
     "ForMaskedLM": transformers.AutoModelForMaskedLM,
+    "Gemma3ForConditionalGeneration": transformers.AutoModelForImageTextToText,
+    "LlavaForConditionalGeneration": transformers.AutoModelForImageTextToText,
+    "Idefics3ForConditionalGeneration": transformers.AutoModelForImageTextToText,
+    "PaliGemmaForConditionalGeneration": transformers.AutoModelForImageTextToText,
+    "SmolVLMForConditionalGeneration": transformers.AutoModelForImageTextToText,
     "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
     "MTModel": transformers.AutoModelForSeq2SeqLM,
     "WithLMHeadModel": transformers.AutoModelForMaskedLM,
@@ -89,13 +94,12 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     that were learned. What is computed (sinusoids) is a parameter of theirs at times, and never read.
     """
     family = model.meta["graph"].spec.family
-    read = {name for link in published_map(model, family).links for name in link.file}
-    without_place = [*family.ignored, *family.zeros, *family.constants, *family.computed]
-    ignored = name_matcher(text for text in without_place if not any(map(name_matcher([text]).fullmatch, read)))
     entries = dict(theirs.named_parameters(remove_duplicate=False))
-    counted = {id(p): p for name, p in entries.items() if not ignored.fullmatch(name)}
+    read = {name for link in published_map(model, family).for_names(entries).links for name in link.file}
+    ignored = name_matcher([*family.ignored, *family.zeros, *family.constants, *family.computed])
+    counted = {id(p): p for name, p in entries.items() if name in read or not ignored.fullmatch(name)}
     saved = {name: value for name, value in theirs.state_dict().items() if name not in entries}
-    buffers = [value.numel() for name, value in saved.items() if not ignored.fullmatch(name)]
+    buffers = [value.numel() for name, value in saved.items() if name in read or not ignored.fullmatch(name)]
     times = Counter(id(parameter) for name, parameter in entries.items() if name in read)
     untied = [(times[id(p)] - 1) * p.numel() for p in counted.values() if times[id(p)] > 1]
     return sum(p.numel() for p in counted.values()) + sum(buffers) + sum(untied)

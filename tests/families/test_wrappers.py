@@ -36,6 +36,7 @@ from .wrappers import (
     TIMM,
     TOO_LARGE,
     UNREAD,
+    WITH_IMAGES,
     Tower,
     text_case,
     text_types,
@@ -69,7 +70,7 @@ def without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_text_model_alone_computes_the_same(name: str, tmp_path: Path) -> None:
     theirs = wrapper(name)
     theirs.save_pretrained(tmp_path / "theirs")
-    imported = import_config(tmp_path / "theirs")
+    imported = import_config(tmp_path / "theirs", family=WITH_IMAGES.get(name))
     with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always", LeftOutWarning)
         ours = build_with_weights(tfkit.loads(imported.text), tmp_path / "theirs").eval()
@@ -132,7 +133,7 @@ def test_tensors_that_are_not_where_they_are_expected_are_listed(name: str, tmp_
 def test_a_text_model_that_no_spec_describes_is_rejected(name: str, tmp_path: Path) -> None:
     wrapper(name).save_pretrained(tmp_path)
     with pytest.raises(tfkit.SpecError, match=REJECTED[name]):
-        import_config(tmp_path)
+        import_config(tmp_path, family=WITH_IMAGES[name])
 
 
 @pytest.mark.slow

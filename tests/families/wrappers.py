@@ -24,6 +24,12 @@ MISNAMED = {
 """Types whose folders transformers writes with names that published folders do not have."""
 UNREAD = {"shieldgemma2": "version 5.23 does not read the names that it writes"}
 """Types whose folders transformers does not read as it wrote them."""
+WITH_IMAGES = {
+    "gemma3": "gemma3_1b",
+    "paligemma": "gemma_2b",
+    **dict.fromkeys(("idefics3", "llava", "smolvlm"), "llama_7b"),
+}
+"""Types that have a family, each with the spec that imports the text model alone."""
 REJECTED = {"paligemma": "a decoder of tfkit reads no later tokens"}
 """Types whose text model computes otherwise than every spec, with the error."""
 SIZES = {

@@ -236,12 +236,16 @@ def _block_fault(block: BlockConfig, signals: Mapping[str, Any], args: tuple[Any
     signal = block.output(signals)
     value = output[0] if isinstance(output, tuple) and output else output
     x = next(tensors_in(args), None)
-    batch = None if x is None else x.size(0)
+    batch = None if x is None or block.joins_images else x.size(0)
+    read: Signal | None = signals.get("input")
+    if batch is not None and x is not None and read is not None and read.type == "images":
+        batch *= x.size(1)
     if signal.type == "logits" and isinstance(value, Tensor):
         axes = [None] * (value.dim() - 1)
         shape = (batch, *axes) if signal.width is None else (batch, *axes[:-1], signal.width)
         return _shape_fault(value, shape, signal.in_words())
-    read: Signal | None = signals.get("input")
+    if signal.type == "positions":
+        return _shape_fault(value, (batch, None, *([signal.width] if signal.width else [])), signal.in_words())
     goes_on = x is not None and read is not None and signal.mask is not None and signal.mask == read.mask
     length = x.size(1) if x is not None and goes_on else signal.length
     return _shape_fault(

@@ -30,10 +30,11 @@ _SHAPES = {
     "positions": "integers [b, t]",
     "sequence": "vectors [b, t, width]",
     "image": "images [b, channels, height, width]",
+    "images": "images [b, n, channels, height, width]",
     "vector": "vectors [b, width]",
     "lengths": "integers [b]",
 }
-_DIMS = {"tokens": 2, "positions": 2, "sequence": 3, "image": 4, "vector": 2, "lengths": 1}
+_DIMS = {"tokens": 2, "positions": 2, "sequence": 3, "image": 4, "images": 5, "vector": 2, "lengths": 1}
 
 
 class Model(WrittenGraph):
@@ -126,9 +127,10 @@ def _tensor_errors(graph: Graph, name: str, signal: Signal, value: Tensor) -> It
         yield ValueError(f"`{name}` must be a dense tensor, {expected}")
     elif value.dim() != dims or (dtype in (torch.int64, torch.int32)) == is_real:
         yield ValueError(f"`{name}` must be {expected}; got {dtype} {list(value.shape)}")
-    elif signal.type == "image" and [*value.shape[1:]] != [signal.channels, signal.rows, signal.width]:
-        yield ValueError(f"`{name}` must be {signal.in_words()}; got {list(value.shape)}")
-    elif signal.type != "image" and signal.width is not None and value.size(-1) != signal.width:
+    elif signal.type in ("image", "images"):
+        if [*value.shape[-3:]] != [signal.channels, signal.rows, signal.width]:
+            yield ValueError(f"`{name}` must be {signal.in_words()}; got {list(value.shape)}")
+    elif signal.width is not None and value.size(-1) != signal.width:
         yield ValueError(f"`{name}` must be of width {signal.width}; got {list(value.shape)}")
     elif signal.type not in ("lengths", "vector") and value.size(1) == 0:
         yield ValueError(f"`{name}` must have at least one position; got {list(value.shape)}")
@@ -173,6 +175,20 @@ def _size_errors(graph: Graph, arguments: Mapping[str, Tensor]) -> Iterator[Exce
         lengths = {name: inputs[name].size(1) for name in together if inputs[name].dim() > 1}
         if isinstance(node.wires.get("input"), list) and len(set(lengths.values())) > 1:
             yield ValueError(f"the inputs of `{node.name}` must have the same length; got {_size_listing(lengths)}")
+    yield from _placeholder_errors(graph, inputs)
+
+
+def _placeholder_errors(graph: Graph, inputs: Mapping[str, Tensor]) -> Iterator[Exception]:
+    """Yield errors for tokens with more placeholders than their images have vectors."""
+    images = next((value for name, value in inputs.items() if graph.inputs[name].type == "images"), None)
+    for node in (node for node in graph.nodes if "images" in node.signals):
+        for field, token in node.config.placeholders().items():
+            name, length = str(node.wires[field]), node.signals["images"].image_length
+            if name in inputs and images is not None and length is not None and not inputs[name].is_meta:
+                count, vectors = int((inputs[name] == token).sum(dim=1).max()), images.size(1) * length
+                if count > vectors:
+                    message = f"`{name}` has a row with {count} placeholders of images, the token {token}"
+                    yield ValueError(f"{message}; its {images.size(1)} images have {vectors} vectors")
 
 
 def _size_listing(sizes: Mapping[str, int]) -> str:

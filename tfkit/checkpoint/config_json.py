@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from collections.abc import Mapping as MappingABC
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +15,7 @@ from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest_name, quo
 from tfkit.spec.arithmetic import Expression, ExpressionError, Number, evaluate
 from tfkit.spec.families import FamilyConfig
 from tfkit.spec.load import Spec
-from tfkit.spec.merge import merge, nested_patch, without_keys
+from tfkit.spec.merge import is_null, merge, nested_patch, without_keys
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Mapping, Node, Scalar, node_of
@@ -63,14 +64,31 @@ def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping
     Raises:
         SpecError: with every error: unknown and missing fields, and values that the family cannot express.
     """
-    reading = FieldReading(config, spec, family)
-    for name in family.fields:
-        reading.read(name)
-    reading.drop_unused_variants()
-    reading.check_all_known()
-    if reading.errors:
-        raise SpecError(*reading.errors)
-    return reading.tree
+    tree, errors = spec, list[Diagnostic]()
+    for name, part in {**family.families, "": family}.items():
+        reading = FieldReading(_config_of(config, name, part) if name else config, tree, part)
+        for field in part.fields:
+            reading.read(field)
+        reading.drop_unused_variants()
+        reading.check_all_known()
+        errors += [replace(error, path=f"{name}.{error.path}".lstrip(".")) for error in reading.errors]
+        tree = reading.tree
+    if errors:
+        raise SpecError(*errors)
+    return tree
+
+
+def _config_of(config: Mapping, name: str, family: FamilyConfig) -> Mapping:
+    """Return the config inside a config.json that a family describes; empty if it is missing."""
+    inner = config.items.get(name)
+    if inner is None or is_null(inner):
+        return Mapping({}, {}, config.span)
+    stated = inner.items.get("model_type") if isinstance(inner, Mapping) else inner
+    if not isinstance(inner, Mapping) or (stated is not None and plain_data(stated) != family.model_type):
+        message = f"{quoted(name)} must be a config of type {quoted(family.model_type)}"
+        got = f"; got {quoted(str(plain_data(stated)))}" if stated is not None else ""
+        raise SpecError(Diagnostic(message + got, (stated or inner).span, f"{name}.model_type"))
+    return inner
 
 
 class FieldReading:
@@ -100,6 +118,8 @@ class FieldReading:
         self._around[start] = node.span
         for key, value in node.items.items():
             name = f"{start}{key}"
+            if name in self._family.families:
+                continue
             parts = any(rule.startswith(f"{name}.") for rule in self._family.fields)
             if isinstance(value, Mapping) and parts:
                 self._flatten(value, f"{name}.")
@@ -280,7 +300,7 @@ class FieldReading:
 
 def contains_text_model(config: MappingABC[str, Any], family: FamilyConfig) -> bool:
     """Return True if the model of a config.json contains the model of a family, as a model of images and text does."""
-    in_family = any(name == TEXT or name.startswith(f"{TEXT}.") for name in family.fields)
+    in_family = any(name == TEXT or name.startswith(f"{TEXT}.") for name in (*family.fields, *family.families))
     node = config.get("model_type")
     model_type = str(node.value if isinstance(node, Scalar) else node)
     flat = model_type in family.text_types and any(map(OF_MEDIA.match, config))
@@ -302,8 +322,15 @@ def further_fields(config: MappingABC[str, Any], family: FamilyConfig | None) ->
 
     If the file belongs to the family, they include the fields that have no effect in this family.
     """
-    rules = family.fields if family is not None and config.get("model_type") == family.model_type else {}
-    return _further_entries(config, rules, "")
+    if family is None or config.get("model_type") != family.model_type:
+        return _further_entries(config, {}, "")
+    inner = {name: config.get(name) for name in family.families}
+    outer = {name: value for name, value in config.items() if name not in inner}
+    fields = _further_entries(outer, family.fields, "")
+    for name, part in inner.items():
+        if isinstance(part, dict) and (further := further_fields(part, family.families[name])):
+            fields[name] = further
+    return fields
 
 
 def _further_entries(config: MappingABC[str, Any], rules: MappingABC[str, FieldConfig], start: str) -> dict[str, Any]:
@@ -373,31 +400,36 @@ def write_fields(spec: Spec, family: FamilyConfig, *, nearest: bool = False) -> 
     Raises:
         SpecError: no value of a field expresses a value of the spec.
     """
-    writing = FieldWriting(spec, family)
+    fields: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     errors = []
-    for name in family.fields:
-        try:
-            writing.write(name)
-        except Invalid as error:
-            if not nearest:
-                errors.append(Diagnostic(str(error), None, f"config.json: {name}", tuple(error.notes), error.help))
-            else:
-                writing.write_first(name)
-        if nearest:
-            writing.fit_default(name)
+    for part, rules in {**family.families, "": family}.items():
+        writing = FieldWriting(spec, rules, family)
+        for name in rules.fields:
+            try:
+                writing.write(name)
+            except Invalid as error:
+                path = f"{part}.{name}".lstrip(".")
+                if not nearest:
+                    errors.append(Diagnostic(str(error), None, f"config.json: {path}", tuple(error.notes), error.help))
+                else:
+                    writing.write_first(name)
+            if nearest:
+                writing.fit_default(name)
+        nested = _nested_fields(writing.fields)
+        fields |= {part: {"model_type": rules.model_type, **nested}} if part else nested
     if errors:
         raise SpecError(*errors)
-    architecture = {"architectures": [family.architecture], "model_type": family.model_type}
-    return architecture | _nested_fields(writing.fields)
+    return fields
 
 
 class FieldWriting:
     """Implementation of `Writing`: a spec, and the `fields` of its config.json so far."""
 
-    def __init__(self, spec: Spec, family: FamilyConfig) -> None:
+    def __init__(self, spec: Spec, family: FamilyConfig, outer: FamilyConfig | None = None) -> None:
         self.fields: dict[str, Any] = {}
         self._spec = spec
         self._family = family
+        self._families = (family, *(() if outer in (None, family) else (outer,)))
         self._started: set[str] = set()
 
     def write(self, name: str) -> None:
@@ -449,8 +481,12 @@ class FieldWriting:
         for here, source in self._spec.provenance.inherited.items():
             if source == (shared,) and (value := value_at(self._spec.model, ".".join(here[1:]))) is not ABSENT:
                 return value_at(value, rest) if rest else value
-        expressions = [text for rule in self._family.fields.values() for text in rule.expressions]
-        covered = {Expression.parse(text, self._family.fields).path for text in expressions}
+        covered = {
+            Expression.parse(text, family.fields).path
+            for family in self._families
+            for rule in family.fields.values()
+            for text in rule.expressions
+        }
         return _shared_value(self._spec.model.graph, path, "", covered)
 
     def values(self, expressions: Sequence[str]) -> dict[str, Any]:

@@ -156,13 +156,19 @@ class WeightMap:
             common = {holes for name, holes in files.items() if name in names}
             # A foreign file has a few names in common, and is described by the names of the family.
             located = located if 2 * len(common) > len(set(files.values())) else self
+        if not self.older:
+            return located
+        return max((located._spelt(names), self._spelt(names)), key=lambda spelt: spelt.count_in(names))
+
+    def _spelt(self, names: Collection[str]) -> WeightMap:
+        """Return the map for a file with `older` names."""
 
         def spelt(name: str) -> str:
-            spellings = (name.removesuffix(new) + old for old, new in self.older.items() if name.endswith(new))
+            spellings = (spelling for old, new in self.older.items() for spelling in _replaced(name, new, old))
             return name if name in names else next((spelling for spelling in spellings if spelling in names), name)
 
-        links = (replace(link, file=tuple(map(spelt, link.file))) for link in located.links)
-        return replace(located, links=tuple(links)) if self.older else located
+        links = tuple(replace(link, file=tuple(map(spelt, link.file))) for link in self.links)
+        return replace(self, links=links, copies={spelt(name): spelt(other) for name, other in self.copies.items()})
 
     def _prefix_in(self, names: Collection[str]) -> str:
         """Return the prefix under which a file has most names of the body; `self.prefix` if several prefixes do."""
@@ -308,6 +314,14 @@ class WeightMap:
             yield name, torch.tensor(value, dtype=like.dtype, device=like.device)
         for name, function in self.written.items():
             yield name, function().to(like)
+
+
+def _replaced(name: str, pattern: str, replacement: str) -> Iterator[str]:
+    """Yield a name that matches a pattern, with the prefix or suffix of a different pattern."""
+    start, star, end = pattern.partition("*")
+    if name == pattern or (star and name.startswith(start) and name.endswith(end)):
+        middle = name.removeprefix(start).removesuffix(end)
+        yield replacement.replace("*", middle)
 
 
 def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) -> None:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class Signal:
     """The type of the value on a wire of the graph, known before any tensor exists."""
 
-    type: Literal["tokens", "positions", "lengths", "sequence", "image", "vector", "logits", "table"]
+    type: Literal["tokens", "positions", "lengths", "sequence", "image", "images", "vector", "logits", "table"]
     """tokens [b, t] int, positions [b, t] or [b, t, width] int, lengths [b] int, sequence [b, t, width], image [b,
-    channels, rows, width], vector [b, width], logits [..., width], table [rows, width]."""
+    channels, rows, width], images [b, n, channels, rows, width], vector [b, width], logits [..., width], table [rows,
+    width]."""
     width: int | None = None
     """Size of the last axis; None for tokens, lengths and positions of one axis, and for logits of a single class."""
     length: int | None = None
@@ -37,6 +38,10 @@ class Signal:
     """True if the model may be called without it."""
     channels: int | None = None
     """Channels of an image."""
+    per_image: bool = False
+    """True if it has a row for each image, [b * n, ...], instead of a row for each row of the batch."""
+    image_length: int | None = None
+    """Positions for each image, in a sequence with the vectors of all images of a row."""
 
     def __str__(self) -> str:
         return " of ".join([self.type, *self._sizes()])
@@ -44,11 +49,11 @@ class Signal:
     def in_words(self) -> str:
         """Describe the signal: `a sequence of width 512`."""
         article = {"sequence": "a ", "vector": "a ", "table": "a ", "image": "an "}.get(self.type, "")
-        rows = "" if self.rows is None or self.type == "image" else f" of {self.rows} rows"
+        rows = f" of {self.rows} rows" if self.type == "table" and self.rows is not None else ""
         return article + " of ".join([f"{self.type}{rows}", *self._sizes()])
 
     def _sizes(self) -> list[str]:
-        if self.type == "image":
+        if self.type in ("image", "images"):
             return [] if self.width is None else [f"{self.channels} x {self.rows} x {self.width}"]
         positions = [] if self.length is None else [f"{self.length} position{'s' * (self.length != 1)}"]
         width = f"{self.width} axes" if self.type == "positions" else f"width {self.width}"
@@ -103,6 +108,9 @@ class BlockConfig(Component):
     compares_rows: ClassVar[bool] = False
     """True if a row of its output depends on other rows of the batch, as in contrastive learning."""
 
+    joins_images: ClassVar[bool] = False
+    """True if a row of its output depends on all images of a row. Any other block has a row for each image."""
+
     def check(self) -> None:
         """Raise `Invalid` if a component needs a wire that the block lacks, or if no component uses a wire."""
         super().check()
@@ -149,6 +157,10 @@ class BlockConfig(Component):
 
     def ends(self) -> Mapping[str, int]:
         """Return the id of the token that the module seeks as the end of a text, by the field of the wire of tokens."""
+        return {}
+
+    def placeholders(self) -> Mapping[str, int]:
+        """Return the id of the token that stands for a vector of `images`, by the field of the wire of tokens."""
         return {}
 
     def after_table(self) -> tuple[Stage, ...]:

@@ -322,7 +322,12 @@ class CachedModel:
         if self.used == 0:
             self._check_prefix(tokens, mask)
         for name in self._parts.block_inputs:
-            self._blocks[name] = self._last_blocks(name, inputs.get(name, torch.zeros_like(tokens)), mask)
+            self._blocks[name] = self._last_blocks(name, inputs.get(name, self._blocks_of(name, tokens)), mask)
+
+    def _blocks_of(self, name: str, tokens: Tensor) -> Tensor:
+        """Return the block of each token that a node computes of placeholders, 0 for an input that is not passed."""
+        ids = [] if name in self._graph.inputs else list(self._graph.node(name).config.placeholders().values())
+        return (tokens == (ids[0] if ids else -1)).long()
 
     def _last_blocks(self, name: str, blocks: Tensor, mask: Tensor | None) -> list[int]:
         """Return the block of the last token of each row; raise ValueError if a block of the previous piece continues.

@@ -355,7 +355,7 @@ class _Expansion:
                 continue
             path: tuple[str, ...] = ("graph", name)
             try:
-                output = config.output(signals)
+                output = replace(config.output(signals), per_image=_has_row_per_image(config, signals))
             except Invalid as invalid:
                 error = diagnostic_of(invalid, path, self.spec.provenance)
                 if invalid.field == "input" and getattr(config, "input", None) is None:
@@ -463,6 +463,18 @@ class _Expansion:
             if name not in read:
                 help = f"use it in a node, as in `input: {name}`, or remove it"
                 self._error(("inputs", name), f"input `{name}` has no effect: no node uses it", help=help)
+
+
+def _has_row_per_image(config: BlockConfig, signals: Mapping[str, Any]) -> bool:
+    """Return True if the output of a block has a row for each image; raise `Invalid` if only some inputs have."""
+    values = {field: [s for s in as_list(part) if s.type != "table"] for field, part in signals.items()}
+    per_image = {field: [s.per_image or s.type == "images" for s in part] for field, part in values.items()}
+    if config.joins_images or not any(map(any, per_image.values())):
+        return False
+    for field in (field for field, rows in per_image.items() if not all(rows)):
+        message = f"`{field}` must have a row for each image, as the other inputs of this block"
+        raise Invalid(field, message, help="put `join_images` of tfkit-media after the blocks that read images")
+    return True
 
 
 def _type_of(signal: Signal) -> Signal:

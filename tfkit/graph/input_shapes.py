@@ -49,18 +49,18 @@ def _table_rows(graph: Graph, name: str) -> Iterator[int]:
 
 
 def input_shapes(
-    graph: Graph, *, batch: int, length: int, memory_length: int | None = None
+    graph: Graph, *, batch: int, length: int, memory_length: int | None = None, images: int = 1
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of each input of a model: tokens [b, t], image [b, channels, height, width], and so on.
 
     Inputs that are complete before decoding begins, such as an encoder's, have `memory_length` positions if it is set.
-    Inputs of fixed length have that length.
+    Inputs of fixed length have that length. If a row may have several images, it has `images`.
     """
     static = () if memory_length is None else static_inputs(graph)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, config in graph.spec.model.inputs.items():
         t = config.length or (memory_length if name in static and memory_length is not None else length)
-        positions = (t,) if config.is_sequence else ()
+        positions = (t,) if config.is_sequence else (images,) if config.type == "images" else ()
         sizes = tuple(size for size in (config.channels, config.height, config.width) if size is not None)
         shapes[name] = (batch, *positions, *sizes)
     return shapes

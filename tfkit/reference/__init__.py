@@ -29,6 +29,7 @@ A function takes its `Part` first: `part.config` has its fields, `part.weight(na
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -105,12 +106,20 @@ def run(
     outputs = {name: np.stack([values[name].x for values in results]) for name in graph.outputs}
     real = {name: np.stack([values[name].tokens for values in results]) for name in graph.outputs}
     traces = zip(*(model.trace for model in models), strict=True)
-    return Result(outputs, real, [(same[0][0], np.stack([x for _, x in same])) for same in traces])
+    per_image = {node.name for node in graph.nodes if node.output.per_image}
+    trace = []
+    for same in traces:
+        path, arrays = same[0][0], [x for _, x in same]
+        trace.append((path, (np.concatenate if path.partition(".")[0] in per_image else np.stack)(arrays)))
+    return Result(outputs, real, trace)
 
 
-def _inputs(graph: Graph, inputs: Mapping[str, Array], row: int) -> Iterator[tuple[str, Value]]:
-    """Yield the inputs of one sequence; without a mask, all positions are tokens."""
+def _inputs(graph: Graph, inputs: Mapping[str, Array], row: int) -> Iterator[tuple[str, Any]]:
+    """Yield the inputs of one sequence; without a mask, all positions are tokens. Images are a list of values."""
     for name in graph.inputs.keys() & inputs:
         x, mask = np.asarray(inputs[name][row]), inputs.get(graph.inputs[name].mask or "")
+        if graph.inputs[name].type == "images":
+            yield name, [Value(image, np.asarray(True)) for image in x]
+            continue
         tokens = np.ones(() if graph.inputs[name].type == "vector" else 2 * x.shape[:1], bool)
         yield name, Value(x, tokens if mask is None else tokens & mask[row].astype(bool))

@@ -118,8 +118,10 @@ class Part:
 def computed(models: Sequence[Part], rows: Sequence[Mapping[str, Value]]) -> Sequence[Mapping[str, Value]]:
     """Return the value of each node and of each input, for each row of the batch.
 
-    A block that compares rows takes each wire as a list with the values of all rows, and the index of its row.
+    A block that compares rows takes each wire as a list with the values of all rows, and the index of its row. A value
+    with a row for each image is a list of the values of the images.
     """
+    outputs: list[Any]
     for node in models[0].graph.nodes:
         parts = [model.at(node.module, model.graph.node(node.module).config) for model in models]
         wires = [
@@ -129,9 +131,29 @@ def computed(models: Sequence[Part], rows: Sequence[Mapping[str, Value]]) -> Seq
         if node.config.compares_rows:
             batch = {name: [values[name] for values in wires] for name in node.signals}
             wires = [{**batch, "row": row} for row in range(len(rows))]
-        outputs = [part(**values) for part, values in zip(parts, wires, strict=True)]
+        outputs = [
+            _for_each_image(part, node, values) if node.output.per_image else part(**values)
+            for part, values in zip(parts, wires, strict=True)
+        ]
         rows = [{**values, node.name: output} for values, output in zip(rows, outputs, strict=True)]
     return rows
+
+
+def _for_each_image(part: Part, node: Node, wires: Mapping[str, Any]) -> list[Any]:
+    """Return the output of a part for each image of a row. In its trace, the first axis is the image."""
+    lists = {name: isinstance(node.wires[name], list) for name in wires}
+    tables = {name for name in wires if not lists[name] and node.signals[name].type == "table"}
+    count = next(len(value[0] if lists[name] else value) for name, value in wires.items() if name not in tables)
+    images = [replace(part, trace=[]) for _ in range(count)]
+    outputs = []
+    for number, image in enumerate(images):
+        values = {name: value for name, value in wires.items() if name in tables}
+        single = {name: value for name, value in wires.items() if name not in tables}
+        values |= {name: [v[number] for v in value] if lists[name] else value[number] for name, value in single.items()}
+        outputs.append(image(**values))
+    traces = zip(*(image.trace for image in images), strict=True)
+    part.trace.extend((same[0][0], np.stack([x for _, x in same])) for same in traces)
+    return outputs
 
 
 def _wire(model: Part, node: Node, name: str, values: Mapping[str, Value]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping as MappingABC
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 from pathlib import Path
@@ -27,12 +28,13 @@ from tfkit.spec.merge import is_null, merge, without_keys
 from tfkit.spec.source import plain_data
 from tfkit.spec.tree import Mapping, Node, Scalar, Sequence
 
-ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads")
+ENTRIES = ("tensors", "extra", "fields", "when", "variants", "heads", "families")
 """Sections in which a null entry removes the inherited entry."""
 ABOUT_FIELDS = ("defaults", "when")
 """Sections whose keys must be names of fields."""
 EXPANDED = ("extra", "fields", "defaults", "when")
 """Sections in which brackets in names and values expand together."""
+TENSORS, EXTRA, FAMILIES = "tensors", "extra", "families"
 HEADS = "heads"
 """Folder, below the specs, of the heads that many families share."""
 _WORDS = re.compile(r"\[([^\[\]]*)\]")
@@ -82,6 +84,9 @@ class FamilyConfig(Config):
     text_types: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Types of text models of this family, in a `text_config` or, for older files, in a config.json that also has
     fields of images or sound; each with defaults that only a `text_config` needs, because it omits sizes."""
+    families: dict[str, FamilyConfig] = Field(default_factory=dict)
+    """Families of the configs inside config.json, by their fields: `{text_config: llama}`, or a mapping with changes.
+    The tensors of these families are added to `tensors` and `extra`."""
     inside: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Types of models that contain this model and whose classes always compute with certain values of its fields,
     whatever their config.json states."""
@@ -170,8 +175,8 @@ class FamilyConfig(Config):
 
     @property
     def older(self) -> dict[str, str]:
-        """Suffixes of names in older files, each with the current suffix."""
-        return {name.lstrip("*"): text.lstrip("*") for name, text in self._marked("->").items()}
+        """Names in older files, each with the current name. A suffix begins with `*`, and a prefix ends with it."""
+        return {self.in_file(name): self.in_file(text) for name, text in self._marked("->").items()}
 
     @property
     def constants(self) -> dict[str, float]:
@@ -209,7 +214,50 @@ def with_inline_family(root: Mapping, specs: NamedSpecs) -> Mapping:
 
 def full_family(node: Node, specs: NamedSpecs, registry: Registry) -> Mapping:
     """Expand the family of a spec, given by name or inline: merge what it extends, apply its head, add its kinds."""
-    return _with_kinds(_with_head(family_of(node, specs)), registry)
+    root = _with_kinds(_with_head(family_of(node, specs)), registry)
+    parts = root.items.get(FAMILIES)
+    if not isinstance(parts, Mapping):
+        return root
+    families = {name: _with_text_defaults(full_family(part, specs, registry)) for name, part in parts.items.items()}
+    items = {**root.items, FAMILIES: Mapping(dict(families), parts.keys, parts.span)}
+    for section in (TENSORS, EXTRA):
+        sections = [*(_in_full(family, section) for family in families.values()), root.items.get(section)]
+        items[section] = reduce(_joined, (node for node in sections if isinstance(node, Mapping)))
+    return Mapping(items, {TENSORS: root.span, EXTRA: root.span, **root.keys}, root.span)
+
+
+def _with_text_defaults(family: Mapping) -> Mapping:
+    """Add the defaults of the class of a text model, of which a `text_config` omits many."""
+    defaults, types = (family.items.get(name) for name in ("defaults", "text_types"))
+    of_type = types.items.get(str(plain_data(family.items["model_type"]))) if isinstance(types, Mapping) else None
+    if not isinstance(defaults, Mapping) or not isinstance(of_type, Mapping):
+        return family
+    return Mapping({**family.items, "defaults": _joined(defaults, of_type)}, family.keys, family.span)
+
+
+def _in_full(family: Mapping, section: str) -> Node | None:
+    """Return the tensors of a family, or what it states about further tensors, with their names in full."""
+    prefix, node = str(plain_data(family.items.get("prefix", Scalar("", family.span)))), family.items.get(section)
+    return None if node is None else _with_prefix(node, prefix, names=section == EXTRA)
+
+
+def _with_prefix(node: Node, prefix: str, *, names: bool) -> Node:
+    """Put a prefix before the names in a node that begin with a dot; with `names`, also before keys."""
+
+    def full(text: str) -> str:
+        mark = next((mark for mark in ("= ", "-> ") if text.startswith(f"{mark}.")), "")
+        rest = text.removeprefix(mark)
+        return mark + prefix + rest[1:] if rest.startswith(".") else text
+
+    if isinstance(node, Mapping):
+        keys = {name: full(name) if names else name for name in node.items}
+        items = {keys[name]: _with_prefix(value, prefix, names=True) for name, value in node.items.items()}
+        return Mapping(items, {keys[name]: span for name, span in node.keys.items()}, node.span)
+    return replace(node, value=full(node.value)) if isinstance(node, Scalar) and isinstance(node.value, str) else node
+
+
+def _joined(first: Mapping, second: Mapping) -> Mapping:
+    return Mapping({**first.items, **second.items}, {**first.keys, **second.keys}, second.span)
 
 
 def family_of(node: Node, specs: NamedSpecs, read: Read = source.read) -> Mapping:

@@ -20,9 +20,10 @@ class InputConfig(Config):
 
     word_key = "type"
 
-    type: Literal["tokens", "positions", "features", "image", "vector", "lengths"]
+    type: Literal["tokens", "positions", "features", "image", "images", "vector", "lengths"]
     """tokens [b, t], positions [b, t] or [b, t, width] and lengths [b] are whole numbers; features [b, t, width],
-    image [b, channels, height, width] and vector [b, width] are real numbers."""
+    image [b, channels, height, width], images [b, n, channels, height, width], with any number of images for each row,
+    and vector [b, width] are real numbers."""
     width: Dim | None = None
     """Width of the features or of the vector; columns of the image; number of axes of the positions."""
     height: Dim | None = None
@@ -41,7 +42,8 @@ class InputConfig(Config):
         """Raise `Invalid` unless the sizes are exactly the sizes that the type requires."""
         super().check()
         several = {"image": "images", "vector": "vectors"}.get(self.type, self.type)
-        sizes = {"features": {"width": 768}, "image": IMAGE, "vector": {"width": 768}}.get(self.type, {})
+        vectors = {"width": 768}
+        sizes = {"features": vectors, "image": IMAGE, "images": IMAGE, "vector": vectors}.get(self.type, {})
         for name in IMAGE:
             if name in sizes and getattr(self, name) is None:
                 example = ", ".join(f"{key}: {value}" for key, value in {"type": self.type, **sizes}.items())
@@ -68,7 +70,7 @@ class InputConfig(Config):
     @property
     def is_real(self) -> bool:
         """True if the values are real numbers, in the dtype of the model."""
-        return self.type in ("features", "image", "vector")
+        return self.type in ("features", "image", "images", "vector")
 
 
 class ModelSpec(Document):

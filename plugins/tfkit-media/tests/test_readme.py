@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from tfkit_media.shapes import draw
 
+import tfkit
 from tfkit.cli import main
 
 from .models import PLUGINS
@@ -25,7 +27,7 @@ COMMANDS = [
     for pair in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
     if "shapes" not in pair[0]
 ]
-RUN, LATE = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+RUN, LATE, SPEC = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_tables_have_all_blocks_and_specs() -> None:
@@ -53,6 +55,15 @@ def test_commands_print_what_is_shown(
     pattern = re.escape(output.rstrip("\n")).replace(r"\.\.\.", "(?:.*)")
     printed = "\n".join(line.rstrip() for line in (captured.out + captured.err).splitlines())
     assert re.fullmatch(f"{pattern}\n*", printed, re.DOTALL), printed
+
+
+def test_the_spec_places_images() -> None:
+    model = tfkit.build(tfkit.load(yaml.safe_load(SPEC), plugins=PLUGINS)).eval()
+    tokens, images = torch.full((2, 40), 999), torch.randn(2, 2, 3, 32, 32)
+    tokens[:, 32:] = 7
+    logits = model(tokens, images)
+    assert (logits - model(tokens, images.flip(1))).abs().max() > 1e-3
+    assert model(tokens[:, 32:], images[:, :0]).shape == (2, 8, 1000)
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.reference import Kinds
 from tfkit.tools.check.measure import EDITED, ILL_CONDITIONED, Deviation, require
 from tfkit.tools.check.runs import Choices, Inputs, Padding, cast_inputs, eval_outputs, example_inputs
+from tfkit.tools.common.model_inputs import IMAGES
 
 M = TypeVar("M", bound=nn.Module)
 LENGTH = 12
@@ -187,10 +188,16 @@ class ModelUnderTest:
         return fixed_length(self.graph) or min(3 * LENGTH, max_len(self.graph) or 3 * LENGTH)
 
     def inputs(
-        self, *, batch: int = 3, length: int | None = None, padding: Padding = "none", seed: int = 0
+        self,
+        *,
+        batch: int = 3,
+        length: int | None = None,
+        padding: Padding = "none",
+        seed: int = 0,
+        images: int = IMAGES,
     ) -> dict[str, Tensor]:
         """Return random inputs."""
-        options: dict[str, Any] = {"batch": batch, "padding": padding, "seed": self.seed + seed}
+        options: dict[str, Any] = {"batch": batch, "padding": padding, "seed": self.seed + seed, "images": images}
         return example_inputs(self.graph, length=length or self.length, **options)
 
     def run(self, inputs: Inputs, model: fx.GraphModule | None = None) -> list[Tensor]:

@@ -34,7 +34,7 @@ from tfkit.component import (
     TemperatureConfig,
     parts,
 )
-from tfkit.errors import Invalid
+from tfkit.errors import Invalid, SpecError
 from tfkit.graph.expand import Graph, Node, expand, wire_sources
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.load import take_spec
@@ -51,6 +51,8 @@ ODD_HEADS = 6
 """Number of query heads if the spec's is not a power of two, in which case ALiBi has different slopes."""
 BUCKETS, DISTANCE = 8, 10
 """Number of distance buckets, and the distance of the last bucket, which the sequences of a check reach."""
+PATCHES = ((3, 2), (4, 4), (8, 8))
+"""Rows and columns of an image in patches; the later ones if a block merges the patches of a square image."""
 VOCABULARY = 97
 MAX_LEN, ROTARY_MAX_LEN = 24, 300
 """Maximum length of a model, and of a model without tables of positions, if its positions are rotary, where bfloat16
@@ -86,9 +88,20 @@ def reduced_model(graph: Graph, plugins: Plugins, *, tokens: int = 0, length: in
 
     Vocabularies have at least `tokens` ids, and the model accepts `length` positions if the spec does.
     """
-    model = _Shrink(graph, tokens, length).model().model_copy(update={"parameters": None})
-    small = expand(replace(take_spec(spec_data(model), plugins), file=graph.spec.file))
+    for patches in PATCHES:
+        model = _Shrink(graph, tokens, length, patches).model().model_copy(update={"parameters": None})
+        try:
+            small = expand(replace(take_spec(spec_data(model), plugins), file=graph.spec.file))
+        except SpecError:
+            if patches == PATCHES[-1] or not _has_images(graph):
+                raise
+            continue
+        break
     return ReducedModel(small, ", ".join(_size_summary(graph, small)))
+
+
+def _has_images(graph: Graph) -> bool:
+    return any(config.type in ("image", "images") for config in graph.spec.model.inputs.values())
 
 
 def _size_summary(graph: Graph, small: Graph) -> Iterable[str]:
@@ -117,8 +130,8 @@ class _Shrink:
         keeps: true if any size of that node may determine such a length, so all its sizes stay.
     """
 
-    def __init__(self, graph: Graph, tokens: int, length: int) -> None:
-        self.graph, self.tokens = graph, tokens
+    def __init__(self, graph: Graph, tokens: int, length: int, patches: tuple[int, int]) -> None:
+        self.graph, self.tokens, self.patches = graph, tokens, patches
         self.spec = graph.spec.model
         attentions = _attention_configs(self.spec)
         biased = any(isinstance(item.position, ScoreBiasConfig) for item in attentions)
@@ -131,6 +144,7 @@ class _Shrink:
         self.max_len = max(ROTARY_MAX_LEN if unlimited else MAX_LEN, length)
         self.widths = self._widths(attentions)
         self.rows = self._rows()
+        self.placeholders = {token for node in graph.nodes for token in node.config.placeholders().values()}
         self.extents = _small_extents(self.spec)
         self.rule = max([RULE, *(extent + 2 for extent in self.extents.values())])  # extents keep their effect
         self.lengths: set[int] = set()
@@ -178,7 +192,7 @@ class _Shrink:
         """Return the divisor of fixed lengths, such as 3,000 frames. Derived sequences stay long enough."""
         inputs = self.spec.inputs.values()
         fixed = any(config.type == "features" and config.length is not None for config in inputs)
-        if not fixed or any(config.type == "image" for config in inputs) or self._has_fixed_positions():
+        if not fixed or any(config.type in ("image", "images") for config in inputs) or self._has_fixed_positions():
             return 1
         signals = (signal for node in self.graph.nodes for signal in _node_signals(node))
         return max(1, min((signal.length for signal in signals if signal.length is not None), default=1) // FIXED)
@@ -192,14 +206,15 @@ class _Shrink:
 
     def _input(self, name: str, config: InputConfig) -> Any:
         """Shrink an input. An image becomes a few times the largest size of the nodes that take it, such as a patch."""
-        if config.type != "image" or config.height is None or config.width is None:
+        if config.type not in ("image", "images") or config.height is None or config.width is None:
             return self._config(config)
         if self._has_fixed_positions():
             return config
         readers = [node.config for node in self.graph.nodes if name in wire_sources(node.wires)]
         fields = [field for reader in readers for field in reader if not field[0].startswith("d_")]
         size = max((value for _, value in fields if type(value) is int), default=HEAD)
-        sides = {"height": min(config.height, 3 * size), "width": min(config.width, 2 * size)}
+        rows, columns = self.patches
+        sides = {"height": min(config.height, rows * size), "width": min(config.width, columns * size)}
         return config.model_copy(update=sides)
 
     def _node(self, node: Node) -> Any:
@@ -279,6 +294,8 @@ class _Shrink:
             return self.rows[value]
         if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, for instance of an end token
             return self.rows[value + 1] - 1
+        if value in self.placeholders and most == EXTENT:
+            return min(value, *(rows - 1 for rows in self.rows.values()))
         if value in self.widths and (attention is None or name == "d_model"):
             return self.widths[value]
         if most == COUNT and isinstance(config, FFNConfig):

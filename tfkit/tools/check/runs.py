@@ -14,20 +14,20 @@ from torch.utils.hooks import RemovableHandle
 
 from tfkit.building.builder import evaluation_mode, inputs_of
 from tfkit.graph.expand import Graph
-from tfkit.tools.common.model_inputs import as_tensors, random_inputs
+from tfkit.tools.common.model_inputs import IMAGES, as_tensors, random_inputs
 
 Padding = Literal["none", "left", "right", "rows"]
 Inputs = Mapping[str, Tensor]
 
 
 def example_inputs(
-    graph: Graph, *, batch: int = 3, length: int = 6, padding: Padding = "none", seed: int = 0
+    graph: Graph, *, batch: int = 3, length: int = 6, padding: Padding = "none", seed: int = 0, images: int = IMAGES
 ) -> dict[str, Tensor]:
     """Return random inputs for a model of `graph`, with padding masks unless `padding` is none.
 
     With `left` and `right`, the first row has no padding; with `rows`, the last row is all padding.
     """
-    inputs = random_inputs(graph, batch=batch, length=length, seed=seed)
+    inputs = random_inputs(graph, batch=batch, length=length, seed=seed, images=images)
     if padding == "none":
         return inputs
     masks = {

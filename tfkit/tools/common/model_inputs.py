@@ -16,6 +16,8 @@ from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_length, input_shapes, max_len, rows_of
 
 LENGTH = 16
+IMAGES = 2
+"""Number of images of a row, if it may have several."""
 
 
 def random_inputs(
@@ -26,16 +28,19 @@ def random_inputs(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     seed: int = 0,
+    images: int = IMAGES,
 ) -> dict[str, Tensor]:
     """Return a tensor for each input of a model, by name. The same seed gives the same tensors.
 
-    Sequences have `length` tokens, by default 16, or the model's `max_len` if that is smaller. Inputs of a fixed length
-    have that length. `dtype` is the dtype of features, by default torch's default dtype.
+    Sequences have `length` tokens, by default 16 in addition to the placeholders of images, or the model's `max_len` if
+    that is smaller. Inputs of a fixed length have that length. `dtype` is the dtype of features, by default torch's
+    default dtype.
     """
-    length = length or min(LENGTH, max_len(graph) or LENGTH)
+    counts = _placeholder_counts(graph, images)
+    length = length or min(usual_length(graph), max_len(graph) or usual_length(graph))
     generator = torch.Generator().manual_seed(seed)
     inputs: dict[str, Tensor] = {}
-    for name, shape in input_shapes(graph, batch=batch, length=length).items():
+    for name, shape in input_shapes(graph, batch=batch, length=length, images=images).items():
         config = graph.spec.model.inputs[name]
         if config.is_real:
             inputs[name] = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
@@ -47,8 +52,42 @@ def random_inputs(
             inputs[name] = (steps if rows is None else steps % rows).to(device)
         else:
             rows = rows_of(graph, name) or 2
-            inputs[name] = torch.randint(rows, shape, generator=generator, device="cpu").to(device)
+            tokens = torch.randint(rows, shape, generator=generator, device="cpu")
+            for node, token in _placeholders(graph, name).items():
+                tokens = _with_placeholders(tokens, token, counts[node], rows)
+            inputs[name] = tokens.to(device)
     return inputs
+
+
+def usual_length(graph: Graph) -> int:
+    """Return the number of tokens of a row by default: 16, in addition to the placeholders of images."""
+    return LENGTH + sum(_placeholder_counts(graph, IMAGES).values())
+
+
+def _placeholders(graph: Graph, name: str) -> dict[str, int]:
+    """Return the placeholder tokens in an input by the node that replaces their vectors."""
+    nodes = [node for node in graph.nodes if "images" in node.signals]
+    entries = ((node, field, token) for node in nodes for field, token in node.config.placeholders().items())
+    return {node.name: token for node, field, token in entries if node.wires[field] == name}
+
+
+def _placeholder_counts(graph: Graph, images: int) -> dict[str, int]:
+    """Return the number of placeholders in each row by the node that replaces their vectors."""
+    nodes = [node for node in graph.nodes if node.config.placeholders() and "images" in node.signals]
+    return {node.name: images * (node.signals["images"].image_length or 0) for node in nodes}
+
+
+def _with_placeholders(tokens: Tensor, token: int, count: int, rows: int) -> Tensor:
+    """Replace tokens [b, t] so that each row has `count` placeholders, after a token that depends on the row, or fewer.
+
+    Half of a short row remains text.
+    """
+    t = tokens.size(1)
+    count = min(count, t // 2) if count > t - 2 else count
+    first = (torch.arange(tokens.size(0)) % max(1, t - count))[:, None]
+    positions = torch.arange(t)
+    tokens = tokens.masked_fill(tokens == token, (token + 1) % rows)
+    return tokens.masked_fill((positions >= first) & (positions < first + count), token)
 
 
 # ---- comparison with an exported file: shapes that differ from the exported example, and padding ----
@@ -159,6 +198,11 @@ def _decoding_sequences(
         piece = {name: inputs[name][:, start : start + size] for name in parts.step_inputs}
         # Only the first piece has blocks: exported programs read the tokens of the other pieces one by one.
         piece |= {name: piece[name] * (start == 0) for name in parts.block_inputs}
+        # A block must not continue in the next piece.
+        piece |= {name: piece[name] * 2 + len(pieces) % 2 for name in parts.block_inputs if name in piece}
+        for name in parts.block_inputs - piece.keys() if start else ():
+            for token in graph_of(model).node(name).config.placeholders().values():
+                piece[main] = piece[main].masked_fill(piece[main] == token, token - 1 if token else 1)
         if start == 0 and padding is not None:
             piece[f"{main}_mask"] = _padding_mask(piece[main], padding)
         pieces += [piece] if start + size <= long else []

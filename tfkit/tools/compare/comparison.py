@@ -25,7 +25,7 @@ from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.spec.extending import SUFFIXES
 from tfkit.spec.folder import CONFIG, SPEC, holds_code
 from tfkit.tools.common.loading_weights import build_with_weights
-from tfkit.tools.common.model_inputs import LENGTH, random_inputs
+from tfkit.tools.common.model_inputs import random_inputs, usual_length
 from tfkit.tools.compare.other_model import Other, other_model
 
 RETURNED = "(output of the model)"
@@ -372,8 +372,8 @@ def common_inputs(
 
     Inputs with equal names correspond. Each remaining required input corresponds to the next input of its type in the
     other model. Optional inputs that only one model has are omitted. Tokens are from the smaller vocabulary. If A seeks
-    the token at the end of a text, each text has such a token. The length is 16, or the maximum that both models
-    accept.
+    the token at the end of a text, each text has such a token. The length is 16 in addition to the placeholders of
+    images, or the maximum that both models accept.
 
     Raises:
         SpecError: a model requires an input that the other model lacks, or features of a different width; or it does
@@ -424,7 +424,8 @@ def _input_length(a: Graph, b: Graph, length: int | None) -> int:
     for name, limit in limits.items():
         if length is not None and limit is not None and length > limit:
             raise SpecError(Diagnostic(f"`length` must be at most {limit:,}, the limit of `{name}`; got {length:,}"))
-    return length or min([LENGTH, *(limit for limit in limits.values() if limit is not None)])
+    usual = max(usual_length(a), usual_length(b))
+    return length or min([usual, *(limit for limit in limits.values() if limit is not None)])
 
 
 def _end_tokens(graph: Graph) -> dict[str, int]:

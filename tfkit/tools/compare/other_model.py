@@ -22,6 +22,7 @@ from tfkit.checkpoint.links import published_map
 from tfkit.checkpoint.tensor_names import enclosing_modules
 from tfkit.checkpoint.weight_map import Link
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
+from tfkit.graph.expand import Graph
 from tfkit.spec.folder import CONFIG, MAX_CONFIG
 from tfkit.spec.header import quoted_path, read_object
 from tfkit.spec.weight_files import read_headers
@@ -76,9 +77,12 @@ NAMES = {
     "token_types": "token_type_ids",
     "task_types": "task_type_ids",
     "image": "pixel_values",
+    "images": "pixel_values",
     "mel": "input_features",
 }
 """Inputs as transformers calls them."""
+BY_ROW = "pixel_attention_mask"
+"""An input of the classes that take the images of each row; others take the images of all rows in a single axis."""
 CHANNELS_FIRST = {"input_features"}
 """Inputs of transformers with positions in the last axis."""
 
@@ -146,7 +150,7 @@ def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.devic
     parameters = inspect.signature(theirs.forward).parameters
 
     def run(inputs: Mapping[str, Tensor]) -> Any:
-        return _first_output(theirs(**_renamed_inputs(inputs, parameters)))
+        return _first_output(theirs(**_renamed_inputs(inputs, parameters, graph)))
 
     return Other(run, theirs, matching_modules(model, links, modules))
 
@@ -209,9 +213,17 @@ def _first_output(result: Any) -> Any:
     return result.logits if hasattr(result, "logits") else result[0]
 
 
-def _renamed_inputs(inputs: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, Tensor]:
+def _renamed_inputs(inputs: Mapping[str, Tensor], parameters: Collection[str], graph: Graph) -> dict[str, Tensor]:
     """Return our inputs under their names in transformers. Its classes accept any name, and ignore unknown names."""
     renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
+    if "images" in inputs and BY_ROW not in parameters:
+        renamed["pixel_values"] = inputs["images"].flatten(0, 1)
+    blocks = [node.stack.blocks for node in graph.nodes if node.stack is not None and node.stack.blocks is not None]
+    for token in (token for name in blocks for token in graph.node(name).config.placeholders().values()):
+        renamed["token_type_ids"] = (inputs["tokens"] == token).long()
+    if "prefix" in inputs:  # the type of a token is 0 in the prefix, and 1 after it
+        positions = torch.arange(inputs["tokens"].size(1), device=inputs["tokens"].device)
+        renamed["token_type_ids"] = (positions >= renamed.pop("prefix")[:, None]).long()
     if unknown := sorted(renamed.keys() - parameters):
         raise SpecError(Diagnostic(f"the model of transformers has no input {listing(map(quoted, unknown))}"))
     return {name: value.transpose(1, 2) if name in CHANNELS_FIRST else value for name, value in renamed.items()}

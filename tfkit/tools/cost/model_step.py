@@ -50,7 +50,7 @@ def make_inputs(graph: Graph, shape: StepShape, dtype: torch.dtype) -> Inputs:
 def memory_of(node: Node, shape: StepShape) -> int:
     """Return the number of positions that a node's cross-attention attends to."""
     memory: Signal | None = node.signals.get(memory_field(node))
-    return (memory.length if memory else None) or shape.memory_length or 0
+    return (memory.length or memory.image_length if memory else None) or shape.memory_length or 0
 
 
 def make_step(model: fx.GraphModule, inputs: Inputs, shape: StepShape) -> StepFunction:

@@ -148,6 +148,8 @@ def _axes_text(signal: Signal) -> str:
         return "[b]"
     if signal.type == "image":
         return f"[b, {signal.channels}, {signal.rows}, {signal.width}]"
+    if signal.type == "images":
+        return f"[b, n, {signal.channels}, {signal.rows}, {signal.width}]"
     if signal.type == "vector":
         return f"[b, {signal.width:,}]"
     return "[b, t]" if signal.width is None else f"[b, t, {signal.width:,}]"

@@ -8,9 +8,26 @@ from typing import Any
 import tfkit
 from tfkit_media.contrast import Contrast, ContrastConfig, LateInteraction, LateInteractionConfig, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
-from tfkit_media.fields import MultiplesConfig, RatioConfig, SidesConfig, WidthOrConfig
+from tfkit_media.fields import (
+    FeatureLayerConfig,
+    MergedConfig,
+    MultiplesConfig,
+    RatioConfig,
+    SidesConfig,
+    WidthOrConfig,
+)
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ShapesConfig
 from tfkit_media.patches import Patches, PatchesConfig
+from tfkit_media.placing import (
+    ImageBlocks,
+    ImageBlocksConfig,
+    JoinImages,
+    JoinImagesConfig,
+    MergePatches,
+    MergePatchesConfig,
+    PlaceImages,
+    PlaceImagesConfig,
+)
 from tfkit_media.pooling import AttentionPool, AttentionPoolConfig, EndPool, EndPoolConfig, TokenPool, TokenPoolConfig
 from tfkit_media.rope import GridRope, GridRopeConfig
 
@@ -25,12 +42,20 @@ __all__ = [
     "EndPoolConfig",
     "GridRope",
     "GridRopeConfig",
+    "ImageBlocks",
+    "ImageBlocksConfig",
     "ImagePairsConfig",
     "ImagesConfig",
+    "JoinImages",
+    "JoinImagesConfig",
     "LateInteraction",
     "LateInteractionConfig",
+    "MergePatches",
+    "MergePatchesConfig",
     "Patches",
     "PatchesConfig",
+    "PlaceImages",
+    "PlaceImagesConfig",
     "ShapesConfig",
     "TokenPool",
     "TokenPoolConfig",
@@ -48,12 +73,18 @@ def tfkit_register(register: tfkit.Register) -> None:
         AttentionPoolConfig,
         ContrastConfig,
         LateInteractionConfig,
+        ImageBlocksConfig,
+        JoinImagesConfig,
+        MergePatchesConfig,
+        PlaceImagesConfig,
         GridRopeConfig,
         MatchesConfig,
         ImagesConfig,
         ImagePairsConfig,
         ShapesConfig,
         SidesConfig,
+        FeatureLayerConfig,
+        MergedConfig,
         MultiplesConfig,
         RatioConfig,
         WidthOrConfig,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import tfkit
@@ -70,6 +71,66 @@ class MultiplesConfig(FieldConfig):
                 message = f"`{path}` must be {self.multiples[path]} times `{name}`, {number}; got {value}"
                 raise tfkit.Invalid("", message)
         file.put(name, number)
+
+
+class FeatureLayerConfig(FieldConfig):
+    """The layer of an encoder whose output is read, counted from its end if it is negative.
+
+    `{feature_layer: image_encoder.n_layers, layers: vision_config.num_hidden_layers}`: later layers are omitted.
+    """
+
+    kind: Literal["feature_layer"] = "feature_layer"
+    feature_layer: str
+    """The path of the number of layers."""
+    layers: str
+    """The field with the number of layers of the full encoder."""
+
+    def read(self, name: str, file: Reading) -> None:
+        value, layers = file.value(name), file.value(self.layers)
+        number = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if type(number) is not int or type(layers) is not int:
+            raise tfkit.Invalid("", f"`{name}` must be an integer; got {value}")
+        output = layers + 1 + number if number < 0 else number
+        if not 0 < output <= layers:
+            message = f"`{name}` must be the output of one of {layers} layers; got {number}"
+            raise tfkit.Invalid("", message)
+        file.put(self.feature_layer, output)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, -1)
+
+
+class MergedConfig(FieldConfig):
+    """The number of vectors of a square image whose patches are merged.
+
+    `{merged: merged_patches.size, image: vision_config.image_size, patch: vision_config.patch_size}`.
+    """
+
+    kind: Literal["merged"] = "merged"
+    merged: str
+    """The path of the rows of patches in a square."""
+    image: str
+    """The field with the rows of the image."""
+    patch: str
+    """The field with the rows of a patch."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.merged,)
+
+    def read(self, name: str, file: Reading) -> None:
+        vectors, image, patch = file.value(name), file.value(self.image), file.value(self.patch)
+        if type(vectors) is not int or type(image) is not int or type(patch) is not int or vectors < 1 or patch < 1:
+            raise tfkit.Invalid("", f"`{name}` must be a number of vectors; got {vectors}")
+        rows, side = image // patch, math.isqrt(vectors)
+        if side * side != vectors or rows % side:
+            message = f"`{name}` must be the square of a divisor of {rows}, the rows of patches; got {vectors}"
+            raise tfkit.Invalid("", message)
+        file.put(self.merged, rows // side)
+
+    def write(self, name: str, file: Writing) -> None:
+        size, image, patch = (file.value(path) for path in (self.merged, "inputs.images.height", "patches.size"))
+        file.put(name, (image // patch // size) ** 2)
 
 
 class WidthOrConfig(FieldConfig):

@@ -28,7 +28,7 @@ class PatchesConfig(tfkit.BlockConfig):
 
     block: Literal["patches"] = "patches"
     input: tfkit.Wire | None = None
-    """The image to read."""
+    """The image to read, or the images of each row."""
     d_model: tfkit.Shared[tfkit.Dim]
     """Width of the output."""
     size: tfkit.Dim = 16
@@ -84,7 +84,7 @@ class PatchesConfig(tfkit.BlockConfig):
         return height // self.size, width // self.size
 
     def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
-        image = tfkit.expect(inputs, "input", "image")
+        image = tfkit.expect(inputs, "input", "image", "images")
         rows, columns = self.grid(image.rows or 0, image.width or 0)
         if not rows or not columns:
             raise Invalid("size", f"a patch of {self.size} x {self.size} must fit into {image.in_words()}")
@@ -100,10 +100,11 @@ class PatchesConfig(tfkit.BlockConfig):
 
 
 class Patches(nn.Module):
-    """[b, c, height, width] -> [b, t, m]."""
+    """[b, c, height, width] -> [b, t, m], or images [b, n, c, height, width] -> [b * n, t, m]."""
 
     def __init__(self, config: PatchesConfig, image: tfkit.Signal) -> None:
         super().__init__()
+        self.several = image.type == "images"
         self.image_height = image.rows or 0
         self.image_width = image.width or 0
         grid = config.grid(self.image_height, self.image_width)
@@ -125,6 +126,8 @@ class Patches(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, image: Tensor) -> Tensor:
+        if self.several:
+            image = image.flatten(0, 1)
         # Without this check, an image of a different size would be cropped silently.
         assert image.size(2) == self.image_height, "an image of another height"
         assert image.size(3) == self.image_width, "an image of another width"

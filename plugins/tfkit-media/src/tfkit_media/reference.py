@@ -117,6 +117,32 @@ def late_interaction(part: Part, *, inputs: Sequence[Sequence[Value]], row: int)
     return Value(scores, np.asarray(inputs[row][0].tokens.any()))
 
 
+def merge_patches(part: Part, *, input: Value) -> Value:
+    """Concatenate the vectors of each square of patches, row by row, or return their mean. arXiv:2404.16821."""
+    size, side = part.config.size, math.isqrt(len(input.x))
+    corners = [(row, column) for row in range(0, side, size) for column in range(0, side, size)]
+    squares = [[input.x[(r + i) * side + c + j] for i in range(size) for j in range(size)] for r, c in corners]
+    return unmasked(np.mean(squares, axis=1) if part.config.by == "mean" else np.reshape(squares, (len(corners), -1)))
+
+
+def join_images(part: Part, *, input: Sequence[Value], images: Sequence[Value]) -> Value:
+    """Concatenate the vectors of the images of a row, without the first vectors of each."""
+    return unmasked(np.concatenate([image.x[part.config.skip :] for image in input]))
+
+
+def image_blocks(part: Part, *, input: Value) -> Value:
+    """Return 1 at placeholder tokens, 0 elsewhere."""
+    return Value((input.x == part.config.token).astype(int), input.pairs)
+
+
+def place_images(part: Part, *, input: Value, tokens: Value, images: Value) -> Value:
+    """Replace the vector of the k-th placeholder token by the k-th vector of the images. arXiv:2304.08485."""
+    x = input.x.copy()
+    placeholders = np.flatnonzero((tokens.x == part.config.token) & input.tokens)
+    x[placeholders] = images.x[: len(placeholders)]
+    return Value(x, input.pairs)
+
+
 def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     """Rotate pairs of a patch's channels by its row and its column in [-1, 1]. https://arxiv.org/abs/2508.10104."""
     config, y, d = part.config, x.copy(), x.shape[-1]
@@ -133,5 +159,17 @@ def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     return y
 
 
-FUNCTIONS = (patches, conv_stem, token_pool, end_pool, attention_pool, contrast, late_interaction)
+FUNCTIONS = (
+    patches,
+    conv_stem,
+    token_pool,
+    end_pool,
+    attention_pool,
+    contrast,
+    late_interaction,
+    merge_patches,
+    image_blocks,
+    join_images,
+    place_images,
+)
 BLOCKS = {function.__name__: function for function in FUNCTIONS}

@@ -58,7 +58,7 @@ def mask_extents(subject: ModelUnderTest) -> Iterator[Deviation]:
             # A mask that a block computes is not among the inputs.
             masked = padding == "none" or not _key_signal(subject, attention, context.memory).gaps
             if masked and attention.path not in further:
-                granted = _granted_keys(subject, attention, inputs, x.size(1), context.memory)
+                granted = _granted_keys(subject, attention, inputs, x, context.memory)
                 yield from _extent_deviations(attention, module, x, context, granted, padding)
 
 
@@ -109,11 +109,12 @@ def _key_signal(subject: ModelUnderTest, attention: Attends, memory: Tensor | No
 
 
 def _granted_keys(
-    subject: ModelUnderTest, attention: Attends, inputs: Inputs, queries: int, memory: Tensor | None
+    subject: ModelUnderTest, attention: Attends, inputs: Inputs, x: Tensor, memory: Tensor | None
 ) -> Tensor:
     """Return where the spec lets a query attend to a key, bool [b, q, k]."""
     node, signal = subject.graph.node(attention.path.partition(".")[0]), _key_signal(subject, attention, memory)
-    batch, keys = next(iter(inputs.values())).size(0), queries if memory is None else memory.size(1)
+    batch, queries = x.shape[:2]
+    keys = queries if memory is None else memory.size(1)
     tokens = inputs.get(str(signal.mask), torch.ones(batch, keys, dtype=torch.bool))
     if memory is not None:
         return tokens[:, None].expand(-1, queries, -1)
@@ -121,7 +122,8 @@ def _granted_keys(
     left, right = (keys if side is None else side for side in (extent.left, extent.right))
     ahead = ahead.expand(batch, -1, -1)
     if node.stack is not None and node.stack.blocks is not None:
-        ahead = ahead.where(~_same_block(inputs[node.stack.blocks], tokens), ahead.clamp(max=0))
+        blocks = _blocks(subject, node.stack.blocks, inputs)
+        ahead = ahead.where(~_same_block(blocks, tokens), ahead.clamp(max=0))
     near = (ahead >= -left) & (ahead <= right)
     if node.stack is not None and node.stack.prefix is not None:
         near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
@@ -130,6 +132,15 @@ def _granted_keys(
         rule, positions = subject.model.get_submodule(f"{node.name}.{layer.context}.rule"), tokens.cumsum(1) - 1
         near = near & rule(positions[:, :, None], positions[:, None])
     return near & tokens[:, None]
+
+
+def _blocks(subject: ModelUnderTest, name: str, inputs: Inputs) -> Tensor:
+    """Return the number of the block of each token: an input, or 1 at the placeholders that a node seeks."""
+    if name in inputs:
+        return inputs[name]
+    node = subject.graph.node(name)
+    ((field, token),) = node.config.placeholders().items()
+    return (inputs[str(node.wires[field])] == token).long()
 
 
 def _same_block(blocks: Tensor, tokens: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
         return copy
 
     with saved_tensors_hooks(keep, lambda x: x):
-        outputs = call(model, subject.inputs(batch=2))  # the outputs hold the saved tensors
+        outputs = call(model, subject.inputs(batch=2, images=1))  # the outputs hold the saved tensors
     storages = {storage.data_ptr(): storage.nbytes() for storage in (x.untyped_storage() for x in saved.values())}
     observed = sum(size for address, size in storages.items() if address not in weights)
     del outputs
@@ -97,7 +97,7 @@ def cache_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     if parts is None:
         raise DoesNotApplyError("the model is not read in steps")
     counted = _model_cost(subject, batch=3, mode="decode").memory.cache
-    cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs()
+    cached, inputs = CachedModel(subject.model, length=subject.length), subject.inputs(images=1)
     cached.start(3, **{name: inputs[name] for name in parts.initial_inputs if name in inputs})
     padding = sum(3 * slot.heads * slot.width for slot in parts.cached if isinstance(slot, Cached)) * 4
     observed = cached.nbytes - padding

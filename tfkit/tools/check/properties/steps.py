@@ -133,6 +133,11 @@ class SequenceBatch:
         once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
         first = torch.arange(self.length) < most[:, None]
         pieces = {name: x * first if name in self.blocks else x for name, x in self.pieces.items()}
+        graph = graph_of(self.model)
+        for node in (graph.node(name) for name in self.blocks - graph.inputs.keys()):
+            for token in node.config.placeholders().values():  # another token of the text after the first step
+                later = (pieces[self.main] == token) & ~first
+                pieces[self.main] = pieces[self.main].masked_fill(later, token - 1 if token else 1)
         return replace(self, pieces=pieces, once=once)
 
     def alone(self) -> list[Tensor]:

@@ -86,13 +86,14 @@ def _weighted_sum(outputs: list[Tensor], seed: int = 0) -> Tensor:
 
 @property_of("every-row", "uses every row and column of weights", of_weights=False, follows=("gradients",))
 def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
-    """Every row and column of every parameter has a gradient; of a table, every row that is looked up.
+    """Every row and column of every parameter has a gradient; of a table, every row that is looked up and used.
 
     Each batch has different weights, because a unit may be silent by chance. Rows for distances that a mask may hide
     are ignored.
     """
     seen: dict[str, Tensor] = {}
     hidden = _distance_table_prefixes(subject)
+    replaced = {token for node in subject.graph.nodes for token in node.config.placeholders().values()}
     for batch in range(BATCHES):
         model = redraw_parameters(copy.deepcopy(subject.model), subject.seed + batch)
         with _looking_up(model) as looked_up:
@@ -103,7 +104,7 @@ def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
                 if name.startswith(hidden):
                     reached[:] = True
                 elif name in looked_up:
-                    reached[[row for row in range(reached.size(0)) if row not in looked_up[name]]] = True
+                    reached[[row for row in range(reached.size(0)) if row not in looked_up[name] - replaced]] = True
                 seen[name] = seen[name] | reached if name in seen else reached
         if not any(
             measurement.broken for name, reached in seen.items() for measurement in _unused_slices(name, reached)

@@ -1,0 +1,292 @@
+"""Families of language models that read images: equal to transformers, with no, one and several images in a row."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, fx
+
+import tfkit
+from tfkit.errors import LeftOutWarning
+from tfkit.tools.common.loading_weights import build_with_weights
+from tfkit.tools.eject.proof import check
+from tfkit.tools.import_.importing import import_config
+from tfkit.tools.save.save import save
+
+from ..sampling import chosen
+from .changed_fields import NOT_THE_MODEL, others, quiet
+from .image_text import BATCH, IMAGE_TEXT, ImageTextCase
+
+QUICK_CASES = {"llava"}
+NAMES = chosen(IMAGE_TEXT, QUICK_CASES)
+LENGTH, PREFIX = 18, 15
+IMAGES = {"none": [0, 0, 0], "one": [1, 1, 1], "two": [2, 2, 2], "mixed": [2, 0, 1]}
+
+
+@dataclass(frozen=True)
+class ImageTextTrial:
+    """A case that transformers saved and tfkit read."""
+
+    case: ImageTextCase
+    theirs: Any
+    ours: fx.GraphModule
+
+    @classmethod
+    def of(cls, case: ImageTextCase, folder: Path, seed: int = 0) -> ImageTextTrial:
+        """Draw the parameters of their model, save it, and read it."""
+        model_class = getattr(transformers, case.architecture)
+        torch.manual_seed(seed)
+        config = model_class.config_class(**deepcopy(dict(case.config)))
+        theirs = model_class._from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for path, parameter in theirs.named_parameters():
+                parameter.normal_(1.0 if parameter.dim() == 1 and path.endswith("weight") else 0.0, 0.2)
+        theirs.save_pretrained(folder / "theirs")
+        graph = tfkit.loads(import_config(folder / "theirs").text)
+        with warnings.catch_warnings(record=True) as records:
+            warnings.simplefilter("always", LeftOutWarning)
+            ours = build_with_weights(graph, folder / "theirs").eval()
+        assert len(records) == bool(case.left_out), list(map(str, records))
+        return cls(case, theirs, ours)
+
+    @torch.no_grad()
+    def logits(self, images: list[int], seed: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return our logits and theirs, at tokens."""
+        tokens, (pixels, used) = self.case.tokens(images, LENGTH, seed), self.case.images(images, seed)
+        options: dict[str, Any] = {"pixel_values": used} if used.numel() else {}
+        if mask is not None:
+            positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+            options |= {"attention_mask": mask.long(), "position_ids": positions}
+        real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        if self.case.prefix:
+            options["token_type_ids"] = (real.long().cumsum(dim=1) > PREFIX).long()
+        if self.case.typed:
+            options["token_type_ids"] = (tokens == self.case.token).long()
+        expected = self.theirs(input_ids=tokens, **options).logits
+        masks = {} if mask is None else {"tokens_mask": mask}
+        actual = self.ours(tokens, pixels, **self.prefix(PREFIX), **masks)
+        return actual[real], expected[real]
+
+    def prefix(self, length: int) -> dict[str, Tensor]:
+        """Return the lengths of prefixes, if the model takes any."""
+        return {"prefix": torch.full((BATCH,), length)} if self.case.prefix else {}
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    assert expected.std() > 0.05
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * max(1.0, expected.abs().max().item()))
+
+
+def padding(side: str) -> Tensor:
+    """Padding of three rows, one of which is full. Placeholders are in the middle of all rows."""
+    real = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 1], [LENGTH - 2]])
+    return real if side == "right" else real.flip(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
+    for seed, images in enumerate(IMAGES.values()):
+        close(*trial.logits(images, seed))
+    no_images, with_images = trial.logits([0, 0, 0], 0)[0], trial.logits([1, 1, 1], 0)[0]
+    assert (no_images - with_images).abs().max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("name", IMAGE_TEXT)
+def test_logits_are_theirs_in_further_seeds(name: str, seed: int, tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path, seed)
+    for images in IMAGES.values():
+        close(*trial.logits(images, seed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_may_have_padding(name: str, tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
+    for side in ("left", "right"):
+        case = trial.case
+        images = [1, 1, 1] if side == "left" else [1, 0, 1]
+        tokens, mask = case.tokens(images, LENGTH, 3), padding(side)
+        assert not (tokens.masked_fill(mask, 0) == case.token).any()
+        close(*trial.logits(images, 3, mask))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_incremental_reading_and_generation_are_theirs(name: str, tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
+    case = trial.case
+    tokens, (pixels, used) = case.tokens([2, 0, 1], LENGTH, 4), case.images([2, 0, 1], 4)
+    types = {"token_type_ids": (tokens == case.token).long()} if case.prefix or case.typed else {}
+    options = {**types}
+    if case.prefix:
+        types, options = (
+            {"token_type_ids": (torch.arange(LENGTH) >= n).long().expand(BATCH, -1)} for n in (LENGTH, PREFIX)
+        )
+    expected = trial.theirs(input_ids=tokens, pixel_values=used, **options).logits
+    cached = tfkit.CachedModel(trial.ours, length=LENGTH + 6)
+    pieces = [LENGTH] if case.prefix else [7, 1, LENGTH - 8] if case.typed else [3, 1, 6, LENGTH - 10]
+    for sizes in ([LENGTH - 2, 1, 1], pieces):  # the last splits images
+        cached.start(BATCH, images=pixels, **trial.prefix(PREFIX))
+        close(torch.cat([cached(piece) for piece in tokens.split(sizes, dim=1)], dim=1), expected)
+    assert cached.used == LENGTH
+    with quiet():
+        theirs = trial.theirs.generate(
+            input_ids=tokens,
+            pixel_values=used,
+            max_new_tokens=6,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            **types,
+        )
+    ours = tfkit.generate(trial.ours, tokens, max_new_tokens=6, images=pixels, **trial.prefix(LENGTH)).tokens
+    assert ours.tolist() == theirs[:, LENGTH:].tolist()
+
+
+@torch.no_grad()
+def test_padded_prompts_are_read_incrementally(tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT["llava"], tmp_path)
+    case = trial.case
+    images, mask = [2, 1, 1], padding("left")
+    tokens, (pixels, _) = case.tokens(images, LENGTH, 5), case.images(images, 5)
+    expected = trial.ours(tokens, pixels, tokens_mask=mask)
+    tokens = tokens.masked_fill(~mask, case.token)  # padding is no placeholder
+    cached = tfkit.CachedModel(trial.ours, length=LENGTH + 2)
+    cached.start(BATCH, images=pixels)
+    pieces = zip(tokens.split([5, 4, 9], dim=1), mask.split([5, 4, 9], dim=1), strict=True)
+    actual = torch.cat([cached(piece, real) for piece, real in pieces], dim=1)
+    close(actual[mask], expected[mask])
+    cached.rewind(9, mask[:, -9:])  # after it, the same tokens have the same images
+    close(cached(tokens[:, -9:], mask[:, -9:])[mask[:, -9:]], expected[:, -9:][mask[:, -9:]])
+
+
+def test_more_placeholders_than_vectors_are_an_error(tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT["llava"], tmp_path)
+    tokens, (pixels, _) = trial.case.tokens([2, 1, 1], LENGTH, 7), trial.case.images([1, 1, 1], 7)
+    with pytest.raises(ValueError, match="a row with 8 placeholders of images, the token 60; its 1 images have 4"):
+        trial.ours(tokens, pixels)
+    with pytest.raises(ValueError, match="must be images of 3 x 16 x 16"):
+        trial.ours(tokens, pixels[..., :-1])
+    with pytest.raises(ValueError, match=r"`images` must be images \[b, n, channels, height, width\]"):
+        trial.ours(tokens, pixels[:, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_models_are_theirs(name: str, tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
+    left_out = trial.case.left_out
+    if left_out:
+        with pytest.raises(tfkit.SpecError, match="tensors of the file that filled the model would be missing"):
+            save(trial.ours, tmp_path / "ours", layout="huggingface")
+    save(trial.ours, tmp_path / "ours", layout="huggingface", allow_drop=bool(left_out))
+    before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
+    kept = {path for path in before if not any(fnmatchcase(path, pattern) for pattern in left_out)}
+    assert kept == after.keys()
+    assert all(torch.equal(before[path], after[path]) for path in after)
+    with quiet():
+        again = type(trial.theirs).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    close(*replace(trial, theirs=again).logits([2, 0, 1], 6))
+
+
+@pytest.mark.parametrize("name", chosen(IMAGE_TEXT, set()))
+def test_compared_ejected_and_exported(name: str, tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
+    graph = trial.ours.meta["graph"]
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", LeftOutWarning)
+        compared = tfkit.compare(graph, tmp_path / "theirs", weights=tmp_path / "theirs")
+    assert compared.equal, compared.first
+    compared_nodes = {part.name.partition(".")[0] for part in compared.parts}
+    assert {"image_encoder", "decoder"} <= compared_nodes
+    assert any(".layers.1." in part.name for part in compared.parts)
+    assert check(graph, tfkit.eject(graph)).ran
+    assert tfkit.export(trial.ours, tmp_path / "model.ts").difference <= 1e-5
+
+
+WORDS: dict[str, tuple[Any, ...]] = {
+    "vision_feature_select_strategy": ("default", "full"),
+    "vision_feature_layer": (-1, -3, [-2], [-2, -1]),
+    "model_type": ("qwen2", "siglip_vision_model"),
+}
+"""Further values of fields."""
+
+
+def changed(config: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path of each field, also of the configs inside, with other values."""
+    for field, value in config.items():
+        yield from (((field,), word) for word in WORDS.get(field, ()) if word != value)
+        if isinstance(value, dict) and field.endswith("_config"):
+            yield from (((field, *path), other) for path, other in changed(value))
+        elif field not in NOT_THE_MODEL:
+            yield from (((field,), other) for other in others(field, value))
+
+
+def with_value(config: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    inner = value if len(path) == 1 else with_value(config[path[0]], path[1:], value)
+    return {**config, path[0]: inner}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMAGE_TEXT)
+def test_each_field_is_followed_or_rejected(name: str, tmp_path: Path) -> None:
+    """Their class with the field changed has the logits of the spec that is imported, or the field is an error."""
+    case = IMAGE_TEXT[name]
+    config = getattr(transformers, case.architecture).config_class(**deepcopy(dict(case.config))).to_dict()
+    verdicts: dict[str, str] = {}
+    for number, (path, value) in enumerate(changed(config)):
+        if path == ("model_type",):
+            continue  # of another class
+        variant = replace(case, config=with_value(config, path, value), left_out=())
+        verdicts[f"{'.'.join(path)}={value!r}"] = _verdict(variant, tmp_path / str(number))
+    assert {change: verdict for change, verdict in verdicts.items() if verdict == "wrong"} == {}
+    assert sum(verdict == "followed" for verdict in verdicts.values()) > 20
+    print(json.dumps(verdicts, indent=1))
+
+
+def _verdict(case: ImageTextCase, folder: Path) -> str:
+    model_class = getattr(transformers, case.architecture)
+    try:
+        with quiet():
+            torch.manual_seed(0)
+            theirs = model_class._from_config(
+                model_class.config_class(**deepcopy(dict(case.config))), attn_implementation="eager"
+            ).eval()
+            with torch.no_grad():
+                for path, parameter in theirs.named_parameters():
+                    parameter.normal_(1.0 if parameter.dim() == 1 and path.endswith("weight") else 0.0, 0.2)
+            case = replace(case, token=theirs.config.image_token_id, image=_image_of(case))
+            vectors = theirs.get_image_features(torch.ones(1, *[1] * case.by_row, *case.image)).pooler_output[0]
+            case = replace(case, vectors=len(vectors))
+            tokens, (_, used) = case.tokens([1, 1, 1], LENGTH, 0), case.images([1, 1, 1], 0)
+            theirs(input_ids=tokens, pixel_values=used)
+            theirs.save_pretrained(folder)
+    except Exception:  # their class rejects the value, or the number of vectors changes
+        return "illegal"
+    try:
+        graph = tfkit.loads(import_config(folder).text)
+    except tfkit.SpecError:
+        return "rejected"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = build_with_weights(graph, folder).eval()
+    actual, expected = ImageTextTrial(case, theirs, ours).logits([1, 1, 1], 0)
+    return "followed" if torch.allclose(actual, expected, rtol=1e-3, atol=1e-3) else "wrong"
+
+
+def _image_of(case: ImageTextCase) -> tuple[int, int, int]:
+    vision = case.config["vision_config"]
+    size = vision["image_size"]
+    return (vision["num_channels"], size, size)
