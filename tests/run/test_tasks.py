@@ -105,7 +105,8 @@ def test_scores_are_those_of_a_loop_over_tokens() -> None:
         scores = TaskScorer(model, run.config.loss).scores(task, lambda compute: compute(positions))  # noqa: B023
         np.testing.assert_allclose(scores.likelihoods, expected, rtol=1e-5)
     assert task.numbers(scores) == {"short.acc": np.mean(correct), "short.acc_norm": np.mean(by_size)}
-    assert {0.0, 1.0} == {*correct} and correct != by_size
+    assert {0.0, 1.0} == {*correct}
+    assert correct != by_size
 
 
 class OneOf(Processes):
@@ -140,7 +141,8 @@ def test_a_prompt_that_is_too_long_loses_its_beginning(here: Path) -> None:
         [{"source": "the sea and the ship and the sea", "target": " is"}, {"source": "a", "target": "b"}],
     )
     (task,) = read().tasks
-    assert task.cut == 1 and task.longest == 24
+    assert task.cut == 1
+    assert task.longest == 24
     assert task.names == ["short.acc", "short.perplexity"]
     tokenizer = read().data.tokenizer
     assert tokenizer is not None
@@ -203,7 +205,8 @@ def test_a_run_reports_its_tasks(here: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     assert main(["eval", "out", "--task", "short.jsonl", "--split", "val"]) == 0
     printed = capsys.readouterr().out
-    assert "val.loss" in printed and f"short.acc        {numbers['short.acc']:.4f}" in printed
+    assert "val.loss" in printed
+    assert f"short.acc        {numbers['short.acc']:.4f}" in printed
 
 
 @pytest.mark.usefixtures("here")
@@ -322,7 +325,8 @@ def test_the_comparison_is_the_test_of_mcnemar(gained: int, lost: int, even: int
     actual, n = compare_questions(values, base), len(values)
     assert (actual.gained, actual.lost, actual.questions) == (gained, lost, n)
     if not gained + lost:
-        assert actual.p == 1 and actual.interval == (0, 0)
+        assert actual.p == 1
+        assert actual.interval == (0, 0)
         return
     expected = stats.binomtest(gained, gained + lost)
     ends = expected.proportion_ci(0.95, "exact")
@@ -336,7 +340,8 @@ def test_the_comparison_is_the_test_of_mcnemar(gained: int, lost: int, even: int
 
 def test_the_shipped_tasks_are_those_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("make_tasks", ROOT / "tools" / "make_tasks.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "FOLDER", tmp_path)
@@ -345,7 +350,8 @@ def test_the_shipped_tasks_are_those_of_the_script(tmp_path: Path, monkeypatch: 
     assert written == {name: (FOLDER / f"{name}.jsonl").read_bytes() for name in shipped_tasks()}
     for name in written:
         rows = [json.loads(line) for line in written[name].decode().splitlines()]
-        assert len(rows) >= 100 and len({json.dumps(row) for row in rows}) == len(rows)
+        assert len(rows) >= 100
+        assert len({json.dumps(row) for row in rows}) == len(rows)
     answers = [question.answer for question in read_task_file("agreement").questions]
     assert 80 <= sum(answers) <= 120  # no answer is a better guess
 

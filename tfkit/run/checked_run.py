@@ -73,7 +73,7 @@ MAX_COMPILED = 4
 MAX_LENGTHS = 64
 """Maximum number of different lengths in a run: its FLOPs are counted, and its code compiled, for each."""
 TASK_NAME = r"[a-z0-9_]{1,40}"
-"""The form of the name of a task, which is that of the field `name`."""
+"""The form of the name of a task, as in the field `name`."""
 SUFFIX = "_content"
 """Suffix of the paths of digests of content."""
 

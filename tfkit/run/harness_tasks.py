@@ -1,6 +1,6 @@
 """Tasks of lm-evaluation-harness: files in YAML that describe multiple choice, or continuations, over local rows.
 
-The meaning of each key is that of lm-evaluation-harness 0.4.13 (https://github.com/EleutherAI/lm-evaluation-harness).
+Each key has its meaning in lm-evaluation-harness 0.4.13 (https://github.com/EleutherAI/lm-evaluation-harness).
 A key that would change the questions, and that tfkit does not support, is an error. Templates run in the sandbox of
 Jinja: a task is data.
 """
@@ -29,7 +29,7 @@ METRICS = {"multiple_choice": ("acc", "acc_norm", "acc_bytes"), "loglikelihood":
 """The metrics of each `output_type`."""
 DEFAULT_METRICS = {"multiple_choice": ("acc", "acc_norm"), "loglikelihood": ("perplexity", "acc")}
 AGGREGATIONS = {"perplexity": "perplexity"}
-"""How a metric is computed from its values for each question; `mean` for metrics that are not listed."""
+"""The aggregation of a metric over questions; `mean` for metrics that are not listed."""
 USED = frozenset(
     """
     task output_type dataset_path dataset_kwargs test_split validation_split doc_to_text doc_to_choice doc_to_target

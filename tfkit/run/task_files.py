@@ -43,10 +43,10 @@ def read_task_file(name: str) -> TaskFile:
         help = f"a task with a similar name exists: `{near}`" if near else "write the path of a file"
         notes = (f"tasks that come with tfkit: {listing(shipped_tasks())}",)
         raise Invalid("file", f"there is no task {quoted(str(short_path(path)))}", notes=notes, help=help)
-    known = _FILES.get(path)
-    if known is None or any(not file.exists() or stamp_of(file) != stamp for file, stamp in known.stamps.items()):
-        known = _FILES[path] = read_harness_task(path) if path.suffix in YAML else _task_in_rows(path)
-    return known
+    task = _FILES.get(path)
+    if task is None or any(not file.exists() or stamp_of(file) != stamp for file, stamp in task.stamps.items()):
+        task = _FILES[path] = read_harness_task(path) if path.suffix in YAML else _task_in_rows(path)
+    return task
 
 
 def _task_in_rows(path: Path) -> TaskFile:

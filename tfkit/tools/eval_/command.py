@@ -143,13 +143,13 @@ def _evaluation(
 
 
 def _comparisons(results: Mapping[str, Evaluation]) -> dict[str, dict[str, QuestionComparison]]:
-    """Compare the accuracies of each model to those of the first, on tasks with equal questions."""
+    """Compare each model to the first model, in the accuracies on tasks with equal questions."""
     from tfkit.tools.eval_.questions import compare_questions
 
-    first, *others = results.items()
+    first, *remaining = results.items()
     base = first[1]
     compared: dict[str, dict[str, QuestionComparison]] = {}
-    for name, evaluation in others:
+    for name, evaluation in remaining:
         for task, values in evaluation.answers.items():
             if task in base.tasks and base.tasks[task].file.digest == evaluation.tasks[task].file.digest:
                 for metric in (name for name in values if name != "perplexity"):

@@ -151,8 +151,8 @@ def evaluate_run(
         check_length(run, name)
     configs = () if only_tasks else _metric_configs(plugins, run, metrics)
     check_metrics(run, configs)
-    own = () if tasks or splits or metrics else run.tasks
-    all_tasks = own or _distinct_tasks([run.task_of(config) for config in tasks])
+    of_run = () if tasks or splits or metrics else run.tasks
+    all_tasks = of_run or _distinct_tasks([run.task_of(config) for config in tasks])
     if not allow_change:
         check_weights(weights)
     run = run.with_changes(run.values_at(_step_of_weights(weights, run)))
