@@ -417,6 +417,30 @@ def test_a_task_in_yaml_that_needs_more_is_rejected_by_name(name: str, here: Pat
     assert f"local.yaml:{location}" in str(caught.value)
 
 
+VALUES = (
+    *("null", "-1", "1.5", "true", "[]", "[1]", "{a: 1}", "[acc]", "[{metric: [1]}]", "text", "number", '""'),
+    *('"{{number}}"', '"{{ 1 / 0 }}"', '"["', "{data_files: {test: []}}", "{data_files: /dev/zero}"),
+)
+
+
+MORE = "target_delimiter: a\ndescription: a\nmetric_list: [{metric: acc}]\nnum_fewshot: 0\nrepeats: 1\ninclude: null\n"
+
+
+@pytest.mark.parametrize("key", [line.partition(":")[0] for line in (TASK + MORE).splitlines()])
+def test_no_value_of_a_key_is_an_exception_of_python(key: str, here: Path) -> None:
+    write_rows(here / "rows.jsonl", [{"text": "a", "options": [" b", " c"], "number": 3}])
+    lines = (TASK + MORE).splitlines()
+    without_location = []
+    for value in VALUES:
+        changed = (f"{key}: {value}" if line.startswith(f"{key}:") else line for line in lines)
+        (here / "local.yaml").write_text("\n".join(changed), encoding="utf-8")
+        try:
+            encoded_task(read_task_file("local.yaml"), "local", tfkit.ByteTokenizer(), 0, None)
+        except SpecError as error:
+            without_location += [value for diagnostic in error.diagnostics if diagnostic.span is None]
+    assert not without_location
+
+
 def test_a_changed_file_is_read_again(here: Path) -> None:
     write_rows(here / "rows.jsonl", [{"text": "a", "options": [" b", " c"]}])
     (here / "local.yaml").write_text(TASK, encoding="utf-8")

@@ -36,6 +36,11 @@ USED = frozenset(
     target_delimiter description metric_list num_fewshot repeats include
     """.split()  # noqa: SIM905
 )
+TEXTS = (
+    *("task", "output_type", "dataset_path", "test_split", "validation_split"),
+    *("doc_to_text", "target_delimiter", "description"),
+)
+"""Keys whose values must be texts."""
 IDLE = frozenset(
     """
     tag task_alias metadata should_decontaminate doc_to_decontamination_query training_split fewshot_split
@@ -65,7 +70,7 @@ def _merged(path: Path, above: tuple[Path, ...]) -> tuple[tree.Mapping, list[Pat
     except SpecError as error:
         raise SpecError(*map(_of_function, error.diagnostics)) from error
     included = root.items.get("include")
-    if included is None:
+    if included is None or _plain(included) is None:
         return root, [path]
     items: dict[str, tree.Node] = {}
     keys: dict[str, Span] = {}
@@ -90,7 +95,7 @@ def _of_function(diagnostic: Diagnostic) -> Diagnostic:
         return diagnostic
     line = diagnostic.span.source.line(diagnostic.span.line)
     match = FUNCTION.match(line, diagnostic.span.column - 1)
-    key = line.partition(":")[0].strip()
+    key = line.partition(":")[0].strip("- \"'")
     value = f"`{match[0]}`" if match else quoted(line[diagnostic.span.column - 1 :])
     help = "write the texts to a file with rows, and name its columns"
     return replace(diagnostic, message=f"`{key}` must not run code of the task; got {value}", help=help)
@@ -110,6 +115,7 @@ class _HarnessTask:
     def read(self, files: list[Path]) -> TaskFile:
         """Return the questions of the task."""
         self._check_keys()
+        self._check_values()
         kind = self._value("output_type")
         if kind not in METRICS:
             expected = " or ".join(METRICS)
@@ -137,12 +143,18 @@ class _HarnessTask:
             value = _plain(node)
             if name in IDLE or value is None:
                 continue
-            if name in UNSUPPORTED or (name == "task" and not isinstance(value, str)):
+            if name in UNSUPPORTED or (name == "task" and isinstance(value, list)):
                 help = "write the texts to a file with rows, or use lm-evaluation-harness on the folder of `tfkit save`"
                 raise self._error(name, f"a task with the key `{name}` cannot be read", help=help)
             if name not in USED:
                 near = similar_name_help("a key", name, sorted(USED))
                 raise self._error(name, f"`{name}` is not a key of a task", help=near)
+
+    def _check_values(self) -> None:
+        """Raise SpecError for a missing value, and for a value that tfkit does not support."""
+        for name in TEXTS:
+            if not isinstance(value := self._value(name, ""), str):
+                raise self._error(name, f"`{name}` must be a text; got {quoted(str(value))}")
         for name in ("output_type", "dataset_path", "doc_to_text", "doc_to_target"):
             if self._value(name) is None:
                 raise SpecError(Diagnostic(f"the key `{name}` is missing", self.root.span))
@@ -163,10 +175,10 @@ class _HarnessTask:
         for item in node.items if isinstance(node, tree.Sequence) else ():
             entry = _plain(item)
             name = entry.get("metric") if isinstance(entry, dict) else entry
-            if name not in METRICS[kind]:
+            if not isinstance(name, str) or name not in METRICS[kind]:
                 help = f"choose some of {', '.join(METRICS[kind])}"
                 raise SpecError(Diagnostic(f"there is no metric {quoted(str(name))} of a task", item.span, help=help))
-            usual = AGGREGATIONS.get(name, "mean")
+            usual, entry = AGGREGATIONS.get(name, "mean"), entry if isinstance(entry, dict) else {}
             if entry.get("aggregation", usual) != usual:
                 message = f"the `aggregation` of `{name}` must be {usual}; got {quoted(str(entry['aggregation']))}"
                 raise SpecError(Diagnostic(message, item.span))

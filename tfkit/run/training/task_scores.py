@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -50,18 +50,19 @@ class TaskScorer:
 
     def scores(self, task: Task, fit: Fit, between: Callable[[], None] = lambda: None) -> Scores:
         """Return the scores of a task. `between` is called before each batch, and may raise to end the evaluation."""
+        head = self._head()
         # The longest first: a lack of memory shows in the first batch.
         order = sorted(range(len(task.continuations)), key=lambda number: -len(task.continuations[number].ids))
         sums, start = torch.zeros(len(order), 2, dtype=torch.float64, device="cpu"), 0
         with evaluation_mode(self.model), torch.no_grad():
             while start < len(order):
                 between()
-                start, numbers, values = fit(partial(self._next_rows, task, order, start))
+                start, numbers, values = fit(partial(self._next_rows, task, head, order, start))
                 sums[numbers] = values
         likelihoods, greedy = self.processes.sum(sums).numpy().T
         return Scores(likelihoods, greedy)
 
-    def _next_rows(self, task: Task, order: Sequence[int], start: int, positions: int) -> Rows:
+    def _next_rows(self, task: Task, head: Loss, order: Sequence[int], start: int, positions: int) -> Rows:
         """Compute the rows of this process in the batch that begins at `start`, from `positions` at once.
 
         Processes have equal numbers of batches, because each call of a sharded model is a collective operation.
@@ -70,38 +71,38 @@ class TaskScorer:
         end = min(start + share * self.processes.count, len(order))
         first = start + share * self.processes.rank
         numbers = list(order[first : min(first + share, end)])
-        return end, numbers, self._row_scores(task, numbers or [order[start]])[: len(numbers)]
+        return end, numbers, self._row_scores(task, head, numbers or [order[start]])[: len(numbers)]
 
-    def _row_scores(self, task: Task, numbers: Sequence[int]) -> Tensor:
+    def _row_scores(self, task: Task, head: Loss, numbers: Sequence[int]) -> Tensor:
         batch = task.batch(numbers)
         device = next(self.model.parameters()).device
         inputs, _ = batch_tensors(batch, self.model, device, self.loss)
         targets = torch.from_numpy(batch.ids).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
-            nats, matches = call_in_forward(self.model, lambda: self._position_scores(inputs, targets.flatten()))
+            nats, matches = call_in_forward(self.model, lambda: _position_scores(head, inputs, targets.flatten()))
         counted = targets != IGNORE_INDEX
         likelihoods = -torch.where(counted, nats.view(targets.shape).double(), 0).sum(1)
         greedy = (matches.view(targets.shape) | ~counted).all(1)
         return torch.stack([likelihoods, greedy.double()], dim=1).cpu()
 
-    def _position_scores(self, inputs: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy of each target, and whether the target is the most likely token, [n] each."""
-        nats, matches, start = [], [], 0
-        for logits in next(iter(self._head.logits(self._head.read(inputs)).values())):
-            part = targets[start : start + len(logits)]
-            nats.append(F.cross_entropy(logits.float(), part, ignore_index=IGNORE_INDEX, reduction="none"))
-            matches.append(logits.argmax(-1) == part)
-            start += len(logits)
-        return torch.cat(nats), torch.cat(matches)
-
-    @cached_property
     def _head(self) -> Loss:
-        """The model, whose logits are computed in chunks of positions."""
+        """Return the model with its logits in chunks of positions."""
         output = next(iter(self.loss.terms), graph_of(self.model).outputs[0])
         try:
             return Loss(self.model, outputs={output: 1.0})
         except ValueError as error:
             raise SpecError(Diagnostic(f"a task cannot be evaluated: {error}")) from error
+
+
+def _position_scores(head: Loss, inputs: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of each target, and whether the target is the most likely token, [n] each."""
+    nats, matches, start = [], [], 0
+    for logits in next(iter(head.logits(head.read(inputs)).values())):
+        part = targets[start : start + len(logits)]
+        nats.append(F.cross_entropy(logits.float(), part, ignore_index=IGNORE_INDEX, reduction="none"))
+        matches.append(logits.argmax(-1) == part)
+        start += len(logits)
+    return torch.cat(nats), torch.cat(matches)
 
 
 def evaluate_tasks(
