@@ -91,11 +91,14 @@ def stored() -> dict[str, Any]:
 def check_numbers(model: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare every likelihood and every metric with the harness."""
     scores: dict[str, Scores] = {}
+    errors: dict[str, float] = {}
     of_tasks = evaluation.Evaluation.of_tasks
 
     def kept(numbers: dict[str, float], tasks: Any, of_names: dict[str, Scores]) -> evaluation.Evaluation:
         scores.update(of_names)
-        return of_tasks(numbers, tasks, of_names)
+        result = of_tasks(numbers, tasks, of_names)
+        errors.update(result.errors)
+        return result
 
     monkeypatch.setattr(evaluation.Evaluation, "of_tasks", kept)
     numbers = tfkit.evaluate(model, tasks=[str(FOLDER / f"{name}.yaml") for name in NAMES])
@@ -103,8 +106,11 @@ def check_numbers(model: Path, expected: dict[str, Any], monkeypatch: pytest.Mon
     for name, task in expected.items():
         np.testing.assert_allclose(scores[name].likelihoods, task["likelihoods"], rtol=2e-5, atol=1e-4)
         assert scores[name].greedy.tolist() == task["greedy"]
-        actual = {key.partition(".")[2]: value for key, value in numbers.items() if key.startswith(f"{name}.")}
-        assert actual == pytest.approx(task["metrics"], rel=1e-4)
+        actual = {f"{name}.{key}": value for key, value in task["metrics"].items()}
+        for key in [key for key in actual if key.endswith("_stderr")]:
+            error = actual.pop(key)
+            assert errors[key.removesuffix("_stderr")] == pytest.approx(error)
+        assert {key: numbers[key] for key in numbers if key.startswith(f"{name}.")} == pytest.approx(actual, rel=1e-4)
 
 
 def test_the_numbers_are_those_of_the_harness(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +119,8 @@ def test_the_numbers_are_those_of_the_harness(model: Path, monkeypatch: pytest.M
 
 def test_the_stored_numbers_distinguish_the_metrics() -> None:
     metrics = stored()["questions"]["metrics"]
-    assert len(set(metrics.values())) == 3
+    assert len({metrics[name] for name in ("acc", "acc_norm", "acc_bytes")}) == 3
+    assert metrics["acc_stderr"] > 0
     assert 0 < stored()["endings"]["metrics"]["acc"] < 1
     assert 0 < stored()["sentences"]["metrics"]["acc"] < 1
 

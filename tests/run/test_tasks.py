@@ -22,6 +22,8 @@ from tfkit.run.training.processes import Processes
 from tfkit.run.training.task_scores import TaskScorer
 from tfkit.tools.eval_.questions import compare_questions
 from tfkit.tools.sweep.equal import evaluation_differences
+from tfkit.tools.train.check.data import metric_values
+from tfkit.tools.train.check.run_under_test import reduced_run
 from tfkit.tools.train.plan import run_plan
 
 ROOT = Path(__file__).parents[2]
@@ -206,7 +208,7 @@ def test_a_run_reports_its_tasks(here: Path, capsys: pytest.CaptureFixture[str])
     assert main(["eval", "out", "--task", "short.jsonl", "--split", "val"]) == 0
     printed = capsys.readouterr().out
     assert "val.loss" in printed
-    assert f"short.acc        {numbers['short.acc']:.4f}" in printed
+    assert f"short.acc        {numbers['short.acc']:.4f} ± 0.2" in printed
 
 
 @pytest.mark.usefixtures("here")
@@ -308,6 +310,7 @@ def test_a_folder_has_the_numbers_of_its_run(here: Path, capsys: pytest.CaptureF
     assert main(["eval", "model", "run0", "--task", "short.jsonl", "--json"]) == 0
     both = json.loads(capsys.readouterr().out)
     assert both["model"] == of_run["run1"]
+    assert both["model"]["stderr"].keys() == {"short.acc", "short.acc_norm"}
     compared = both["run0"]["compared"]["short.acc"]
     assert compared["gained"] - compared["lost"] == round(4 * (both["run0"]["short.acc"] - both["model"]["short.acc"]))
     assert main(["eval", "model", "--task", "short.jsonl", "--split", "val"]) == 2
@@ -448,3 +451,15 @@ def test_a_changed_file_is_read_again(here: Path) -> None:
     assert read_task_file("local.yaml") is first
     write_rows(here / "rows.jsonl", [{"text": "ab", "options": [" b", " c"]}])
     assert read_task_file("local.yaml").questions[0].source == "ab"
+
+
+def test_the_check_of_a_run_evaluates_its_tasks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = reduced_run(read(), PLUGINS)
+    assert [deviation.error < 1e-6 for deviation in metric_values.measure(subject) if deviation.where == "task"] == [
+        True
+    ]
+    original = TaskScorer._row_scores
+    monkeypatch.setattr(TaskScorer, "_row_scores", lambda self, *rest: original(self, *rest) * len(rest[-1]))
+    assert [deviation.error > 0.1 for deviation in metric_values.measure(subject) if deviation.where == "task"] == [
+        True
+    ]

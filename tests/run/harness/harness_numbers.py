@@ -23,10 +23,11 @@ logging.disable(logging.WARNING)
 names = sorted(path.stem for path in folder.glob("*.yaml"))
 model = HFLM(pretrained=sys.argv[1], device="cpu", batch_size=3, dtype="float32")
 manager = TaskManager(include_path=str(folder), include_defaults=False)
-results: Any = lm_eval.simple_evaluate(model=model, tasks=names, task_manager=manager, bootstrap_iters=0)
+results: Any = lm_eval.simple_evaluate(model=model, tasks=names, task_manager=manager, bootstrap_iters=2)
 numbers = {}
 for name in names:
     metrics = {key.removesuffix(",none"): value for key, value in results["results"][name].items()}
+    metrics.pop("perplexity_stderr", None)  # random numbers decide it
     samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
     numbers[name] = {
         "metrics": {key: metrics[key] for key in sorted(metrics) if isinstance(metrics[key], float)},

@@ -85,22 +85,37 @@ def eval_(
         results[name] = _evaluation(
             reader, name, weights, task_configs(task), with_run, device, allow_change=allow_change
         )
-    numbers = {name: evaluation.numbers for name, evaluation in results.items()}
     compared = _comparisons(results)
     if json:
-        further = {
-            name: {"compared": {key: vars(part) for key, part in parts.items()}} for name, parts in compared.items()
-        }
-        print_json({name: {**values, **further.get(name, {})} for name, values in numbers.items()})
+        print_json(_json_data(results, compared))
         return
-    names = list(dict.fromkeys(metric_name for values in numbers.values() for metric_name in values))
-    rows = [
-        (name, *(f"{values[name]:.4f}" if name in values else "-" for values in numbers.values())) for name in names
-    ]
+    names = list(dict.fromkeys(metric_name for evaluation in results.values() for metric_name in evaluation.numbers))
+    rows = [(name, *(_number_text(evaluation, name) for evaluation in results.values())) for name in names]
     print_tables(table(["", *results], rows, right=results))
     if compared:
         click.echo(f"\ncompared to {runs[0]}, by the test of McNemar:\n")
         print_tables(*(_comparison_table(name, parts) for name, parts in compared.items()))
+
+
+def _number_text(evaluation: Evaluation, name: str) -> str:
+    """Return a metric with its standard error, `0.5450 ± 0.0353`; `-` if the evaluation lacks the metric."""
+    if name not in evaluation.numbers:
+        return "-"
+    error = evaluation.errors.get(name)
+    return f"{evaluation.numbers[name]:.4f}" + ("" if error is None else f" ± {error:.4f}")
+
+
+def _json_data(
+    results: Mapping[str, Evaluation], compared: Mapping[str, Mapping[str, QuestionComparison]]
+) -> dict[str, dict[str, object]]:
+    """Return the numbers of each model, with standard errors and comparisons of its tasks."""
+    data: dict[str, dict[str, object]] = {name: {**evaluation.numbers} for name, evaluation in results.items()}
+    for name, evaluation in results.items():
+        if evaluation.errors:
+            data[name]["stderr"] = evaluation.errors
+        if name in compared:
+            data[name]["compared"] = {metric: vars(part) for metric, part in compared[name].items()}
+    return data
 
 
 def _evaluation(

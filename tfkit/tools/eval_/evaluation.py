@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,16 @@ class Evaluation:
     numbers: dict[str, float]
     tasks: dict[str, Task] = field(default_factory=dict)
     answers: dict[str, dict[str, Values]] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """The standard errors of accuracies by name, for tasks of several questions."""
+        return {
+            f"{task}.{metric}": float(part.std(ddof=1) / math.sqrt(len(part)))
+            for task, values in self.answers.items()
+            for metric, part in values.items()
+            if metric != "perplexity" and len(part) > 1
+        }
 
     @classmethod
     def of_tasks(cls, numbers: dict[str, float], tasks: Sequence[Task], scores: Mapping[str, Scores]) -> Evaluation:
