@@ -70,13 +70,13 @@ def _merged(path: Path, above: tuple[Path, ...]) -> tuple[tree.Mapping, list[Pat
     except SpecError as error:
         raise SpecError(*map(_of_function, error.diagnostics)) from error
     included = root.items.get("include")
-    if included is None or _plain(included) is None:
+    if included is None or plain_data(included) is None:
         return root, [path]
     items: dict[str, tree.Node] = {}
     keys: dict[str, Span] = {}
     files = [path]
     for node in included.items if isinstance(included, tree.Sequence) else (included,):
-        name = _plain(node)
+        name = plain_data(node)
         if not isinstance(name, str) or not (file := path.parent / name).is_file():
             help = "write the path of a file, relative to the folder of this file"
             raise SpecError(
@@ -99,10 +99,6 @@ def _of_function(diagnostic: Diagnostic) -> Diagnostic:
     value = f"`{match[0]}`" if match else quoted(line[diagnostic.span.column - 1 :])
     help = "write the texts to a file with rows, and name its columns"
     return replace(diagnostic, message=f"`{key}` must not run code of the task; got {value}", help=help)
-
-
-def _plain(node: tree.Node) -> Any:
-    return plain_data(node)
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,7 @@ class _HarnessTask:
     def _check_keys(self) -> None:
         """Raise SpecError for a key that would change the questions or their scores."""
         for name, node in self.root.items.items():
-            value = _plain(node)
+            value = plain_data(node)
             if name in IDLE or value is None:
                 continue
             if name in UNSUPPORTED or (name == "task" and isinstance(value, list)):
@@ -169,11 +165,11 @@ class _HarnessTask:
     def _metrics(self, kind: str) -> tuple[str, ...]:
         """Return the names in `metric_list`; raise SpecError for a metric or aggregation that tfkit does not have."""
         node = self.root.items.get("metric_list")
-        if node is None or _plain(node) is None:
+        if node is None or plain_data(node) is None:
             return DEFAULT_METRICS[kind]
         names = []
         for item in node.items if isinstance(node, tree.Sequence) else ():
-            entry = _plain(item)
+            entry = plain_data(item)
             name = entry.get("metric") if isinstance(entry, dict) else entry
             if not isinstance(name, str) or name not in METRICS[kind]:
                 help = f"choose some of {', '.join(METRICS[kind])}"
@@ -285,7 +281,7 @@ class _HarnessTask:
     # ---- values and errors ----
 
     def _value(self, name: str, usual: Any = None) -> Any:
-        value = _plain(self.root.items[name]) if name in self.root.items else None
+        value = plain_data(self.root.items[name]) if name in self.root.items else None
         return usual if value is None else value
 
     def _error(self, name: str, message: str, *, notes: tuple[str, ...] = (), help: str | None = None) -> SpecError:
