@@ -18,6 +18,7 @@ from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.task_files import FOLDER, read_task_file, shipped_tasks
 from tfkit.run.tasks import encoded_task
+from tfkit.run.training.loop import Trainer
 from tfkit.run.training.processes import Processes
 from tfkit.run.training.task_scores import TaskScorer
 from tfkit.tools.eval_.questions import compare_questions
@@ -25,6 +26,8 @@ from tfkit.tools.sweep.equal import evaluation_differences
 from tfkit.tools.train.check.data import metric_values
 from tfkit.tools.train.check.run_under_test import reduced_run
 from tfkit.tools.train.plan import run_plan
+
+from .training.runs import Memory
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = tfkit.load_plugins(entry_points=False)
@@ -146,6 +149,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning(here: Path) -> None:
     assert task.cut == 1
     assert task.longest == 24
     assert task.names == ["short.acc", "short.perplexity"]
+    assert Trainer(read(), Memory()).notes["short"] == "prompts that are longer than `max_len` lose their beginning: 1"
     tokenizer = read().data.tokenizer
     assert tokenizer is not None
     assert task.continuations[0].ids.tolist() == [*tokenizer.encode("the sea and the ship and the sea is")][-25:]

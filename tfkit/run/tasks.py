@@ -65,6 +65,11 @@ class Task:
         """The names of its metrics in reports, such as `agreement.acc`."""
         return [f"{self.name}.{metric}" for metric in self.file.metrics]
 
+    @property
+    def remark(self) -> str | None:
+        """A remark about prompts that lost their beginning; None if there are none."""
+        return f"prompts that are longer than `max_len` lose their beginning: {self.cut:,}" if self.cut else None
+
     def first(self, count: int) -> Task:
         """Return the task with its first questions only."""
         questions = self.file.questions[:count]

@@ -132,7 +132,8 @@ class Trainer:
         self.model = self._processes.build(self.run, self.device)
         rules = parameter_rules(self.run)
         self.notes = set_initial_weights(self.model, self.run, rules)
-        """Descriptions of the initial weights and of float8, by name."""
+        """Descriptions of the initial weights and of float8, and remarks about tasks, by name."""
+        self.notes |= {task.name: task.remark for task in self.run.tasks if task.remark is not None}
         instrument_model(self.model, in_run=True)
         self.model.meta[GENERATION] = self.run.generation
         self._values = ChangingValues(self.run, self.model)

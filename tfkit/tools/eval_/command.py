@@ -149,11 +149,8 @@ def _evaluation(
             stage(f"evaluating {name}")
             evaluation = evaluate_run(run, path, reader.plugins, *of_run, tasks, allow_change=allow_change)
     for task in evaluation.tasks.values():
-        if task.cut:
-            click.echo(
-                f"warning: {task.name}: {task.cut:,} prompts are longer than `max_len`, and lose their beginning",
-                err=True,
-            )
+        if task.remark is not None:
+            click.echo(f"warning: {task.name}: {task.remark}", err=True)
     return evaluation
 
 
