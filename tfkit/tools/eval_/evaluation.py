@@ -164,8 +164,10 @@ def evaluate_run(
     check_metrics(run, configs)
     of_run = () if tasks or splits or metrics else run.tasks
     all_tasks = of_run or _distinct_tasks([run.task_of(config) for config in tasks])
+    _check_unchanged(weights, allow_change=allow_change)
     run = run.with_changes(run.values_at(_step_of_weights(weights, run)))
-    model = _trained_model(run.graph, weights, run.config.machine.device, allow_change=allow_change)
+    model = build_with_weights(run.graph, weights, device=run.config.machine.device, allow_change=allow_change)
+    instrument_model(model)
     full = {name: SplitConfig(batches="all") for name in chosen}
     loss = _trained_loss(run, model, weights) if any(config.objective for config in configs) else None
     numbers = numbers_of(model, run, full, configs, loss=loss)
@@ -202,19 +204,18 @@ def evaluate_model(
         all_tasks = _distinct_tasks([task_for(config, graph, tokenizer, first, loss) for config in tasks])
     except Invalid as error:
         raise SpecError(diagnostic_of(error, (), Provenance())) from error
-    model = _trained_model(graph, weights, device, allow_change=allow_change)
+    _check_unchanged(weights, allow_change=allow_change)
+    model = build_with_weights(graph, weights, device=device, allow_change=allow_change)
+    instrument_model(model)
     scorer = TaskScorer(model, loss)
     scores = {task.name: scorer.scores(task, lambda compute: compute(POSITIONS)) for task in all_tasks}
     return Evaluation.of_tasks({}, all_tasks, scores)
 
 
-def _trained_model(graph: Graph, weights: Path, device: torch.device | str, *, allow_change: bool) -> fx.GraphModule:
-    """Build a model with weights. Raise SpecError if they have changed since a run wrote them."""
+def _check_unchanged(weights: Path, *, allow_change: bool) -> None:
+    """Raise SpecError if weights have changed since a run wrote them."""
     if not allow_change:
         check_weights(weights)
-    model = build_with_weights(graph, weights, device=device, allow_change=allow_change)
-    instrument_model(model)
-    return model
 
 
 def _distinct_tasks(tasks: list[Task]) -> tuple[Task, ...]:
