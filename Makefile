@@ -27,7 +27,7 @@ TESTS_plugins := plugins
 TESTS_core    := tests $(TESTS_train:%=--ignore %) $(TESTS_code:%=--ignore %)
 TESTS_around  := $(addprefix tests/,docs/test_around.py docs/test_attention.py tools/trace/test_transformer_lens.py \
                  tools/save/test_trained_and_evaluated.py tools/save/test_sentence_transformers.py run/kinds/test_contrastive.py \
-                 run/training/test_float8.py run/training/test_peft.py)
+                 run/training/test_float8.py run/training/test_peft.py run/test_harness_tasks.py)
 TESTS_all     :=
 ifeq ($(filter undefined,$(origin TESTS_$(or $(PART),all))),undefined)
 $(error PART must be core, train, code or plugins; got '$(PART)')

@@ -101,6 +101,21 @@ def split_if_decodable(graph: Graph) -> DecodeSplit | None:
         return None
 
 
+def predicted_input(graph: Graph) -> str | None:
+    """Return the input whose next tokens the logits of a graph predict; None if the model may attend to those tokens.
+
+    The graph must have a single output.
+    """
+    try:
+        parts = split_for_decoding(graph)
+    except SpecError:
+        return None
+    # All positions of a prefix or of a block attend to each other.
+    prefix = parts.block_inputs or any(graph.inputs[name].type == "lengths" for name in parts.initial_inputs)
+    tokens = [name for name in parts.step_inputs if graph.inputs[name].type == "tokens"]
+    return None if prefix or len(tokens) != 1 else tokens[0]
+
+
 def static_inputs(graph: Graph) -> tuple[str, ...]:
     """Return the inputs that must be complete before decoding begins: an encoder's, a memory, prefix lengths."""
     nodes = {node.name: node for node in graph.nodes}

@@ -10,8 +10,8 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import graph_of
 from tfkit.building.model import unwrapped_model
-from tfkit.errors import SpecError, listing
-from tfkit.graph.decode_split import computes_alone, reduce_to_output, split_for_decoding, wire_of
+from tfkit.errors import listing
+from tfkit.graph.decode_split import computes_alone, predicted_input, reduce_to_output, wire_of
 from tfkit.graph.expand import Graph, Node
 from tfkit.nn import variable_of, written_forward
 
@@ -69,7 +69,7 @@ def _ends_of_graph(graph: Graph) -> Ends:
     if vocab_size is None:
         raise ValueError(f"`{head.name}` returns one logit without an axis of classes, but this loss needs classes")
     return Ends(
-        head.name, head.module, vocab_size, signal.mask if signal.type == "sequence" else None, _predicted_input(graph)
+        head.name, head.module, vocab_size, signal.mask if signal.type == "sequence" else None, predicted_input(graph)
     )
 
 
@@ -83,17 +83,6 @@ def _head_wire(head: Node) -> str:
             f"`{head.name}` does not compute every position independently, so its loss cannot be computed in chunks"
         )
     return read[0]
-
-
-def _predicted_input(graph: Graph) -> str | None:
-    try:
-        parts = split_for_decoding(graph)
-    except SpecError:
-        return None
-    # All positions of a prefix or of a block attend to each other.
-    prefix = parts.block_inputs or any(graph.inputs[name].type == "lengths" for name in parts.initial_inputs)
-    tokens = [name for name in parts.step_inputs if graph.inputs[name].type == "tokens"]
-    return None if prefix or len(tokens) != 1 else tokens[0]
 
 
 def write_trunk(model: fx.GraphModule, all_ends: Iterable[Ends]) -> Trunk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,16 +17,19 @@ import numpy as np
 
 from tfkit.component import AttentionConfig, Component, FieldPath, leaf_values, parts
 from tfkit.errors import Diagnostic, Invalid, SpecError, listing, quoted, similar_name_help
+from tfkit.graph.decode_split import predicted_input, reduce_to_output
 from tfkit.graph.expand import Graph, announce_graph, expand
 from tfkit.graph.input_shapes import max_len, rows_of
 from tfkit.graph.wiring import crosses_documents, node_ignoring_pairs
 from tfkit.plugin.manager import Plugins
-from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Data, LossConfig, MetricConfig
+from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Data, LossConfig, MetricConfig, Tokenizer
 from tfkit.run.guarded_data import guarded_call
 from tfkit.run.read_run import LOSS, AnyRun, RunFile, read_run
 from tfkit.run.run_meaning import RunSemantics, Value, content_paths, files_content
-from tfkit.run.run_spec import RunSpec, WeightsConfig
+from tfkit.run.run_spec import RunSpec, TaskConfig, WeightsConfig
 from tfkit.run.step_values import StepValues, step_values
+from tfkit.run.task_files import read_task_file
+from tfkit.run.tasks import Task, encoded_task
 from tfkit.spec.document import MODEL
 from tfkit.spec.extending import short_path
 from tfkit.spec.folder import (
@@ -68,6 +72,8 @@ MAX_COMPILED = 4
 """Maximum number of different values by step with compiled code, of which torch keeps 8 versions, also for lengths."""
 MAX_LENGTHS = 64
 """Maximum number of different lengths in a run: its FLOPs are counted, and its code compiled, for each."""
+TASK_NAME = r"[a-z0-9_]{1,40}"
+"""The form of the name of a task, as in the field `name`."""
 SUFFIX = "_content"
 """Suffix of the paths of digests of content."""
 
@@ -246,12 +252,47 @@ class Run:
         return generation
 
     @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of the evaluations. Raises SpecError for a task that cannot be read, or does not fit the model."""
+        configs = self.config.eval.tasks if self.config.eval else ()
+        tasks = [self.task_of(config, "eval", "tasks", str(number)) for number, config in enumerate(configs)]
+        names: dict[str, int] = dict.fromkeys(self.config.eval.splits, -1) if self.config.eval else {}
+        for number, task in enumerate(tasks):
+            if task.name in names:
+                message = f"the name of a task must be unique, also among splits; got {quoted(task.name)} twice"
+                raise self.error(message, "eval", "tasks", str(number), help="set `name`: `{file: ..., name: ...}`")
+            names[task.name] = number
+        return tuple(tasks)
+
+    def task_of(self, config: TaskConfig, *path: str) -> Task:
+        """Read and encode a task. Raise SpecError if that is not possible, or if it does not fit the model."""
+        try:
+            return task_for(config, self.graph, self.data.tokenizer, self._first_token, self.config.loss)
+        except Invalid as error:
+            raise self.refused(error, *path) if path else SpecError(diagnostic_of(error, (), Provenance())) from error
+
+    @property
+    def _first_token(self) -> int | None:
+        """The token before an empty prompt: the token that begins a text in the data, else the token that ends one."""
+        start, end = (getattr(self.data, name, None) for name in ("start", "end"))
+        return end if start is None else start
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of the metrics that evaluations report, such as `val.loss` and `agreement.acc`."""
+        evaluations = self.config.eval
+        if evaluations is None:
+            return []
+        return [*evaluations.names(self.config.loss.terms), *(name for task in self.tasks for name in task.names)]
+
+    @cached_property
     def meaning(self) -> RunSemantics:
         """The values that determine the results: of the run, of its model, and digests of the files that it reads."""
         values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         values |= self._start[0]
         for path, value in (*content_paths((), self.config), *content_paths((MODEL,), self.graph.spec.model)):
             values[f"{'.'.join(path)}{SUFFIX}"] = self._content(path, value)
+        values |= {f"eval.tasks.{number}.file{SUFFIX}": task.file.digest for number, task in enumerate(self.tasks)}
         return RunSemantics(self.config, self.graph.spec.model, values)
 
     @property
@@ -366,7 +407,8 @@ def check_run(file: RunFile, plugins: Plugins | None = None, *, count: CountFlop
     _check_adapters(run)
     _check_machine(run)
     if run.config.eval is not None:
-        check_metrics(run, run.config.eval.metrics, "eval", "metrics")
+        check_metrics(run, run.config.eval.metrics if run.config.eval.splits else (), "eval", "metrics")
+        run.tasks  # noqa: B018  raises for tasks that do not fit
     with run.guarded(run.config.schedule, "`check_steps`", "schedule"):
         run.config.schedule.check_steps(run.steps)
     _check_changes(run)
@@ -561,6 +603,36 @@ def check_metrics(run: Run, metrics: Iterable[MetricConfig], *path: str) -> None
         else:
             continue
         raise run.error(message, *((*path, str(number)) if path else ()), help=help)
+
+
+def task_for(
+    config: TaskConfig, graph: Graph, tokenizer: Tokenizer | None, first: int | None, loss: LossConfig
+) -> Task:
+    """Read a task, and encode it for a model.
+
+    Raises `Invalid` for a file that is not a task, without a tokenizer, and if the model does not predict next tokens.
+    """
+    output = next(iter(loss.terms), graph.outputs[0])
+    name = predicted_input(reduce_to_output(graph, output))
+    message = f"a task must have a model that predicts the next tokens of its only input; got {quoted(graph.name)}"
+    if name is None or loss.fills or graph.inputs[name].length is not None:
+        raise Invalid("", message, help="evaluate a decoder on the task")
+    try:
+        inputs_for(graph, [name], loss)
+    except Invalid as error:
+        raise Invalid("", message, notes=(error.message,), help="evaluate a decoder on the task") from error
+    if tokenizer is None:
+        raise Invalid("", "a task must have a tokenizer; the data has none", help="use data with texts")
+    rows = rows_of(graph, name)
+    if rows is not None and rows < tokenizer.vocab_size:
+        message = f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model has `vocab_size` {rows:,}"
+        raise Invalid("", message, help="use the tokenizer that the model was trained with")
+    file = read_task_file(config.file)
+    label = config.name or file.name
+    if not re.fullmatch(TASK_NAME, label):
+        message = f"the name of a task must have letters from a to z, digits and `_` only; got {quoted(label)}"
+        raise Invalid("name", message, help="set `name` in the run: `tasks: [{file: ..., name: ...}]`")
+    return encoded_task(file, label, tokenizer, first, max_len(graph))  # type: ignore[arg-type]  # objects are hashable
 
 
 def check_length(run: Run, split: str, *path: str) -> None:

@@ -278,6 +278,11 @@ def _run_with_data(config: RunSpec, provenance: Provenance, loaded: dict[str, Da
         if start_config is not None:
             origin = provenance.span((key, str(start_config.word_key))) or provenance.span((key,))
             start[key] = start_config.located(_base_folder(origin.source if origin else None))
+    if config.eval is not None and config.eval.tasks:
+        spans = [provenance.span(("eval", "tasks", str(index), "file")) for index in range(len(config.eval.tasks))]
+        folders = [_base_folder(span.source if span else None) for span in spans]
+        tasks = tuple(task.located(folder) for task, folder in zip(config.eval.tasks, folders, strict=True))
+        start["eval"] = config.eval.model_copy(update={"tasks": tasks})
     return config.model_copy(update={"data": located, **start}), loaded[name]
 
 

@@ -28,6 +28,7 @@ from tfkit.run.contract import (
     DataConfig,
     LossConfig,
     MetricConfig,
+    Name,
     OptimizerConfig,
     ParametrizationConfig,
     PositiveCount,
@@ -44,6 +45,7 @@ from tfkit.run.step_values import (
     listed_values,
     step_values,
 )
+from tfkit.run.task_files import shipped_tasks
 from tfkit.spec.document import MODEL, NAME, Document
 from tfkit.spec.folder import RUN, latest_checkpoint, step_of
 from tfkit.spec.load import Spec
@@ -111,25 +113,47 @@ class SplitConfig(Config):
     """A number of batches, the same in every evaluation; or `all`, every token once."""
 
 
+class TaskConfig(Config):
+    """Questions with answers, which the model ranks by their likelihood."""
+
+    word_key = "file"
+
+    file: Immaterial[str]
+    """A task that comes with tfkit, such as `agreement`; or a file with the columns of data `choices` or `pairs`, or a
+    task of lm-evaluation-harness in YAML."""
+    name: Name | None = None
+    """The name of the task in reports; by default the name in the file, or of the file."""
+
+    def located(self, folder: Path) -> Self:
+        """Return the config with an absolute path. A relative path starts at `folder`."""
+        if self.file in shipped_tasks():
+            return self
+        return self.model_copy(update={"file": str((folder / self.file).absolute())})
+
+
 class EvalConfig(Config):
     """The evaluations during a run: before its first step, at each multiple of `every`, and after its last."""
 
     every: PositiveCount
     """Steps between two evaluations."""
-    splits: dict[str, SplitConfig]
-    """The splits to evaluate on."""
+    splits: dict[str, SplitConfig] = Field(default_factory=dict)
+    """The splits to evaluate on; may be empty if there are tasks."""
     metrics: tuple[MetricConfig, ...] = slot("loss")
-    """The metrics to compute."""
+    """The metrics to compute on the splits."""
+    tasks: tuple[TaskConfig, ...] = ()
+    """The tasks to evaluate on, such as `[agreement, tasks/arithmetic.jsonl]`."""
 
     def names(self, terms: Iterable[str]) -> list[str]:
-        """Return the names of the metrics, such as `val.loss`, for a loss with these terms."""
+        """Return the names of the metrics of splits, such as `val.loss`, for a loss with these terms."""
         return [name for split in self.splits for metric in self.metrics for name in metric.names(split, terms)]
 
     def check(self) -> None:
-        """Raise `Invalid` if there are no splits or metrics, or if two metrics have the same name."""
+        """Raise `Invalid` if there is nothing to evaluate, and if two metrics have the same name."""
         super().check()
-        if not self.splits or not self.metrics:
-            raise Invalid("splits" if not self.splits else "metrics", "there is nothing to evaluate")
+        if not self.metrics or not (self.splits or self.tasks):
+            raise Invalid("metrics" if not self.metrics else "splits", "there is nothing to evaluate")
+        if not self.splits and [metric.kind_name() for metric in self.metrics] != ["loss"]:
+            raise Invalid("metrics", "`metrics` has no effect without `splits`", help="add splits: `{val: all}`")
         check_labels("metrics", dict(enumerate(self.metrics)))
 
 

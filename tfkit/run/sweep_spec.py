@@ -14,7 +14,7 @@ from tfkit.run.contract import PositiveCount
 from tfkit.spec.document import Document
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-LOWER_IS_BETTER = frozenset({"loss", "objective", "bits_per_byte"})
+LOWER_IS_BETTER = frozenset({"loss", "objective", "bits_per_byte", "perplexity"})
 """Metrics that are better if they are lower."""
 BUDGETS = ("params", "flops", "tokens", "time")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")

@@ -214,6 +214,6 @@ def test_a_folder_is_not_evaluated_by_cross_entropy_either(tmp_path: Path) -> No
     run = load_run(write_run(tmp_path), plugins, sets=["loss=centred", "steps=2"])
     train_run(run, tmp_path / "out", plugins, command="test")
     weights = tmp_path / "out" / "step-2" / "model.safetensors"
-    assert evaluate_run(run, weights, plugins, ("val",), ("accuracy",), allow_change=False)["val.accuracy"] < 1
+    assert evaluate_run(run, weights, plugins, ("val",), ("accuracy",), allow_change=False).numbers["val.accuracy"] < 1
     with pytest.raises(SpecError, match="the metric `loss` is the cross-entropy of the data's targets"):
         evaluate_run(run, weights, plugins, ("val",), (), allow_change=False)

@@ -267,7 +267,9 @@ def test_a_folder_is_evaluated_with_the_state_of_its_loss(tmp_path: Path) -> Non
     logged = float(lines[-1].split('"val.objective": ')[1].split(",")[0].rstrip("}"))
     options: dict[str, Any] = {"allow_change": False}
     checkpoint = tfkit.spec.folder.model_folder(tmp_path / "out")
-    assert evaluate_run(run, checkpoint, PLUGINS, (), (), **options)["val.objective"] == pytest.approx(logged, rel=1e-6)
+    assert evaluate_run(run, checkpoint, PLUGINS, (), (), **options).numbers["val.objective"] == pytest.approx(
+        logged, rel=1e-6
+    )
     with pytest.raises(SpecError, match="the loss `masked` has a state, which must come from a checkpoint"):
         evaluate_run(run, checkpoint / "model.safetensors", PLUGINS, (), (), **options)
     (checkpoint / "state.json").write_text("{}", encoding="utf-8")

@@ -33,7 +33,8 @@ CALLBACKS = {
     "components": "{kind: components, every: 2}",
     "profile": "{kind: profile, after: 2, steps: 1}",
 }
-EVALUATIONS = {"eval": "{every: 2, splits: {val: {batches: 2}}}", "none": "null"}
+EVALUATIONS = {"eval": "{every: 2, splits: {val: {batches: 2}}, tasks: [FOLDER/sheep.jsonl]}", "none": "null"}
+ROWS = [{"prompt": f"{n} sheep", "choices": [" and", " went", f" {n}"][: 2 + n % 2], "answer": n % 2} for n in range(7)]
 MACHINE_TEXTS = {"profile"}
 """Texts that no two processes share."""
 
@@ -47,7 +48,7 @@ def cases(folder: Path) -> dict[str, Run]:
             folder / "small.yaml",
             PLUGINS,
             sets=[
-                *("steps=5", "checkpoint.every=2", f"eval={evaluation}"),
+                *("steps=5", "checkpoint.every=2", f"eval={evaluation.replace('FOLDER', str(folder))}"),
                 f"callbacks=[{', '.join(CALLBACKS[kind] for kind in kinds)}]",
             ],
         )
@@ -84,6 +85,7 @@ def test_the_cases_have_all_kinds() -> None:
 
 def test_two_processes_record_what_one_does(tmp_path: Path) -> None:
     write_run(tmp_path)
+    (tmp_path / "sheep.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS), encoding="utf-8")
     command = [sys.executable, __file__, "2", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * TIMEOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

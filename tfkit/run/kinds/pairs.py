@@ -23,19 +23,10 @@ from tfkit.run.kinds.columns import (
 )
 from tfkit.run.kinds.examples import RowsData
 from tfkit.run.kinds.text import id_of, tokenizer_for
+from tfkit.run.questions import Question, choice_question, pair_question
 from tfkit.run.read_rows import Row
 
 Layout = Literal["pair", "sequence"]
-
-
-@dataclass(frozen=True)
-class Question:
-    """A text, and the texts that may follow it; `answer` is the index of the correct continuation."""
-
-    row: Row
-    source: str
-    targets: Sequence[str]
-    answer: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +106,7 @@ class PairsConfig(QuestionsConfig):
     """The token after a target; by default a new token with the highest id."""
 
     def question(self, row: Row) -> Question:
-        return Question(row, row.text(self.source), [row.text(self.target)])
+        return pair_question(row, self.source, self.target)
 
     def form(self, tokenizer: Tokenizer) -> PairForm:
         before, vocab_size = [], tokenizer.vocab_size
@@ -145,13 +136,7 @@ class ChoicesConfig(QuestionsConfig):
     """The token after a continuation; by default none."""
 
     def question(self, row: Row) -> Question:
-        texts = row[self.choices] if isinstance(row[self.choices], list) else []
-        if len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
-            raise row.error(self.choices, "a list of two texts or more")
-        answer = row[self.answer]
-        if not isinstance(answer, int) or not 0 <= answer < len(texts):
-            raise row.error(self.answer, f"the number of a continuation, from 0 to {len(texts) - 1}")
-        return Question(row, row.text(self.prompt), texts, answer)
+        return choice_question(row, self.prompt, self.choices, self.answer)
 
     def form(self, tokenizer: Tokenizer) -> PairForm:
         after = [] if self.end is None else [id_of(self.end, tokenizer, "end")]

@@ -51,6 +51,7 @@ from tfkit.run.training.parametrize import parameter_rules
 from tfkit.run.training.prefetch import Prefetch
 from tfkit.run.training.processes import Processes, check_count
 from tfkit.run.training.start import set_initial_weights
+from tfkit.run.training.task_scores import evaluate_tasks, task_numbers
 from tfkit.torch_private.hooks import observing_hooks
 
 FINISHED, INTERRUPTED, DIVERGED = "finished", "interrupted", "diverged"
@@ -131,7 +132,8 @@ class Trainer:
         self.model = self._processes.build(self.run, self.device)
         rules = parameter_rules(self.run)
         self.notes = set_initial_weights(self.model, self.run, rules)
-        """Descriptions of the initial weights and of float8, by name."""
+        """Descriptions of the initial weights and of float8, and remarks about tasks, by name."""
+        self.notes |= {task.name: task.remark for task in self.run.tasks if task.remark is not None}
         instrument_model(self.model, in_run=True)
         self.model.meta[GENERATION] = self.run.generation
         self._values = ChangingValues(self.run, self.model)
@@ -385,6 +387,16 @@ class Trainer:
             processes=self._processes,
             loss=self._loss_module,
         )
+        if tasks := self.run.tasks:
+            scores = evaluate_tasks(
+                self.model,
+                self._values.run,
+                tasks,
+                micro_batch=self.micro_batch,
+                between=between,
+                processes=self._processes,
+            )
+            numbers |= task_numbers(tasks, scores)
         self._processes.reshard(self.model)
         return numbers
 
@@ -472,9 +484,8 @@ class Trainer:
     @cached_property
     def _reserved(self) -> set[str]:
         """Names of numbers that only the loop may log."""
-        config = self.config.eval
-        metrics = config.names(self._terms) if config else ()
-        return {"step", "loss", *(f"{name}.loss" for name in self._terms), "lr", "grad_norm", *metrics}
+        of_terms = (f"{name}.loss" for name in self._terms)
+        return {"step", "loss", *of_terms, "lr", "grad_norm", *self.run.metric_names}
 
     def text(self, name: str, text: str) -> None:
         """Write a text to the record; see `tfkit.run.contract.Training`."""

@@ -19,6 +19,8 @@ from tfkit.checkpoint.files import TensorFiles
 from tfkit.checkpoint.fitting import fitting_map, warn_of
 from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
+from tfkit.spec.adapter_files import base_folder
+from tfkit.spec.folder import tokenizer_in
 from tfkit.spec.header import quoted_path
 from tfkit.spec.weight_files import changed_weights
 from tfkit.tools.common.memory_needs import check_memory
@@ -55,6 +57,15 @@ def build_with_weights(
         allow_change=allow_change,
         before=lambda model: check_memory(model, device),
     )
+
+
+def tokenizer_beside(weights: Path) -> Path | None:
+    """Return the file of the tokenizer next to weights, or of the model that their adapter changes; None without one.
+
+    The weights are a file or a folder.
+    """
+    folder = weights if weights.is_dir() else weights.parent
+    return tokenizer_in(folder) or tokenizer_in(base_folder(folder))
 
 
 def check_weights(path: Path) -> None:

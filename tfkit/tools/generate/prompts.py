@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -153,16 +152,14 @@ def _inputs_of(graph: Graph, generation: MaskedDiffusion | None) -> tuple[str, t
 def tokenizer_of(path: Path | None, weights: Path | None, *, numbers: bool) -> Tokenizer:
     """Return a tokenizer: of token ids (`numbers`), from a file, or next to the weights; else raise SpecError."""
     from tfkit.decoding.text import NumberTokenizer, load_tokenizer
-    from tfkit.spec.adapter_files import base_folder
-    from tfkit.spec.folder import TOKENIZERS, tokenizer_in
+    from tfkit.spec.folder import TOKENIZERS
+    from tfkit.tools.common.loading_weights import tokenizer_beside
 
     if numbers:
         return NumberTokenizer()
     if path is not None:
         return load_tokenizer(path)
-    folder = None if weights is None else weights if os.path.isdir(weights) else weights.parent
-    file = None if folder is None else tokenizer_in(folder) or tokenizer_in(base_folder(folder))
-    if file is not None:
+    if weights is not None and (file := tokenizer_beside(weights)) is not None:
         return load_tokenizer(file)
     where = " next to the weights" if weights is not None else ""
     help = "name a file with --tokenizer, or pass token ids with --tokens instead of a prompt"

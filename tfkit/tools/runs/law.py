@@ -16,10 +16,11 @@ import numpy as np
 
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.plugin.manager import Plugins
+from tfkit.tools.common.scipy_library import import_scipy
 from tfkit.tools.runs.variants import read_runs
 from tfkit.tools.sweep.result import curve_of
 from tfkit.tools.sweep.scaling import DRAWS, HUBER, STARTS, STEEPEST
-from tfkit.tools.sweep.statistics import Interval, half_width, import_scipy
+from tfkit.tools.sweep.statistics import Interval, half_width
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import run_plan
 

@@ -211,15 +211,9 @@ def _check_names(file: SweepFile, arms: Sequence[Arm]) -> None:
         )
 
 
-def numbers_of(run: Run) -> list[str]:
-    """Return the names of the metrics that the evaluations of a run report: `val.loss`."""
-    evaluations = run.config.eval
-    return evaluations.names(run.config.loss.terms) if evaluations else []
-
-
 def check_number(name: str, run: Run, on: str) -> None:
     """Raise SpecError if the evaluations of a run do not report the metric `on`; `name` appears in the error."""
-    numbers = numbers_of(run)
+    numbers = run.metric_names
     if on not in numbers:
         notes = (f"reported metrics: {listing(numbers) or 'none'}",)
         help = "choose a metric that every run reports: --on METRIC"
@@ -244,7 +238,7 @@ def check_margin(comparison: CompareConfig, variants: int) -> None:
 
 def _check_number(file: SweepFile, run: Run) -> None:
     """Raise SpecError if a run does not report the metrics that the sweep compares and fits."""
-    names, on = numbers_of(run), file.config.compare.on
+    names, on = run.metric_names, file.config.compare.on
     if not names:
         help = "add one, for instance `eval: {every: 500, splits: {val: all}}`"
         message = f"the run has no `eval`, and so no {quoted(on)} to compare"

@@ -118,6 +118,8 @@ def _evaluation_values(run: Run, on: str) -> dict[str, Value]:
     split, _, name = on.partition(".")
     evaluations = run.config.eval
     assert evaluations is not None
+    if task := next((task for task in run.tasks if on in task.names), None):
+        return {f"eval.tasks.{task.name}{SUFFIX}": task.file.digest}
     names = [metric.names(split, run.config.loss.terms) for metric in evaluations.metrics]
     metric = f"eval.metrics.{next(number for number, reported in enumerate(names) if on in reported)}"
     parts = ["data", CONTENT, f"eval.splits.{split}", metric]

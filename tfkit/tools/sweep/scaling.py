@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfkit.tools.common.scipy_library import import_scipy
 from tfkit.tools.sweep.arms import Arms, SweepRun
 from tfkit.tools.sweep.equal import SIZES
 from tfkit.tools.sweep.result import Law, Scaling, curve_of
-from tfkit.tools.sweep.statistics import Interval, half_width, import_scipy
+from tfkit.tools.sweep.statistics import Interval, half_width
 from tfkit.tools.train.plan import Plan
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.common.scipy_library import import_scipy
 
 LEVEL = 0.95
 ALPHA = 1 - LEVEL + 1e-12
@@ -235,13 +234,3 @@ def sufficient_pairs(deviation: float, margin: float, comparisons: int) -> int |
     halves = quantile(counts - 1, 1 - (1 - LEVEL) / 2 / comparisons) + quantile(counts - 1, (1 + POWER) / 2)
     matches = counts[halves * deviation <= margin * np.sqrt(counts)]
     return int(matches[0]) if len(matches) else None
-
-
-def import_scipy() -> Any:
-    """Import scipy; raise SpecError if it is not installed. Its `stats` takes half as long to import as torch."""
-    try:
-        import scipy  # type: ignore[import-untyped]
-    except ImportError as missing:
-        message = "a comparison needs `scipy`, which is not installed"
-        raise SpecError(Diagnostic(message, help='pip install "tfkit[train]"; the runs stay')) from missing
-    return scipy

@@ -14,6 +14,7 @@ from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.read_sweep import read_sweep
 from tfkit.run.sweep_spec import CompareConfig
+from tfkit.tools.common.scipy_library import import_scipy
 from tfkit.tools.sweep.arms import (
     EMPTY_CHOICE,
     Arms,
@@ -28,7 +29,7 @@ from tfkit.tools.sweep.comparison import plan_remarks, sweep_results
 from tfkit.tools.sweep.equal import arm_sizes, check_equal
 from tfkit.tools.sweep.result import Results, Tuned, speed_of
 from tfkit.tools.sweep.scaling import check_laws
-from tfkit.tools.sweep.statistics import NEEDED_PAIRS, import_scipy
+from tfkit.tools.sweep.statistics import NEEDED_PAIRS
 from tfkit.tools.sweep.tuning import OptunaSearch, Tuning
 from tfkit.tools.sweep.work import (
     OnFailure,

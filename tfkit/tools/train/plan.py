@@ -52,7 +52,8 @@ class Plan:
         padding: the number of positions of padding in addition to `tokens`, predicted from the batches of five steps.
         epochs: the length of the run in epochs of the training split.
         flops: FLOPs of all steps, forward and backward, without padding.
-        flops_of_evaluations: FLOPs of all evaluations, which are a forward pass for every example.
+        flops_of_evaluations: FLOPs of all evaluations, which are a forward pass for every example, and for every
+            continuation of a task.
         memory: the predicted peak memory of a step, in bytes. An evaluation needs no more. If a step has several
             micro-batches, this is an upper bound: the gradients of the earlier micro-batches are in memory. Examples
             of unequal lengths count as examples of the maximum length.
@@ -167,7 +168,7 @@ def _evaluated_examples(run: Run) -> float:
         * float(run.parts(mean_length(run.data, split)))
         for split, part in config.splits.items()
     )
-    return times * sum(examples)
+    return times * (sum(examples) + sum(task.positions for task in run.tasks) / run.length)
 
 
 def states_of(run: Run) -> Optimizer:

@@ -16,6 +16,7 @@ from tfkit.run.contract import IGNORE_INDEX, Array, Batch, Ids, MetricConfig, Or
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.memory import MicroBatch
+from tfkit.run.training.task_scores import TaskScorer
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.measure import Deviation, property_of
 from tfkit.tools.train.check.options import batch_arrays, equal_arrays
@@ -134,7 +135,7 @@ def _taken_indices(subject: RunUnderTest, order: Order, seed: int) -> list[int]:
 def metric_values(subject: RunUnderTest) -> Iterator[Deviation]:
     """Metrics do not depend on the micro-batch, nor on examples without a position that counts.
 
-    The metrics of the run, and all others that can be computed on its data.
+    The metrics of the run, and all others that can be computed on its data; and the likelihoods of its tasks.
     """
     config = subject.run.config
     plain, further = (
@@ -163,6 +164,24 @@ def metric_values(subject: RunUnderTest) -> Iterator[Deviation]:
         with suppress(SpecError):  # a metric may reject such examples
             got = _evaluated_metric(subject, further, metric, SEQUENCES)
             yield from _equal_numbers(got, expected, "with further examples in which nothing counts", where)
+    yield from _equal_scores(subject)
+
+
+def _equal_scores(subject: RunUnderTest) -> Iterator[Deviation]:
+    """Compare the likelihoods of a few questions of each task, one continuation at a time and together."""
+    model, config = subject.of_model.model, subject.run.config
+    for number, task_config in enumerate(subject.full.config.eval.tasks if subject.full.config.eval else ()):
+        try:
+            task = subject.run.task_of(task_config, "eval", "tasks", str(number)).first(EXAMPLE_COUNT)
+        except SpecError:  # a continuation may be too long for the reduced model
+            continue
+        scorer = TaskScorer(model, config.loss)
+        alone, together = (
+            scorer.scores(task, lambda compute: compute(positions)).likelihoods  # noqa: B023  called at once
+            for positions in (1, task.longest * len(task.continuations))
+        )
+        error = float(np.max(np.abs(alone - together) / np.maximum(1.0, np.abs(together))))
+        yield Deviation(error, f"likelihoods of `{task.name}` differ if they are computed together", where="task")
 
 
 def _with_ignored_targets(batch: Batch, indices: Ids) -> Batch:

@@ -282,8 +282,8 @@ def _small_evaluation(config: RunSpec, plugins: Plugins) -> EvalConfig:
     """Return an evaluation of a split, with the metrics of the run if it has an evaluation."""
     names = [*config.eval.splits] if config.eval is not None else [*config.data.split_names]
     split = {next((name for name in names if name != "train"), "train"): SplitConfig(batches=1)}
-    if config.eval is not None:
-        return config.eval.model_copy(update={"every": 2, "splits": split})
+    if config.eval is not None:  # the property `metrics` evaluates the tasks of the full run
+        return config.eval.model_copy(update={"every": 2, "splits": split, "tasks": ()})
     kind = "loss" if config.loss.predicts_targets else "objective"
     metric = plugins.registry.kinds("metric")[kind].config
     return EvalConfig.model_validate({"every": 2, "splits": split, "metrics": (metric(),)})
