@@ -73,8 +73,8 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
     if base.word_key == base.slot != word and word in registry.slots():
         notes.append(f"`{word}` is a slot: its kinds fill a field, as `rope` does in `attention: {{position: rope}}`")
         help = f"list the kinds of the slot with `tfkit components {word}`"
-    if help is None and (plugin := plugin_with_kind(word, plugin_folders(pathlib.Path(span.source.name).parent))):
-        help = f"{quoted(str(plugin))} defines it; {how_to_allow(plugin)}"
+    if plugin := plugin_with_kind(word, plugin_folders(pathlib.Path(span.source.name).parent)):
+        help = f"{quoted(str(plugin))} defines it; {how_to_allow(plugin)}"  # also if another slot has such a kind
     if plugins.broken:
         notes.append(f"plugins that could not be loaded: {listing(broken.name for broken in plugins.broken)}")
     return Diagnostic(f"unknown {kind_of(base)} {quoted(word)}", span, ".".join(path), tuple(notes), help)
