@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit.tools.check.components import with_component
-from tfkit.tools.cost.cost import Cost, Mode, cost
+from tfkit.tools.cost.cost import Amounts, Cost, Mode, cost
 
 B, T, S = 3, 40, 56  # sequences, tokens, tokens of the memory
 
@@ -135,31 +135,31 @@ class NoCore(nn.Module):
         return tfkit.update_cache(new[0], context, 0), tfkit.update_cache(new[1], context, 1)
 
 
-def of_no_core(form: str, mode: Mode, **changes: Any) -> Any:
-    """Cost of a decoder of two layers with width 16, four heads and the attention above."""
+def of_no_core(form: str, mode: Mode, length: int = T, **changes: Any) -> Amounts:
+    """Total cost of a decoder of two layers with width 16, four heads and the attention above."""
     attention = {"kind": "no_core", "form": form, "n_heads": 4, **changes}
     decoder = {"block": "decoder", "n_layers": 2, "attention": attention, "ffn": {"kind": "relu", "d_ff": 8}}
     graph = {"embedding": {"block": "embedding"}, "decoder": decoder, "head": {"block": "lm_head"}}
     spec = {"tfkit": 1, "name": "a", "d_model": 16, "vocab_size": 9, "max_len": 99, "graph": graph}
-    return cost(
-        tfkit.loads(str(spec), plugins=with_component(tfkit.load_plugins(), NoCoreConfig)), batch=B, length=T, mode=mode
-    )
+    plugins = with_component(tfkit.load_plugins(), NoCoreConfig)
+    return cost(tfkit.loads(str(spec), plugins=plugins), batch=B, length=length, mode=mode).total
 
 
 @pytest.mark.parametrize("form", ["einsum", "folded", "fused"])
-def test_pairs_of_an_attention_without_a_core(form: str) -> None:
-    """In training, products of the backward are of pairs if they belong to a product of pairs."""
-    scores = 2 * 2 * (2 * B * T * T * 16)
-    train, prompt, token = (of_no_core(form, mode).total for mode in ("train", "prefill", "decode"))
+@pytest.mark.parametrize("length", [T, 16])
+def test_pairs_of_an_attention_without_a_core(form: str, length: int) -> None:
+    """Products of the backward are of pairs if they belong to a product of pairs, also if all axes are equal."""
+    scores = 2 * 2 * (2 * B * length * length * 16)
+    train, prompt, token = (of_no_core(form, mode, length) for mode in ("train", "prefill", "decode"))
     assert (train.scores_forward, train.scores_backward) == (scores, 2 * scores)
-    assert train.flops_forward - train.visible_forward == scores * (1 - pairs(T) / T**2)
-    assert (prompt.scores_forward, token.scores_forward) == (scores, scores // T)
-    windowed = of_no_core(form, "decode", mask={"left": 9, "right": 0}).total
-    assert windowed.scores_forward == scores * 10 // T**2
+    assert train.flops_forward - train.visible_forward == scores - scores * pairs(length) // length**2
+    assert (prompt.scores_forward, token.scores_forward) == (scores, scores // length)
+    windowed = of_no_core(form, "decode", length, mask={"left": 9, "right": 0})
+    assert windowed.scores_forward == scores * 10 // length**2
 
 
 def test_states_have_no_pairs() -> None:
-    assert of_no_core("states", "train").total.scores_forward == 0
+    assert of_no_core("states", "train").scores_forward == 0
 
 
 def test_latent_attention_multiplies_pairs_with_and_without_absorbed_weights() -> None:

@@ -127,6 +127,7 @@ class Observer(dispatch.DispatchMode):
         self._sizes: dict[int, int] = {}
         self._makers: dict[int, Tally] = {}
         self._made_in: list[tuple[int, Position]] = [(0, self.places[0])]
+        self._from_weights: set[int] = set(self.weights)
         self._pair_nodes: set[int] = set()
 
     @property
@@ -168,6 +169,8 @@ class Observer(dispatch.DispatchMode):
         outputs = [tensor for tensor in tensors_in(out) if self.live.add(tensor)]
         if node is None:
             self._move(func, inputs, outputs)
+            if inputs and self._from_weights.issuperset(map(self.live.number, inputs)):  # a copy, such as a cast
+                self._from_weights.update(map(self.live.number, outputs))
         return out
 
     def _adds_up(self, func: Any, args: Any) -> bool:
@@ -180,12 +183,12 @@ class Observer(dispatch.DispatchMode):
     def _multiplies_pairs(self, func: Any, args: Any, inputs: list[Tensor]) -> bool:
         """Return True for a product of pairs in an attention without a core, and for the products of its backward.
 
-        The shapes of a backward product do not distinguish the gradient of a weight, but its autograd node does.
+        No factor is computed from weights alone. The shapes of a backward product do not distinguish the gradient of a weight, but its autograd node does.
         """
         node, axes = dispatch.running_node(), self.place.pairs
         if node is not None:
             return dispatch.number_of(node) in self._pair_nodes
-        if axes is None or any(self.live.number(tensor) in self.weights for tensor in inputs):
+        if axes is None or not self._from_weights.isdisjoint(map(self.live.number, inputs)):
             return False
         if not axes.match(func, args):
             return False
