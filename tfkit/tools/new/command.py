@@ -65,6 +65,9 @@ def complete_new(context: click.Context, parameter: click.Parameter, incomplete:
 )
 @output_option("PATH", "The folder or file to write.  [default: tfkit-NAME, TYPE.yaml]")
 def new(reader: Reader, what: str, name: str, slot: str | None, output: Path | None) -> None:
+    if what in SLOTS:
+        words = shlex.join(["tfkit", "new", "plugin", name, "--slot", what])
+        raise SpecError(Diagnostic(f"{quoted(what)} is a slot", help=f"write a plugin for it: `{words}`"))
     if what != "plugin":
         document = reader.type_named(what, "plugin")
         if slot is not None:
@@ -106,7 +109,7 @@ SLOTS = {
     "attention": {
         "@KIND@": "attention",
         "@ABOUT@": "cosines of queries and keys (https://arxiv.org/abs/2010.04245)",
-        "@FIELD@": "start: number > 0, default 10",
+        "@FIELD@": "start: float > 0, default 10.0",
     },
     "mixer": {
         "@KIND@": "mixer",
