@@ -34,7 +34,8 @@ PLUGINS = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_d
 NEEDED_PLUGINS = {page: {"tfkit-media", "tfkit-streams"} for page in ("custom_objectives", "jepa", "objectives")}
 """The plugins that a page asks its reader to install."""
 README = ROOT / "README.md"
-ELSEWHERE = {"around.md", "hybrids.md", "media.md", "retention.md"}  # have tests of their own
+ELSEWHERE = {"around.md", "first.md", "hybrids.md", "media.md", "retention.md"}
+"""Pages that have tests of their own, or that only the slow test runs."""
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
 LONG_PAGES = {
     "by_step",
@@ -48,7 +49,6 @@ LONG_PAGES = {
     "export",
     "families",
     "finetuning",
-    "first",
     "inspect",
     "jepa",
     "objectives",
@@ -131,8 +131,7 @@ def test_slow_blocks_are_run_by_the_slow_test() -> None:
     """What the quick test leaves out stands on those pages only."""
     slow = re.compile(r"^\$ (python|tfkit (eject|export|profile)) |check_component", re.MULTILINE)
     actual = {page.stem for page in PAGES if any(slow.search(block.text) for block in blocks(page))}
-    pages = {"check", "components", "cost", "export", "first", "masks", "mixers", "start", "streams", "transformers"}
-    assert actual == pages
+    assert actual == {"start", "check", "components", "export", "cost", "masks", "mixers", "streams", "transformers"}
 
 
 def test_a_failure_shows_the_line_of_the_page(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import tfkit
 from tfkit.tools.new.command import TEMPLATE, PluginNames
 
-from .page import ROOT, blocks
+from .page import ROOT, blocks, sessions
 
 DOCS = ROOT / "docs"
 
@@ -25,6 +25,15 @@ def test_the_code_of_a_page_is_the_template(page: str, file: str, name: str, slo
     template = TEMPLATE / "slots" / slot / "src/tfkit_template/__init__.py"
     (text,) = [block.text for block in blocks(DOCS / f"{page}.md") if block.file == file]
     assert text == PluginNames(name, slot).rendered(template.read_text(encoding="utf-8"))
+
+
+def test_the_first_page_is_short() -> None:
+    page = DOCS / "first.md"
+    text = page.read_text(encoding="utf-8")
+    commands = [command for block in blocks(page) if block.language == "console" for _, command, _ in sessions(block)]
+    assert "Eleven commands" in text
+    assert len(commands) == 11
+    assert text.count("\n") <= 150
 
 
 @pytest.mark.parametrize("kind", [tfkit.Context, tfkit.Cache, tfkit.Past])
