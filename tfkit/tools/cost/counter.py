@@ -183,7 +183,8 @@ class Observer(dispatch.DispatchMode):
     def _multiplies_pairs(self, func: Any, args: Any, inputs: list[Tensor]) -> bool:
         """Return True for a product of pairs in an attention without a core, and for the products of its backward.
 
-        No factor is computed from weights alone. The shapes of a backward product do not distinguish the gradient of a weight, but its autograd node does.
+        No factor is computed from weights alone. The shapes of a backward product do not distinguish the gradient of a
+        weight, but its autograd node does.
         """
         node, axes = dispatch.running_node(), self.place.pairs
         if node is not None:
