@@ -25,7 +25,7 @@ TESTS_train   := tests/run $(wildcard $(addprefix tests/tools/,train eval_ sweep
 TESTS_code    := tests/tools/eject $(addprefix tests/tools/save/test_,altered_specs.py opened_in_transformers.py sentence_transformers.py transformers.py trained_and_evaluated.py)
 TESTS_plugins := plugins
 TESTS_core    := tests $(TESTS_train:%=--ignore %) $(TESTS_code:%=--ignore %)
-TESTS_around  := $(addprefix tests/,docs/test_around.py docs/test_attention.py tools/trace/test_transformer_lens.py \
+TESTS_around  := $(addprefix tests/,docs/test_around.py docs/test_retention.py tools/trace/test_transformer_lens.py \
                  tools/save/test_trained_and_evaluated.py tools/save/test_sentence_transformers.py run/kinds/test_contrastive.py \
                  run/training/test_float8.py run/training/test_peft.py run/test_harness_tasks.py)
 TESTS_all     :=

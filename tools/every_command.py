@@ -58,9 +58,8 @@ new run nanogpt -o run.yaml
 train run.yaml --plan
 train minigpt_relu {SHORT_RUN} --stop-after 1 -o relu
 train relu
-eval relu
-grow relu n_layers=6 -o larger.yaml
 eval relu --task agreement
+grow relu n_layers=6 -o larger.yaml
 generate relu --prompt ROMEO: --max-new-tokens 8
 train dit_shapes --set steps=2 --set eval=null -o shapes
 sample shapes --samples 2 --steps 2 --label 3 -o shapes.npy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,29 @@ def test_a_kind_of_a_plugin_that_is_not_loaded(tmp_path: Path, capsys: pytest.Ca
     )
     assert main(shlex.split(f"{command} {option}")) == 0
     assert "=" not in help_of(command.replace("bump", "tanhh"), capsys)
+
+
+def test_a_new_plugin_that_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its kind, which is also a kind of schedules, and its spec."""
+    assert main(["new", "plugin", "cosine", "--slot", "attention"]) == 0
+    option = "--plugin-dir ./tfkit-cosine"
+    commands = {
+        "params model.yaml --set 'decoder.attention={kind: cosine, n_heads: 4}'": "defines it",
+        "components attention cosine": "defines it",
+        "check --kind attention.cosine": "defines it",
+        "params cosine_tiny": "contains it",
+    }
+    for command, text in commands.items():
+        help = f"`tfkit-cosine` {text}; allow it in place: `{option}`, or TFKIT_PLUGIN_DIR"
+        assert help_of(command, capsys) == help
+        assert command.startswith("check") or main(shlex.split(f"{command} {option}")) == 0
+    sys.modules.pop("tfkit_cosine")
+
+
+def test_a_slot_as_the_type_of_a_new_file(capsys: pytest.CaptureFixture[str]) -> None:
+    help = help_of("new attention sharp", capsys)
+    assert help == "write a plugin for it: `tfkit new plugin sharp --slot attention`"
+    assert main(["new", "plugin", "sharp", "--slot", "attention"]) == 0
 
 
 def test_a_run_requires_the_plugins_of_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,8 @@ PLUGINS = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_d
 NEEDED_PLUGINS = {page: {"tfkit-media", "tfkit-streams"} for page in ("custom_objectives", "jepa", "objectives")}
 """The plugins that a page asks its reader to install."""
 README = ROOT / "README.md"
-ELSEWHERE = {"around.md", "attention.md", "hybrids.md", "media.md"}  # have tests of their own
+ELSEWHERE = {"around.md", "first.md", "hybrids.md", "media.md", "retention.md"}
+"""Pages that have tests of their own, or that only the slow test runs."""
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
 LONG_PAGES = {
     "by_step",
@@ -85,7 +86,8 @@ def _as_a_reader(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: py
     disabled = PLUGINS - NEEDED_PLUGINS.get(Path(request.node.callspec.params["page"]).stem, set())
     transformers.utils.logging.disable_progress_bar()
     monkeypatch.chdir(tmp_path)
-    for name, value in {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": ",".join(sorted(disabled))}.items():
+    values = {"COLUMNS": "80", "NO_COLOR": "1", "TFKIT_DISABLE": ",".join(sorted(disabled)), "PWD": str(tmp_path)}
+    for name, value in {**values, "TFKIT_PLUGIN_DIR": ""}.items():  # which a page may export
         monkeypatch.setenv(name, value)
     yield
     for name in set(sys.modules) - before:
@@ -107,7 +109,20 @@ def test_a_page_does_what_it_says(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what exports and profiles
 @pytest.mark.parametrize(
-    "page", ["start", "check", "components", "export", "cost", "masks", "mixers", "streams", "sweeps", "transformers"]
+    "page",
+    [
+        "check",
+        "components",
+        "cost",
+        "export",
+        "first",
+        "masks",
+        "mixers",
+        "start",
+        "streams",
+        "sweeps",
+        "transformers",
+    ],
 )
 @pytest.mark.usefixtures("_as_a_reader")
 def test_a_page_does_what_it_says_to_the_end(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

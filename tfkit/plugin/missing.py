@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfkit.errors import quoted
 from tfkit.plugin.discover import DISABLE, LEFT_ALONE, PLUGIN_DIR, lying_in, normalized_name, switched_off
 
 if TYPE_CHECKING:
@@ -65,22 +66,33 @@ def where_it_is(name: str, folders: Iterable[Path]) -> str:
     return f"`pip install {_path_argument(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
 
 
-def plugin_with_kind(kind: str, folders: Iterable[Path]) -> Path | None:
-    """Return the path of a plugin in these folders whose code has a config of a kind, without running the code."""
+def where_kind_is(kind: str, folders: Iterable[Path]) -> str | None:
+    """Explain how to load the plugin in these folders whose code has a config of a kind; None if there is none.
+
+    The code is searched, not run.
+    """
     declaration = re.compile(rf"""Literal\[["']{re.escape(kind)}["']\]""")
     for path in lying_in(folders).values():
-        for file in [path] if path.is_file() else _python_files(path):
+        for file in [path] if path.is_file() else _files_in(path, ".py"):
             with suppress(OSError, UnicodeDecodeError):
                 if declaration.search(file.read_text(encoding="utf-8")):
-                    return path
+                    return f"{quoted(str(path))} defines it; {how_to_allow(path)}"
     return None
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below a folder, except in folders that are not part of a plugin, such as `.venv`."""
+def where_spec_is(name: str, folders: Iterable[Path]) -> str | None:
+    """Explain how to load the plugin in these folders that contains a spec; None if there is none."""
+    for path in lying_in(folders).values():
+        if path.is_dir() and any(file.stem == name for file in _files_in(path, ".yaml")):
+            return f"{quoted(str(path))} contains it; {how_to_allow(path)}"
+    return None
+
+
+def _files_in(folder: Path, suffix: str) -> Iterator[Path]:
+    """Yield the files below a folder, except in folders that are not part of a plugin, such as `.venv`."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not LEFT_ALONE.fullmatch(name))
-        yield from (Path(parent, name) for name in sorted(files) if name.endswith(".py"))
+        yield from (Path(parent, name) for name in sorted(files) if name.endswith(suffix))
 
 
 def how_to_allow(path: Path) -> str:

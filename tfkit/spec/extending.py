@@ -11,7 +11,7 @@ from pathlib import Path
 from tfkit.errors import Diagnostic, Span, SpecError, closest_name, quoted, similar_name_help
 from tfkit.plugin import missing
 from tfkit.plugin.known_specs import NamedSpecs, built_in_specs_folder
-from tfkit.plugin.missing import where_it_is
+from tfkit.plugin.missing import where_it_is, where_spec_is
 from tfkit.plugin.registry import Registry
 from tfkit.spec import source
 from tfkit.spec.document import Document, check_sort
@@ -158,9 +158,8 @@ def _unknown_spec(name: str, specs: NamedSpecs, span: Span | None, registry: Reg
         help = where_it_is(plugin, plugin_folders())
         return Diagnostic(f"{quoted(name)} comes with the plugin {plugin}, which is not loaded", span, path, help=help)
     names = [*specs.files, *(elsewhere for models in missing.specs_elsewhere().values() for elsewhere in models)]
-    near = _component_help(name, registry) or similar_name_help(
-        "a spec", name, names, "give the path of a file: ./my_model.yaml"
-    )
+    near = _component_help(name, registry) or where_spec_is(name, plugin_folders())
+    near = near or similar_name_help("a spec", name, names, "give the path of a file: ./my_model.yaml")
     return Diagnostic(f"there is no spec named {quoted(name)}", span, path, help=near)
 
 

@@ -15,7 +15,7 @@ from tfkit.component import Component, Config
 from tfkit.errors import Diagnostic, Invalid, Span, SpecError, closest_name, listing, quoted, similar_name_help
 from tfkit.plugin.discover import BUILT_IN
 from tfkit.plugin.manager import Plugins
-from tfkit.plugin.missing import how_to_allow, plugin_with_kind
+from tfkit.plugin.missing import where_kind_is
 from tfkit.plugin.registry import Registered, last_line, written_in
 from tfkit.spec.annotations import ConfigShape, allowed_values, joined_with_or
 from tfkit.spec.arithmetic import ExpressionError
@@ -73,8 +73,8 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
     if base.word_key == base.slot != word and word in registry.slots():
         notes.append(f"`{word}` is a slot: its kinds fill a field, as `rope` does in `attention: {{position: rope}}`")
         help = f"list the kinds of the slot with `tfkit components {word}`"
-    if help is None and (plugin := plugin_with_kind(word, plugin_folders(pathlib.Path(span.source.name).parent))):
-        help = f"{quoted(str(plugin))} defines it; {how_to_allow(plugin)}"
+    # Also if a different slot has a kind of this name.
+    help = where_kind_is(word, plugin_folders(pathlib.Path(span.source.name).parent)) or help
     if plugins.broken:
         notes.append(f"plugins that could not be loaded: {listing(broken.name for broken in plugins.broken)}")
     return Diagnostic(f"unknown {kind_of(base)} {quoted(word)}", span, ".".join(path), tuple(notes), help)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import tfkit
-from tfkit.tools.cost.cost import Cost, Mode, cost
+from tfkit.tools.check.components import with_component
+from tfkit.tools.cost.cost import Amounts, Cost, Mode, cost
 
 B, T, S = 3, 40, 56  # sequences, tokens, tokens of the memory
 
@@ -77,6 +81,94 @@ def test_a_window_hides_what_is_before_it() -> None:
     actual = cost(graph, batch=B, length=T)
     share = actual.total.scores_forward // T**2
     assert actual.total.visible_forward == actual.total.flops_forward - share * (T * T - pairs(T, 9))
+
+
+class NoCoreConfig(tfkit.AttentionConfig):
+    """Attention whose module has no core; `form` is the way in which it multiplies."""
+
+    kind: Literal["no_core"] = "no_core"
+    form: Literal["einsum", "folded", "fused", "states"]
+
+    @property
+    def cached(self) -> tuple[tfkit.Cached, ...]:
+        return (tfkit.Cached(self.n_heads, self.head_width), tfkit.Cached(self.n_heads, self.head_width))
+
+    def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
+        return NoCore(self, d_memory or self.d_model)
+
+
+class NoCore(nn.Module):
+    def __init__(self, config: NoCoreConfig, d_source: int) -> None:
+        super().__init__()
+        self.form, self.n_heads, d = config.form, config.n_heads, config.d_model
+        self.k, self.v = (tfkit.Linear(d_source, d, bias=False) for _ in range(2))
+        self.q = nn.Parameter(torch.empty(config.n_heads, d, d // config.n_heads))
+        self.output = tfkit.Linear(d, d, bias=False, residual=True)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.q)
+
+    def forward(self, x: Tensor, context: tfkit.Context) -> Tensor:
+        q, (k, v) = torch.einsum("b t d, h d e -> b h t e", x, self.q), self.keys_values(x, context)
+        if self.form == "fused":
+            y = F.scaled_dot_product_attention(q, k, v, context.mask)
+        elif self.form == "states":
+            y = q @ (k.mT @ v)
+        elif self.form == "folded":  # the queries of all heads are rows of one matrix, for the first head of keys
+            weights = (q.flatten(1, 2) @ k[:, 0].mT).unflatten(1, (self.n_heads, -1))
+            y = (weights.flatten(1, 2) @ v[:, 0]).unflatten(1, (self.n_heads, -1))
+        else:
+            weights = torch.einsum("b h q d, b h k d -> b h q k", q, k)
+            y = torch.einsum("b h q k, b h k d -> b h q d", weights, v)
+        return self.output(y.transpose(1, 2).flatten(2))
+
+    def keys_values(self, x: Tensor, context: tfkit.Context) -> tuple[Tensor, Tensor]:
+        memory, cache = context.memory, context.cache
+        if memory is None and cache is not None and self.k.in_features != x.size(2):
+            return cache.tensors[0], cache.tensors[1]
+        new = [
+            layer(x if memory is None else memory).unflatten(2, (self.n_heads, -1)).transpose(1, 2)
+            for layer in (self.k, self.v)
+        ]
+        if memory is not None:
+            return new[0], new[1]
+        return tfkit.update_cache(new[0], context, 0), tfkit.update_cache(new[1], context, 1)
+
+
+def of_no_core(form: str, mode: Mode, length: int = T, **changes: Any) -> Amounts:
+    """Total cost of a decoder of two layers with width 16, four heads and the attention above."""
+    attention = {"kind": "no_core", "form": form, "n_heads": 4, **changes}
+    decoder = {"block": "decoder", "n_layers": 2, "attention": attention, "ffn": {"kind": "relu", "d_ff": 8}}
+    graph = {"embedding": {"block": "embedding"}, "decoder": decoder, "head": {"block": "lm_head"}}
+    spec = {"tfkit": 1, "name": "a", "d_model": 16, "vocab_size": 9, "max_len": 99, "graph": graph}
+    plugins = with_component(tfkit.load_plugins(), NoCoreConfig)
+    return cost(tfkit.loads(str(spec), plugins=plugins), batch=B, length=length, mode=mode).total
+
+
+@pytest.mark.parametrize("form", ["einsum", "folded", "fused"])
+@pytest.mark.parametrize("length", [T, 16])
+def test_pairs_of_an_attention_without_a_core(form: str, length: int) -> None:
+    """Products of the backward are of pairs if they belong to a product of pairs, also if all axes are equal."""
+    scores = 2 * 2 * (2 * B * length * length * 16)
+    train, prompt, token = (of_no_core(form, mode, length) for mode in ("train", "prefill", "decode"))
+    assert (train.scores_forward, train.scores_backward) == (scores, 2 * scores)
+    assert train.flops_forward - train.visible_forward == scores - scores * pairs(length) // length**2
+    assert (prompt.scores_forward, token.scores_forward) == (scores, scores // length)
+    windowed = of_no_core(form, "decode", length, mask={"left": 9, "right": 0})
+    assert windowed.scores_forward == scores * 10 // length**2
+
+
+def test_states_have_no_pairs() -> None:
+    assert of_no_core("states", "train").scores_forward == 0
+
+
+def test_latent_attention_multiplies_pairs_with_and_without_absorbed_weights() -> None:
+    """Queries and keys are wider than values; a single query is compared with latents instead of keys."""
+    pytest.importorskip("tfkit_mla")
+    h, nope, rope, value, latent, layers = 16, 128, 64, 128, 512, 27
+    train, token = of("deepseek_v2_lite").total, of("deepseek_v2_lite", "decode").total
+    assert train.scores_forward == layers * 2 * B * T * T * h * (nope + rope + value)
+    assert token.scores_forward == layers * 2 * B * T * h * (latent + rope + latent)
 
 
 def test_experts_count_as_often_as_tokens_go_through_them() -> None:

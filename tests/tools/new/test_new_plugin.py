@@ -18,7 +18,7 @@ import pytest
 
 from tfkit.cli import main
 from tfkit.tools.new import command as new_command
-from tfkit.tools.new.command import PluginNames, installed_from
+from tfkit.tools.new.command import SLOTS, PluginNames, installed_from
 
 from ...sampling import some
 
@@ -62,7 +62,7 @@ def test_its_own_tests_are_green(project: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slot", ["mixer", "mask_rule", "residual"])
+@pytest.mark.parametrize("slot", sorted({*SLOTS} - {"ffn"}))
 def test_a_new_plugin_of_another_slot_is_green(slot: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("new", "plugin", "smooth", "--slot", slot)
     monkeypatch.setenv("TFKIT_PLUGIN_DIR", str(Path("tfkit-smooth").resolve()))
@@ -70,7 +70,7 @@ def test_a_new_plugin_of_another_slot_is_green(slot: str, run: Run, monkeypatch:
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd="tfkit-smooth", check=True, timeout=300)
 
 
-@pytest.mark.parametrize(("name", "slot"), some(product(NAMES, ["ffn", "mixer", "mask_rule", "residual"]), 4))
+@pytest.mark.parametrize(("name", "slot"), some(product(NAMES, SLOTS), 4))
 def test_its_code_is_clean(name: str, slot: str, run: Run) -> None:
     run("new", "plugin", name, "-o", "made", "--slot", slot)
     lint(Path("made"))

@@ -26,11 +26,11 @@ from tfkit.tools.eject.remote_code.proof import Folders
 
 ROOT = Path(__file__).parents[3]
 TOOLS = Path(__file__).with_name("remote_tools.py")
-PAGE = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "retention.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.]+)`\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
-"""The files of docs/attention.md."""
+"""The files of docs/retention.md."""
 NAMES = ("gpt2", "deepseek_v2_lite", "retnet")
-"""A built-in model, one with two plugins, and one with the attention of docs/attention.md."""
+"""A built-in model, one with two plugins, and one with the attention of docs/retention.md."""
 
 
 def small_model(name: str, folder: Path) -> Any:

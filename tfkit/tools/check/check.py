@@ -17,6 +17,8 @@ from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted
 from tfkit.graph.expand import Graph
 from tfkit.plugin.discover import normalized_name
 from tfkit.plugin.manager import Plugins
+from tfkit.plugin.missing import where_kind_is
+from tfkit.spec.extending import plugin_folders
 from tfkit.spec.messages import kind_of
 from tfkit.tools.check.components import LAYOUTS, instead_of, models_of, options_of
 from tfkit.tools.check.measure import EDITED, Level, Outcome, Property, Subject, outcome_of
@@ -186,7 +188,8 @@ def _of_kind(plugins: Plugins, kind: str) -> list[Any]:
     if not configs:
         names = {name for item in plugins.registry.slots() for name in plugins.registry.kinds(item)}
         near = closest_name(name, sorted(names))
-        help = f"a kind with a similar name exists: `{near}`" if near else "list the kinds with `tfkit components`"
+        similar = f"a kind with a similar name exists: `{near}`" if near else "list the kinds with `tfkit components`"
+        help = where_kind_is(name, plugin_folders()) or similar
         raise SpecError(Diagnostic(f"there is no kind {quoted(kind)}", help=help))
     return configs
 

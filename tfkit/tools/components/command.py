@@ -56,8 +56,12 @@ def components(reader: Reader, slot: str | None, kind: str | None, json: bool) -
 
 def _unknown_word(what: str, word: str, names: Sequence[str], slots: Sequence[str] = ()) -> SpecError:
     """Return the error for an unknown word; `slots` have a kind of this name."""
+    from tfkit.plugin.missing import where_kind_is
+    from tfkit.spec.extending import plugin_folders
+
     kinds = " or ".join(f"`{shlex.join(['tfkit', 'components', slot, word])}`" for slot in slots)
-    help = f"name the slot of the kind: {kinds}" if kinds else similar_name_help(f"a {what.split()[-1]}", word, names)
+    help = f"name the slot of the kind: {kinds}" if kinds else where_kind_is(word, plugin_folders())
+    help = help or similar_name_help(f"a {what.split()[-1]}", word, names)
     return SpecError(Diagnostic(f"unknown {what} {quoted(word)}", notes=(f"known: {listing(names, 40)}",), help=help))
 
 

@@ -84,12 +84,33 @@ class Tallies:
         return self.tallies.setdefault(path, Tally())
 
 
+class PairAxes(NamedTuple):
+    """Lengths of the axes by which products of query-key pairs are recognized."""
+
+    queries: frozenset[int]
+    """Number of queries, and of the queries of several heads in one axis."""
+    keys: int
+
+    def match(self, func: Any, args: Any) -> bool:
+        """Return True if a batched product has an axis of queries and another axis of keys."""
+        if func not in _BATCHED_PRODUCTS:
+            return False
+        left, right = args[-2:]
+        axes = [left.size(1), left.size(2), right.size(2)]
+        return any(n == self.keys and {*axes[:i], *axes[i + 1 :]} & self.queries for i, n in enumerate(axes))
+
+
 class Position(NamedTuple):
-    """The running component, and the fraction of its query-key pairs that a mask hides."""
+    """The running component, and the fraction of its query-key pairs that a mask hides.
+
+    `pairs` describes the products of query-key pairs in an attention without a core. In a core, it is None: all
+    products are of pairs.
+    """
 
     record: Tallies
     path: str
     hidden: float | None = None
+    pairs: PairAxes | None = None
 
 
 class Observer(dispatch.DispatchMode):
@@ -106,6 +127,8 @@ class Observer(dispatch.DispatchMode):
         self._sizes: dict[int, int] = {}
         self._makers: dict[int, Tally] = {}
         self._made_in: list[tuple[int, Position]] = [(0, self.places[0])]
+        self._from_weights: set[int] = set(self.weights)
+        self._pair_nodes: set[int] = set()
 
     @property
     def place(self) -> Position:
@@ -141,10 +164,13 @@ class Observer(dispatch.DispatchMode):
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
-            self.count(formula(*args, **kwargs, out_val=out), tensors_in(out))
+            pairs = self._multiplies_pairs(func, args, inputs)
+            self.count(formula(*args, **kwargs, out_val=out), tensors_in(out), pairs=pairs)
         outputs = [tensor for tensor in tensors_in(out) if self.live.add(tensor)]
         if node is None:
             self._move(func, inputs, outputs)
+            if inputs and self._from_weights.issuperset(map(self.live.number, inputs)):  # a copy, such as a cast
+                self._from_weights.update(map(self.live.number, outputs))
         return out
 
     def _adds_up(self, func: Any, args: Any) -> bool:
@@ -154,14 +180,34 @@ class Observer(dispatch.DispatchMode):
         equal = args[0].shape == args[1].shape and args[0].dtype == args[1].dtype
         return equal and self.live.number(args[0]) not in self.kept
 
-    def count(self, flops: int, results: Iterable[Tensor] = ()) -> None:
-        """Add FLOPs to the running component, and the bytes of their results in the forward pass."""
+    def _multiplies_pairs(self, func: Any, args: Any, inputs: list[Tensor]) -> bool:
+        """Return True for a product of pairs in an attention without a core, and for the products of its backward.
+
+        No factor is computed from weights alone. The shapes of a backward product do not distinguish the gradient of a
+        weight, but its autograd node does.
+        """
+        node, axes = dispatch.running_node(), self.place.pairs
+        if node is not None:
+            return dispatch.number_of(node) in self._pair_nodes
+        if axes is None or not self._from_weights.isdisjoint(map(self.live.number, inputs)):
+            return False
+        if not axes.match(func, args):
+            return False
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            self._pair_nodes.add(dispatch.next_number() - 1)
+        return True
+
+    def count(self, flops: int, results: Iterable[Tensor] = (), *, pairs: bool = True) -> None:
+        """Add FLOPs to the running component, and the bytes of their results in the forward pass.
+
+        `pairs` is False for products in an attention without a core that are not of query-key pairs.
+        """
         node = dispatch.running_node()
         location = self.place if node is None else self._maker(node)
         tally, phase = location.record.tally(location.path), int(node is not None)
         tally.flops[phase] += flops
         tally.products += 0 if phase else sum(tensor.nbytes for tensor in results)
-        if location.hidden is not None:
+        if location.hidden is not None and (pairs or location.pairs is None):
             tally.scores[phase] += flops
             tally.hidden[phase] += flops * location.hidden
 
@@ -247,6 +293,7 @@ def _first_argument(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return tensor
 
 
+_BATCHED_PRODUCTS = {torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default}
 _LOOKUPS = {torch.ops.aten.embedding.default, torch.ops.aten.index_select.default}
 """Operations that read only those values of a tensor that they return."""
 

@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tfkit.building.builder import graph_of
-from tfkit.component import AttentionConfig, Layer, MaskConfig
+from tfkit.component import AttentionConfig, Layer, MaskConfig, Step
 from tfkit.nn import Context
 from tfkit.tools.common.ownership import owners_of
-from tfkit.tools.cost.counter import DeviceKernels, Kernels, Observer, Position, Tallies, Tally, storage_bytes
+from tfkit.tools.cost.counter import DeviceKernels, Kernels, Observer, PairAxes, Position, Tallies, Tally, storage_bytes
 from tfkit.tools.cost.model_step import StepFunction
 from tfkit.torch_private.dispatch import unobserved
 from tfkit.torch_private.tensors import tensors_in
@@ -78,22 +78,43 @@ def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) ->
     def of_core(mask: MaskConfig, rule: nn.Module | None, args: Any) -> Position:
         return watch.place._replace(hidden=hidden_share(mask, args[0].size(-2), args[1].size(-2), rule))
 
+    def of_attention(path: str, step: Step, n_heads: int, rule: nn.Module | None, args: Any) -> Position:
+        n_queries, n_keys = args[0].size(1), _key_count(step, *args)
+        axes = PairAxes(frozenset(n * n_queries for n in range(1, n_heads + 1) if n_heads % n == 0), n_keys)
+        hidden = hidden_share(step.mask or NO_MASK, n_queries, n_keys, rule)
+        return Position(watch.place.record, path, hidden, axes)
+
     for path in frames_of(model):
         if path in stacked:
             layers.take_over(path, modules[path], tuple(step.mask for step in stacked[path].steps))
             continue
-        _add_position_hooks(modules[path], watch, partial(of_component, path))
         core, step = modules.get(f"{path}.core"), steps.get(path)
-        if core is not None and step is not None and isinstance(step.config, AttentionConfig):
-            path_of_layer = path.removesuffix(f".{step.name}")
-            rule = f"{path_of_layer.partition('.layers.')[0]}.{stacked[path_of_layer].context}.rule"
-            _add_position_hooks(core, watch, partial(of_core, step.mask or NO_MASK, modules.get(rule)))
+        if step is None or not isinstance(step.config, AttentionConfig):
+            _add_position_hooks(modules[path], watch, partial(of_component, path))
+            continue
+        path_of_layer = path.removesuffix(f".{step.name}")
+        rule = modules.get(f"{path_of_layer.partition('.layers.')[0]}.{stacked[path_of_layer].context}.rule")
+        if core is None:
+            _add_position_hooks(modules[path], watch, partial(of_attention, path, step, step.config.n_heads, rule))
+            continue
+        _add_position_hooks(modules[path], watch, partial(of_component, path))
+        _add_position_hooks(core, watch, partial(of_core, step.mask or NO_MASK, rule))
 
 
 def _add_position_hooks(module: nn.Module, watch: Observer, place_of: Callable[[Any], Position]) -> None:
     """Add hooks that set the observer's position, which may depend on a module's arguments, while the module runs."""
     module.register_forward_pre_hook(lambda _, args: watch.enter(place_of(args)))
     module.register_forward_hook(lambda *_: watch.leave())
+
+
+def _key_count(step: Step, x: Tensor, context: Context) -> int:
+    """Return the number of keys that the new tokens x [b, t, d_model] attend to, as `update_cache` returns them."""
+    memory, cache = context.memory, context.cache
+    if memory is not None:
+        return memory.size(1)
+    if cache is None:
+        return x.size(1)
+    return cache.tensors[0].size(2) if step.reads_memory else cache.after or cache.before + x.size(1)
 
 
 def _gathered_observations(watch: Observer, layers: LayerRuns) -> Seen:

@@ -39,17 +39,18 @@ def complete_new(context: click.Context, parameter: click.Parameter, incomplete:
     order=640,
     sets=False,
     notes="""
-    The plugin works immediately: its FFN, mixer, mask rule or residual is a
-    kind NAME, its spec is NAME_tiny, and its tests prove what tfkit guarantees
-    for a component. Its README describes what to change first, and where
-    `make test` gets tfkit from. `tfkit new run SPEC` writes a commented run file
-    for a model, which trains as it is on data that comes with tfkit. Plugins add
-    further types of document.
+    The plugin works immediately: its FFN, attention, mixer, mask rule or
+    residual is a kind NAME, its spec is NAME_tiny, and its tests prove what
+    tfkit guarantees for a component. Its README describes what to change first,
+    and where `make test` gets tfkit from. `tfkit new run SPEC` writes a commented
+    run file for a model, which trains as it is on data that comes with tfkit.
+    Plugins add further types of document.
     """,
     examples="""
     tfkit new plugin shift
     cd tfkit-shift && make test
     tfkit new plugin token_shift -o ~/token-shift
+    tfkit new plugin angle --slot attention
     tfkit new plugin smooth --slot mixer
     tfkit new run gpt2 -o my_run.yaml && tfkit train my_run.yaml --plan
     """,
@@ -58,11 +59,15 @@ def complete_new(context: click.Context, parameter: click.Parameter, incomplete:
 @click.argument("name", metavar="NAME|SPEC")
 @click.option(
     "--slot",
-    type=click.Choice(["ffn", "mixer", "mask_rule", "residual"]),
-    help="The slot of the component of a plugin.  [default: ffn]",
+    type=click.Choice(["ffn", "attention", "mixer", "mask_rule", "residual"]),
+    metavar="SLOT",
+    help="The slot that the plugin fills: ffn, attention, mixer, mask_rule or residual.  [default: ffn]",
 )
 @output_option("PATH", "The folder or file to write.  [default: tfkit-NAME, TYPE.yaml]")
 def new(reader: Reader, what: str, name: str, slot: str | None, output: Path | None) -> None:
+    if what in SLOTS:
+        words = shlex.join(["tfkit", "new", "plugin", name, "--slot", what])
+        raise SpecError(Diagnostic(f"{quoted(what)} is a slot", help=f"write a plugin for it: `{words}`"))
     if what != "plugin":
         document = reader.type_named(what, "plugin")
         if slot is not None:
@@ -101,9 +106,14 @@ SLOTS = {
         "@ABOUT@": "maxout (https://arxiv.org/abs/1302.4389)",
         "@FIELD@": "n_pieces: int > 0, default 2",
     },
+    "attention": {
+        "@KIND@": "attention",
+        "@ABOUT@": "cosines of queries and keys (https://arxiv.org/abs/2010.04245)",
+        "@FIELD@": "start: float > 0, default 10.0",
+    },
     "mixer": {
         "@KIND@": "mixer",
-        "@ABOUT@": "a short convolution (https://arxiv.org/abs/2511.23404)",
+        "@ABOUT@": "a short convolution between two gates (https://arxiv.org/abs/2511.23404)",
         "@FIELD@": "size: int > 0, default 3",
     },
     "mask_rule": {
@@ -179,7 +189,7 @@ def _name_conflict(names: PluginNames, plugins: Plugins) -> str | None:
     kind, spec = plugins.registry.find(names.slot, names.word), plugins.specs.files.get(f"{names.word}_tiny")
     if spec is not None:
         return f"there is a spec {spec.path.stem}, {spec.plugin}"
-    article = "an" if names.slot == "ffn" else "a"
+    article = "an" if names.slot in ("ffn", "attention") else "a"
     return None if kind is None else f"it is {article} {names.slot} kind, {kind.plugin}"
 
 

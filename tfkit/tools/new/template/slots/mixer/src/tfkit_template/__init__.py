@@ -1,4 +1,4 @@
-"""A short causal convolution of gated inputs. https://arxiv.org/abs/2511.23404
+"""A short causal convolution between two gates. https://arxiv.org/abs/2511.23404
 
 b batch, t positions, d channels.
 """
@@ -14,37 +14,38 @@ from torch.nn import functional as F
 
 
 class TemplateConfig(tfkit.MixerConfig):
-    """output(gate * convolution(x))."""
+    """output(after * convolution(before * x)), where x and both gates are projections of the input."""
 
     kind: Literal["template"] = "template"
     size: tfkit.Count = 3
-    """Positions that the convolution covers."""
-    bias: tfkit.Shared[bool] = True
-    """If true, the linear layers have biases."""
+    """Number of positions that the convolution covers."""
 
     @property
     def cached(self) -> tuple[tfkit.State, ...]:
         return (tfkit.State(heads=1, rows=self.size - 1, width=self.d_model),)
 
     def build(self, make: tfkit.Make) -> nn.Module:
-        return TemplateMixer(self)
+        return TemplateMixer(self.d_model, self.size)
 
 
 class TemplateMixer(nn.Module):
-    """[b, t, d_model] -> the same; the state has the last positions before the new ones, [b, 1, size - 1, d_model]."""
+    """x [b, t, d] -> [b, t, d]; the state contains the last positions before x, [b, 1, size - 1, d]."""
 
-    def __init__(self, config: TemplateConfig) -> None:
+    def __init__(self, d_model: int, size: int) -> None:
         super().__init__()
-        d_model = config.d_model
-        self.input = tfkit.Linear(d_model, {"gate": d_model, "x": d_model}, bias=config.bias)
-        self.weight = nn.Parameter(torch.empty(d_model, config.size))
-        self.output = tfkit.Linear(d_model, d_model, bias=config.bias, residual=True)
+        self.input = tfkit.Linear(d_model, {"before": d_model, "after": d_model, "x": d_model}, bias=False)
+        self.weight = nn.Parameter(torch.empty(d_model, size))
+        self.output = tfkit.Linear(d_model, d_model, bias=False, residual=True)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.weight.size(1) ** -0.5)
 
     def forward(self, x: Tensor, context: tfkit.Context) -> Tensor:
-        gate, x = self.input(x).chunk(2, dim=-1)
+        before, after, x = self.input(x).chunk(3, dim=-1)
+        return self.output(after * self.convolve(before * x, context))
+
+    def convolve(self, x: Tensor, context: tfkit.Context) -> Tensor:
+        """Convolve [b, t, d] -> [b, t, d], and replace the state if there is a cache."""
         n_before, cache, padding = self.weight.size(1) - 1, context.cache, context.padding
         if cache is None:
             x = F.pad(x, [0, 0, n_before, 0])
@@ -56,7 +57,7 @@ class TemplateMixer(nn.Module):
             else:
                 last = padding.sum(dim=1)[:, None] + torch.arange(n_before, device=x.device)
                 state.copy_(x.gather(1, last[:, :, None].expand(-1, -1, x.size(2))))
-        return self.output(gate * F.conv1d(x.mT, self.weight[:, None], groups=x.size(2)).mT)
+        return F.conv1d(x.mT, self.weight[:, None], groups=x.size(2)).mT
 
 
 @tfkit.hookimpl

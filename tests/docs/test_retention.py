@@ -1,4 +1,4 @@
-"""docs/attention.md: its plugin keeps all guarantees, and its spec runs, exports and decodes."""
+"""docs/retention.md: its plugin keeps all guarantees, and its spec runs, exports and decodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfkit.tools.eject.write import eject
 
 from .page import follow, run
 
-PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
+PAGE = Path(__file__).parents[2] / "docs" / "retention.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:^`(?P<file>[\w./]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [match.groupdict() for match in BLOCK.finditer(TEXT)]
@@ -90,7 +90,7 @@ def test_its_python_but_for_the_long_check(tmp_path: Path, monkeypatch: pytest.M
     names: dict[str, object] = {}
     for text in of("python"):
         if not re.search("check_component|check_model", text):
-            exec(compile(text, "attention.md", "exec"), names)
+            exec(compile(text, "retention.md", "exec"), names)
     assert {"expected", "actual"} <= {*names}
 
 
@@ -132,12 +132,3 @@ def test_a_cache_of_a_memory_is_read_once(plugins: object) -> None:
 def test_rotary_positions_are_refused(plugins: object) -> None:
     with pytest.raises(tfkit.SpecError, match="retention does not rotate queries and keys"):
         tfkit.loads(MEMORY.replace("position: decay", "position: rope"), plugins=plugins)
-
-
-@pytest.mark.parametrize("kind", [tfkit.Context, tfkit.Cache, tfkit.Past])
-def test_help_says_every_field(kind: type) -> None:
-    text = kind.__doc__ or ""
-    for field in kind._fields:
-        assert re.search(rf"^ +{field}: \w", text, re.MULTILINE), field
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", TEXT, re.MULTILINE)
-    assert {*tfkit.Context._fields} <= {name for row in rows for name in re.findall(r"\w+", row)}
