@@ -11,6 +11,7 @@ ALLOWED = {
     "out.view(x.shape)": "batch and length are known only when it runs",
     "_exchange_axes(y).unflatten(1, v.shape[1:3])": "how many groups there are is known only when it runs",
     "last.unflatten(1, v.shape[1:3])": "how many groups there are is known only when it runs",
+    "x.reshape(images.size(0), images.size(1) * x.size(1), x.size(2))": "how many images a row has is known only then",
     "rows[:n * size].unflatten(0, [n, size])": "how many rows an expert has is known only when it runs",
 }
 """What names no axis, and why."""

@@ -173,6 +173,16 @@ def test_padded_prompts_are_read_incrementally(tmp_path: Path) -> None:
     close(cached(tokens[:, -9:], mask[:, -9:])[mask[:, -9:]], expected[:, -9:][mask[:, -9:]])
 
 
+def test_an_image_in_two_pieces_is_an_error_if_its_vectors_attend_to_each_other(tmp_path: Path) -> None:
+    trial = ImageTextTrial.of(IMAGE_TEXT["gemma3"], tmp_path)
+    tokens, (pixels, _) = trial.case.tokens([1, 1, 1], LENGTH, 8), trial.case.images([1, 1, 1], 8)
+    cached = tfkit.CachedModel(trial.ours, length=LENGTH)
+    cached.start(BATCH, images=pixels)
+    cached(tokens[:, :3])
+    with pytest.raises(ValueError, match="`image_blocks` must have all tokens of a block in one piece"):
+        cached(tokens[:, 3:])
+
+
 def test_more_placeholders_than_vectors_are_an_error(tmp_path: Path) -> None:
     trial = ImageTextTrial.of(IMAGE_TEXT["llava"], tmp_path)
     tokens, (pixels, _) = trial.case.tokens([2, 1, 1], LENGTH, 7), trial.case.images([1, 1, 1], 7)

@@ -66,13 +66,14 @@ def where_it_is(name: str, folders: Iterable[Path]) -> str:
     return f"`pip install {_path_argument(path)}`, or {allow}" if (path / "pyproject.toml").is_file() else allow
 
 
-def where_kind_is(kind: str, folders: Iterable[Path]) -> str | None:
+def where_kind_is(kind: str, folders: Iterable[Path], loaded: Iterable[str] = ()) -> str | None:
     """Explain how to load the plugin in these folders whose code has a config of a kind; None if there is none.
 
-    The code is searched, not run.
+    The code is searched, not run. The plugins with the names in `loaded` and tfkit itself are omitted.
     """
     declaration = re.compile(rf"""Literal\[["']{re.escape(kind)}["']\]""")
-    for path in lying_in(folders).values():
+    omitted = {"tfkit", *map(normalized_name, loaded)}
+    for path in (path for name, path in lying_in(folders).items() if name not in omitted):
         for file in [path] if path.is_file() else _files_in(path, ".py"):
             with suppress(OSError, UnicodeDecodeError):
                 if declaration.search(file.read_text(encoding="utf-8")):

@@ -74,7 +74,8 @@ def unknown_kind(word: str, base: type[Component], plugins: Plugins, span: Span,
         notes.append(f"`{word}` is a slot: its kinds fill a field, as `rope` does in `attention: {{position: rope}}`")
         help = f"list the kinds of the slot with `tfkit components {word}`"
     # Also if a different slot has a kind of this name.
-    help = where_kind_is(word, plugin_folders(pathlib.Path(span.source.name).parent)) or help
+    loaded = [plugin.name for plugin in plugins.loaded]
+    help = where_kind_is(word, plugin_folders(pathlib.Path(span.source.name).parent), loaded) or help
     if plugins.broken:
         notes.append(f"plugins that could not be loaded: {listing(broken.name for broken in plugins.broken)}")
     return Diagnostic(f"unknown {kind_of(base)} {quoted(word)}", span, ".".join(path), tuple(notes), help)
