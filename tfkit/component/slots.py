@@ -320,6 +320,8 @@ class AttentionConfig(SublayerConfig):
         }
     )
     """Fields that cross-attention cannot have, with reasons. Cross-attention derived from self-attention omits them."""
+    takes_memory: ClassVar[bool] = True
+    """False if the attention is self-attention only, so that it cannot attend to a memory."""
     chooses_keys: ClassVar[bool] = False
     """True if a query attends to only some of the keys that its mask allows, depending on the tokens."""
 

@@ -163,9 +163,15 @@ class StackConfig(LayerConfig, BlockConfig):
                     help=f"add `memory: NODE` to the {self.kind_name()}",
                 )
             if self.memory is not None and any(s.sublayer == "cross_attention" for s in layer.order(memory=True)):
-                reads = True
-                if layer.cross() is None:
+                reads, cross = True, layer.cross()
+                if cross is None:
                     raise Invalid(f"{path}cross_attention", "a layer of a stack with a memory must have an attention")
+                if not cross.takes_memory:
+                    message = f"attention `{cross.kind_name()}` cannot attend to a memory: it is self-attention only"
+                    help = "write `cross_attention` with another kind"
+                    raise Invalid(
+                        f"{path}{'cross_attention' if layer.cross_attention else 'attention'}", message, help=help
+                    )
         if self.memory is not None and not reads:
             message = "`memory` has no effect: no sublayer attends to it"
             raise Invalid("memory", message, help="add `cross_attention` to `sublayers`")

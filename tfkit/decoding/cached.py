@@ -322,12 +322,7 @@ class CachedModel:
         if self.used == 0:
             self._check_prefix(tokens, mask)
         for name in self._parts.block_inputs:
-            self._blocks[name] = self._last_blocks(name, inputs.get(name, self._blocks_of(name, tokens)), mask)
-
-    def _blocks_of(self, name: str, tokens: Tensor) -> Tensor:
-        """Return the block of each token that a node computes of placeholders, 0 for an input that is not passed."""
-        ids = [] if name in self._graph.inputs else list(self._graph.node(name).config.placeholders().values())
-        return (tokens == (ids[0] if ids else -1)).long()
+            self._blocks[name] = self._last_blocks(name, block_numbers(self._graph, name, tokens, inputs), mask)
 
     def _last_blocks(self, name: str, blocks: Tensor, mask: Tensor | None) -> list[int]:
         """Return the block of the last token of each row; raise ValueError if a block of the previous piece continues.
@@ -415,3 +410,11 @@ def _check_names(inputs: Mapping[str, Tensor], required: Collection[str], names:
         raise ValueError(f"missing: {listing(missing)}")
     if unknown := [name for name in inputs if name.removesuffix("_mask") not in names]:
         raise ValueError(f"unknown inputs: {listing(unknown)}; possible inputs: {listing(names) or 'none'}")
+
+
+def block_numbers(graph: Graph, name: str, tokens: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the block of each token, [b, t], from an input or a node that finds placeholders; 0 for none."""
+    if name in graph.inputs:
+        return inputs.get(name, torch.zeros_like(tokens))
+    token = next(iter(graph.node(name).config.placeholders().values()), -1)
+    return (tokens == token).long()

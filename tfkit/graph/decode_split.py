@@ -34,7 +34,7 @@ class DecodeSplit:
 
     @property
     def block_inputs(self) -> set[str]:
-        """Inputs with the block of each token. A step must have all tokens of a block."""
+        """Inputs and nodes with the block of each token. A step must have all tokens of a block."""
         return {node.stack.blocks for node, _ in self.step_nodes.values() if node.stack and node.stack.blocks}
 
 

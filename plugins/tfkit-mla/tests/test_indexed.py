@@ -159,3 +159,28 @@ def test_an_index_that_keeps_all_keys_changes_nothing() -> None:
 def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(tfkit.SpecError, match=message):
         graph_of(**fields)
+
+
+def test_a_memory_is_an_error_of_the_spec() -> None:
+    spec = {
+        "tfkit": 1,
+        "name": "m",
+        "d_model": 16,
+        "vocab_size": 11,
+        "inputs": ["source", "tokens"],
+        "graph": {
+            "memory": {"block": "embedding", "input": "source"},
+            "embedding": {"block": "embedding", "input": "tokens"},
+            "decoder": {
+                "block": "decoder",
+                "n_layers": 1,
+                "memory": "memory",
+                "attention": {"kind": "mla_indexed", **FIELDS, "index": INDEX},
+            },
+            "logits": {"block": "lm_head"},
+        },
+    }
+    with pytest.raises(tfkit.SpecError, match="attention `mla_indexed` cannot attend to a memory"):
+        tfkit.load(spec, plugins=PLUGINS)
+    spec["graph"]["decoder"]["cross_attention"] = {"kind": "mha", "n_heads": 2}  # type: ignore[index]
+    tfkit.build(tfkit.load(spec, plugins=PLUGINS))

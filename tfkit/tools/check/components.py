@@ -189,8 +189,8 @@ def models_of(
         part = {"kind": kind, **required_values(config), **LISTS.get(kind, {}), **(fields or {}), **row}
         words = "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())
         for layout in within:
-            if layout == "memory" and issubclass(config, AttentionConfig) and config.chooses_keys:
-                continue  # an attention that chooses among the keys of its sequence has no cross-attention
+            if layout == "memory" and issubclass(config, AttentionConfig) and not config.takes_memory:
+                continue
             try:
                 graph = expand(take_spec(small_spec(layout, config, part), plugins))
             except SpecError as error:

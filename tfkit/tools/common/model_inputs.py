@@ -197,9 +197,7 @@ def _decoding_sequences(
     for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
         piece = {name: inputs[name][:, start : start + size] for name in parts.step_inputs}
         # Only the first piece has blocks: exported programs read the tokens of the other pieces one by one.
-        piece |= {name: piece[name] * (start == 0) for name in parts.block_inputs}
-        # A block must not continue in the next piece.
-        piece |= {name: piece[name] * 2 + len(pieces) % 2 for name in parts.block_inputs if name in piece}
+        piece |= {name: piece[name] * (start == 0) for name in parts.block_inputs if name in piece}
         for name in parts.block_inputs - piece.keys() if start else ():
             for token in graph_of(model).node(name).config.placeholders().values():
                 piece[main] = piece[main].masked_fill(piece[main] == token, token - 1 if token else 1)

@@ -22,6 +22,7 @@ from torch.export import Dim, ExportedProgram
 
 from tfkit.building.builder import graph_of, inputs_of
 from tfkit.component import Cached, MixerConfig, State
+from tfkit.decoding.cached import block_numbers
 from tfkit.decoding.modules import empty_caches, initial_value_names, reading_module, stepping_module
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.decode_split import DecodeSplit, split_if_decodable
@@ -389,8 +390,9 @@ class IncrementalReader:
 
     def _decode(self, arguments: dict[str, Tensor], mask: Tensor) -> list[Tensor]:
         """Read several tokens one after the other."""
-        for name in self._caches.parts.block_inputs & arguments.keys():
-            if bool(arguments[name].any()):
+        tokens = arguments[self._caches.parts.step_inputs[0]]
+        for name in self._caches.parts.block_inputs:
+            if bool(block_numbers(self._graph, name, tokens, arguments).any()):
                 raise ValueError(f"`{name}` must have all blocks in the first call; got a block in a later call")
         columns = []
         for i in range(mask.size(1)):

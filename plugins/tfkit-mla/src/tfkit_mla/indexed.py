@@ -51,6 +51,7 @@ class IndexedAttentionConfig(LatentAttentionConfig):
 
     kind: Literal["mla_indexed"] = "mla_indexed"  # type: ignore[assignment]
     chooses_keys: ClassVar[bool] = True
+    takes_memory: ClassVar[bool] = False
     untrained: ClassVar[tuple[str, ...]] = ("index",)
     score_parameters: ClassVar[tuple[str, ...]] = ("index.weight.weight",)
     q_rank: tfkit.Dim  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
@@ -97,8 +98,6 @@ class IndexedAttentionConfig(LatentAttentionConfig):
             raise tfkit.Invalid("index_from", f"`mask` must be equal in the layer that gives {name}")
 
     def build(self, make: tfkit.Make, *, d_memory: int | None, causal: bool) -> nn.Module:
-        if d_memory is not None:
-            raise tfkit.Invalid("kind", "`mla_indexed` is self-attention: an index of a memory does not exist")
         modules: dict[str, Any] = {**self._build_queries(make), **self._build_keys(make, self.d_model)}
         modules |= {"causal": causal, "eager": make.attention_backend == "eager"}
         if self.index is None:
