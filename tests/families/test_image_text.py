@@ -194,6 +194,11 @@ def test_more_placeholders_than_vectors_are_an_error(tmp_path: Path) -> None:
         trial.ours(tokens, pixels[:, 0])
 
 
+def test_a_published_config_omits_sizes_of_the_text_model() -> None:
+    imported = import_config(Path(__file__).parents[1] / "published/llava_1_5_7b.json")
+    assert imported.graph.spec.model.graph == tfkit.load("llava_1_5_7b").spec.model.graph
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_models_are_theirs(name: str, tmp_path: Path) -> None:
     trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)

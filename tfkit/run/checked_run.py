@@ -537,8 +537,11 @@ def _check_inputs(run: Run, batch: Batch, inputs: Mapping[str, str]) -> None:
     """Raise SpecError if an input of the model does not fit the sizes or the vocabulary of the data."""
     for name, values in batch.inputs.items():
         signal, sizes = run.graph.inputs[inputs[name]], _feature_shape(values)
-        taken = (signal.channels, signal.rows, signal.width) if signal.type == "image" else (signal.width,)
-        if sizes != (taken if signal.type in ("sequence", "vector", "image") else None):
+        of_image = signal.type in ("image", "images")
+        taken = (signal.channels, signal.rows, signal.width) if of_image else (signal.width,)
+        if of_image and sizes is not None:
+            sizes = sizes[-3:]
+        if sizes != (taken if signal.type in ("sequence", "vector", "image", "images") else None):
             words = "features of width" if values.ndim < 4 else "images of"
             got = "ids" if sizes is None else f"{words} {' x '.join(map(str, sizes))}"
             raise run.error(f"the data has {got}, but `{inputs[name]}` of the model takes {signal.in_words()}", "data")

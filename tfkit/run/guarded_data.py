@@ -69,7 +69,7 @@ class GuardedData:
                 raise TypeError(f"it must return a Batch; got {type(batch).__name__}")
             for name, values in batch.inputs.items():
                 if getattr(values, "dtype", None) == np.float32:
-                    _check_array(name, values, count, "float32", min(max(values.ndim, 2), 4))
+                    _check_array(name, values, count, "float32", min(max(values.ndim, 2), 5))
                 else:
                     _check_array(name, values, count, "integers", 2)
                     _check_range(name, values, self.vocab_size)
@@ -134,7 +134,7 @@ class _GuardedExamples:
 
 
 _KINDS = {"integers": "iu", "float32": "f", "bool": "b"}
-_AXES = {1: "one axis", 2: "two axes", 3: "three axes", 4: "four axes"}
+_AXES = {1: "one axis", 2: "two axes", 3: "three axes", 4: "four axes", 5: "five axes"}
 
 
 def _check_array(name: str, values: object, count: int, type_: str, axes: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tfkit_media import ImagePairsConfig, ImagesConfig, ShapesConfig
+from tfkit_media import ImagePairsConfig, ImagesConfig, ImageTextsConfig, ShapesConfig
 from tfkit_media.shapes import draw
 
 from tfkit import Invalid
@@ -90,6 +90,20 @@ def test_the_target_of_a_pair_is_the_number_of_its_image(tmp_path: Path) -> None
     assert batch.inputs["tokens"].shape == (3, 2)
     assert batch.targets.tolist() == (batch.inputs["tokens"][:, 0] // 2).tolist()
     assert data.n_classes == N
+
+
+def test_placeholders_precede_the_text_that_is_predicted(tmp_path: Path) -> None:
+    tokens = np.arange(2 * N).reshape(N, 2) % 7
+    data = ImageTextsConfig(**saved(tmp_path, images=PIXELS, tokens=tokens), vectors=3).build(None)
+    batch = data.examples("train", "shuffled").batch(np.array([3, 1, 5]))
+    assert batch.inputs["images"].shape == (3, 1, 3, 4, 5)
+    assert batch.inputs["tokens"][:, :3].tolist() == [[7] * 3] * 3
+    assert batch.targets[:, :2].tolist() == [[-100] * 2] * 3
+    assert batch.targets[:, 2].tolist() == batch.inputs["tokens"][:, 3].tolist()
+    assert ((batch.targets[:, 3] - batch.targets[:, 2]) % 7 == 1).all()
+    assert (data.vocab_size, data.length) == (8, 4)
+    with pytest.raises(Invalid, match="`patch` has no effect"):
+        ImageTextsConfig(**saved(tmp_path, images=PIXELS, tokens=tokens), vectors=3, patch=1).build(None)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from tfkit_media.shapes import draw
 
-import tfkit
 from tfkit.cli import main
 
 from .models import PLUGINS
@@ -25,9 +23,9 @@ COMMANDS = [
     pair
     for block in re.findall(r"^```console\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     for pair in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
-    if "shapes" not in pair[0]
+    if "shapes" not in pair[0] and "captions" not in pair[0]
 ]
-RUN, LATE, SPEC = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+RUN, LATE, CAPTIONS = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_tables_have_all_blocks_and_specs() -> None:
@@ -57,13 +55,18 @@ def test_commands_print_what_is_shown(
     assert re.fullmatch(f"{pattern}\n*", printed, re.DOTALL), printed
 
 
-def test_the_spec_places_images() -> None:
-    model = tfkit.build(tfkit.load(yaml.safe_load(SPEC), plugins=PLUGINS)).eval()
-    tokens, images = torch.full((2, 40), 999), torch.randn(2, 2, 3, 32, 32)
-    tokens[:, 32:] = 7
-    logits = model(tokens, images)
-    assert (logits - model(tokens, images.flip(1))).abs().max() > 1e-3
-    assert model(tokens[:, 32:], images[:, :0]).shape == (2, 8, 1000)
+@pytest.mark.slow
+def test_the_run_learns_to_describe_shapes(tmp_path: Path) -> None:
+    (tmp_path / "captions.yaml").write_text(CAPTIONS, encoding="utf-8")
+    (tmp_path / "shapes").mkdir()
+    for name, array in draw(4000).items():
+        np.save(tmp_path / f"shapes/{name}.npy", array)
+    plugins = ["--plugin-dir", str(ROOT), "--no-plugins"]
+    assert main(["train", str(tmp_path / "captions.yaml"), "-o", str(tmp_path / "run"), *plugins]) == 0
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    accuracy = [line["val.accuracy"] for line in lines if "val.accuracy" in line]
+    assert accuracy[0] < 0.5  # a description without the image: at most (1 + 1/2 + 1/2 + 1/8) / 4
+    assert accuracy[-1] > 0.95
 
 
 @pytest.mark.slow

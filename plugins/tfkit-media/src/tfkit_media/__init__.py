@@ -16,7 +16,7 @@ from tfkit_media.fields import (
     SidesConfig,
     WidthOrConfig,
 )
-from tfkit_media.images import ImagePairsConfig, ImagesConfig, ShapesConfig
+from tfkit_media.images import ImagePairsConfig, ImagesConfig, ImageTextsConfig, ShapesConfig
 from tfkit_media.patches import Patches, PatchesConfig
 from tfkit_media.placing import (
     ImageBlocks,
@@ -45,6 +45,7 @@ __all__ = [
     "ImageBlocks",
     "ImageBlocksConfig",
     "ImagePairsConfig",
+    "ImageTextsConfig",
     "ImagesConfig",
     "JoinImages",
     "JoinImagesConfig",
@@ -81,6 +82,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         MatchesConfig,
         ImagesConfig,
         ImagePairsConfig,
+        ImageTextsConfig,
         ShapesConfig,
         SidesConfig,
         FeatureLayerConfig,

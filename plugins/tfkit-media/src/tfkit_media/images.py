@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +19,8 @@ import tfkit
 from tfkit import Batch, Examples, Invalid
 from tfkit_media.shapes import SHAPES, draw
 
+IGNORE_INDEX = -100
+"""The target of positions that do not count."""
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
 
@@ -150,6 +152,35 @@ class ImagePairsConfig(ImageFilesConfig):
         return self.data(pixels, arrays, int(tokens.max(initial=0)) + 1, n_classes=len(tokens))
 
 
+class ImageTextsConfig(ImageFilesConfig):
+    """An image and the tokens of a text for it, which follow the placeholders of the image; each token is predicted."""
+
+    kind: Literal["image_texts"] = "image_texts"
+    tokens: str
+    """A file `.npy` with the tokens of each text, [n, t]."""
+    vectors: tfkit.Dim
+    """Number of vectors of an image, each with a placeholder. The placeholder is the id after the last token."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return ("images", "tokens")
+
+    def build(self, length: int | None) -> ImageData:
+        pixels, tokens = self.read_pixels(), _array("tokens", Path(self.tokens))
+        if tokens.ndim != 2 or len(tokens) != len(pixels) or not tokens.size or tokens.dtype.kind not in "iu":
+            message = f"`tokens` must be ids [n, t] for {len(pixels)} images"
+            raise Invalid("tokens", f"{message}; got {tokens.dtype} {list(tokens.shape)}")
+        if self.patch is not None:
+            raise Invalid("patch", "`patch` has no effect: the model reads images", help="remove it")
+        placeholder = int(tokens.max()) + 1
+        front = np.full((len(tokens), self.vectors), placeholder)
+        inputs = np.concatenate([front, tokens[:, :-1]], axis=1).astype(np.int64)
+        ignored = np.full((len(tokens), self.vectors - 1), IGNORE_INDEX)
+        arrays = {"tokens": inputs, "targets": np.concatenate([ignored, tokens], axis=1).astype(np.int64)}
+        data = self.data(pixels, arrays, placeholder + 1)
+        return replace(data, length=inputs.shape[1])
+
+
 @dataclass(frozen=True)
 class ImageData:
     """The examples of each split."""
@@ -191,6 +222,8 @@ class ImageExamples:
         inputs = {name: array[numbers] for name, array in self.arrays.items() if name != "targets"}
         image = ((image - mean) / std).astype(np.float32)
         images = {"image": image} if self.config.patch is None else {"patches": _patches(image, self.config.patch)}
+        if isinstance(self.config, ImageTextsConfig):
+            images = {"images": image[:, None]}
         return Batch({**images, **inputs}, self.arrays["targets"][numbers])
 
 
