@@ -21,7 +21,7 @@ import tokenizers
 import torch
 
 import tfkit
-from tfkit.run.tasks import Scores
+from tfkit.run.tasks import ContinuationScores
 from tfkit.tools.eval_ import evaluation
 
 FOLDER = Path(__file__).with_name("harness")
@@ -90,11 +90,11 @@ def stored() -> dict[str, Any]:
 
 def check_numbers(model: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare every likelihood and every metric with the harness."""
-    scores: dict[str, Scores] = {}
+    scores: dict[str, ContinuationScores] = {}
     errors: dict[str, float] = {}
     of_tasks = evaluation.Evaluation.of_tasks
 
-    def kept(numbers: dict[str, float], tasks: Any, of_names: dict[str, Scores]) -> evaluation.Evaluation:
+    def kept(numbers: dict[str, float], tasks: Any, of_names: dict[str, ContinuationScores]) -> evaluation.Evaluation:
         scores.update(of_names)
         result = of_tasks(numbers, tasks, of_names)
         errors.update(result.errors)

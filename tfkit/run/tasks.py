@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ContinuationScores:
     """The scores of all continuations of a task.
 
     Attributes:
@@ -97,7 +97,7 @@ class Task:
             targets[index, end - row.size : end] = row.ids[-row.size :]
         return Batch({"tokens": tokens}, targets, masks={} if mask.all() else {"tokens": mask})
 
-    def values(self, scores: Scores) -> dict[str, Values]:
+    def values(self, scores: ContinuationScores) -> dict[str, Values]:
         """Return the value of each metric for each question. A `perplexity` has the log-likelihoods."""
         ends = np.cumsum([len(question.targets) for question in self.file.questions])[:-1]
         likelihoods = np.split(scores.likelihoods, ends)
@@ -115,7 +115,7 @@ class Task:
             }
         return {metric: values[metric] for metric in self.file.metrics}
 
-    def numbers(self, scores: Scores) -> dict[str, float]:
+    def numbers(self, scores: ContinuationScores) -> dict[str, float]:
         """Return the metrics by their names in reports."""
         means = {metric: float(values.mean()) for metric, values in self.values(scores).items()}
         return {

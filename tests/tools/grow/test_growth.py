@@ -17,7 +17,7 @@ from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.cli import main
 from tfkit.graph.expand import load
 from tfkit.tools.check.reduced import reduced_model
-from tfkit.tools.grow.growth import Growth, grow
+from tfkit.tools.grow.growth import GrownStart, grow
 
 from ...docs.page import ROOT
 
@@ -137,7 +137,7 @@ def test_a_run_file_needs_a_run(folder: Path, run: Run) -> None:
 # ---- specs of all kinds ----
 
 
-def growth_of(spec: str, *changes: str) -> Growth:
+def growth_of(spec: str, *changes: str) -> GrownStart:
     """Grow a reduced model of a spec with random weights."""
     plugins = tfkit.load_plugins()
     return grow(reduced_model(load(spec, plugins=plugins), plugins).graph, changes, plugins)

@@ -20,7 +20,7 @@ from tfkit.errors import Diagnostic, SpecError
 from tfkit.learning.loss import Loss
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import IGNORE_INDEX, LossConfig
-from tfkit.run.tasks import Scores, Task
+from tfkit.run.tasks import ContinuationScores, Task
 from tfkit.run.training.evaluate import batch_tensors
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.processes import Processes
@@ -48,7 +48,7 @@ class TaskScorer:
     bfloat16: bool = False
     processes: Processes = field(default_factory=Processes)
 
-    def scores(self, task: Task, fit: Fit, between: Callable[[], None] = lambda: None) -> Scores:
+    def scores(self, task: Task, fit: Fit, between: Callable[[], None] = lambda: None) -> ContinuationScores:
         """Return the scores of a task. `between` is called before each batch, and may raise to end the evaluation."""
         head = self._head()
         # The longest first: a lack of memory shows in the first batch.
@@ -60,7 +60,7 @@ class TaskScorer:
                 start, numbers, values = fit(partial(self._next_rows, task, head, order, start))
                 sums[numbers] = values
         likelihoods, greedy = self.processes.sum(sums).numpy().T
-        return Scores(likelihoods, greedy)
+        return ContinuationScores(likelihoods, greedy)
 
     def _next_rows(self, task: Task, head: Loss, order: Sequence[int], start: int, positions: int) -> Rows:
         """Compute the rows of this process in the batch that begins at `start`, from `positions` at once.
@@ -113,7 +113,7 @@ def evaluate_tasks(
     micro_batch: MicroBatch,
     between: Callable[[], None] = lambda: None,
     processes: Processes | None = None,
-) -> dict[str, Scores]:
+) -> dict[str, ContinuationScores]:
     """Return the scores of tasks by their names; see `evaluate_splits` for the arguments."""
     bfloat16 = run.config.precision == "bfloat16"
     scorer = TaskScorer(model, run.config.loss, bfloat16, processes or Processes())
@@ -124,6 +124,6 @@ def evaluate_tasks(
     return {task.name: scorer.scores(task, fit, between) for task in tasks}
 
 
-def task_numbers(tasks: Iterable[Task], scores: Mapping[str, Scores]) -> dict[str, float]:
+def task_numbers(tasks: Iterable[Task], scores: Mapping[str, ContinuationScores]) -> dict[str, float]:
     """Return the metrics of tasks by their names in reports."""
     return {name: number for task in tasks for name, number in task.numbers(scores[task.name]).items()}

@@ -286,10 +286,8 @@ class _Shrink:
             return min(value, DISTANCES.get(name, value))
         if isinstance(config, ScoreBiasConfig):
             return min(value, DISTANCE if most == DIM else BUCKETS)
-        if isinstance(config, InputConfig) and name == "length":
-            return self._shorter(value)
-        if isinstance(config, InputConfig) and config.type == "positions":
-            return value
+        if isinstance(config, InputConfig) and (name == "length" or config.type == "positions"):
+            return self._shorter(value) if name == "length" else value
         if value in self.rows and name not in ("d_ff", "d_model"):
             return self.rows[value]
         if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, for instance of an end token

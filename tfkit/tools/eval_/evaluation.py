@@ -22,7 +22,7 @@ from tfkit.plugin.manager import Plugins, load_plugins
 from tfkit.run.checked_run import Run, check_length, check_metrics, load_run, task_for
 from tfkit.run.contract import LossConfig, MetricConfig, Tokenizer
 from tfkit.run.run_spec import RunSpec, SplitConfig, TaskConfig
-from tfkit.run.tasks import Scores, Task
+from tfkit.run.tasks import ContinuationScores, Task
 from tfkit.run.training.checkpoint import LossState, loss_tensors
 from tfkit.run.training.evaluate import evaluate_splits as numbers_of
 from tfkit.run.training.guarded import guarded_component_call
@@ -69,7 +69,9 @@ class Evaluation:
         }
 
     @classmethod
-    def of_tasks(cls, numbers: dict[str, float], tasks: Sequence[Task], scores: Mapping[str, Scores]) -> Evaluation:
+    def of_tasks(
+        cls, numbers: dict[str, float], tasks: Sequence[Task], scores: Mapping[str, ContinuationScores]
+    ) -> Evaluation:
         """Return the numbers with the results of tasks, from the scores of each task by name."""
         by_name = {task.name: task for task in tasks}
         answers = {name: task.values(scores[name]) for name, task in by_name.items()}

@@ -36,7 +36,7 @@ GRAPH = "graph"
 
 
 @dataclass(frozen=True)
-class Step:
+class SizeStep:
     """A change of the spec with one reason: values, or components, by their paths in the spec."""
 
     title: str
@@ -143,7 +143,7 @@ def _unknown_path(graph: Graph, path: tuple[str, ...], change: Any) -> SpecError
 
 
 @dataclass(frozen=True)
-class Difference:
+class SpecDifference:
     """A value, or a component of a different kind, that differs between two specs."""
 
     path: FieldPath
@@ -158,13 +158,13 @@ class Difference:
         return type(self.old) is int and type(self.new) is int
 
 
-def step_groups(old: ModelSpec, new: ModelSpec) -> list[list[Step]]:
+def step_groups(old: ModelSpec, new: ModelSpec) -> list[list[SizeStep]]:
     """Return the steps from a model to a larger model. The steps of a group may have to be taken together.
 
     The width of the stream comes first, then other sizes by component, the depth, components of a new kind, and the
     values that are not sizes.
     """
-    sizes: dict[tuple[int, str], dict[str, list[Difference]]] = {}
+    sizes: dict[tuple[int, str], dict[str, list[SpecDifference]]] = {}
     for difference in _differences(old.graph, new.graph, (GRAPH,), ""):
         name, rank, owner = difference.path[-1], 5, ".".join(difference.path)
         if isinstance(difference.new, Config) or isinstance(difference.old, Config):
@@ -178,7 +178,7 @@ def step_groups(old: ModelSpec, new: ModelSpec) -> list[list[Step]]:
     return [[_step(differences) for differences in fields.values()] for _, fields in groups]
 
 
-def _differences(old: Any, new: Any, path: FieldPath, owner: str) -> Iterator[Difference]:
+def _differences(old: Any, new: Any, path: FieldPath, owner: str) -> Iterator[SpecDifference]:
     before, after = _entries(old), _entries(new)
     if type(old) is type(new) and before is not None and after is not None and before.keys() == after.keys():
         inside = type(new).__name__ if isinstance(new, Config) else owner
@@ -187,8 +187,8 @@ def _differences(old: Any, new: Any, path: FieldPath, owner: str) -> Iterator[Di
     elif old != new or type(old) is not type(new):
         widths = [entries[WIDTH] for entries in (before, after) if entries is not None and WIDTH in entries]
         if len(set(widths)) > 1:  # the component grows before it is replaced
-            yield Difference((*path, WIDTH), widths[0], widths[1], owner)
-        yield Difference(path, old, new, owner)
+            yield SpecDifference((*path, WIDTH), widths[0], widths[1], owner)
+        yield SpecDifference(path, old, new, owner)
 
 
 def _entries(value: Any) -> Mapping[str, Any] | None:
@@ -199,12 +199,12 @@ def _entries(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _step(differences: Sequence[Difference]) -> Step:
+def _step(differences: Sequence[SpecDifference]) -> SizeStep:
     changes = dict.fromkeys(f"{_text(item.old)} -> {_text(item.new)}" for item in differences)
     first = differences[0].path[1:]
     name = ".".join(first) if len(differences) == 1 else first[-1]
     replaces = any(isinstance(value, Config) for item in differences for value in (item.old, item.new))
-    return Step(f"{name} {', '.join(changes)}", {item.path: item.new for item in differences}, replaces)
+    return SizeStep(f"{name} {', '.join(changes)}", {item.path: item.new for item in differences}, replaces)
 
 
 def _text(value: Any) -> str:

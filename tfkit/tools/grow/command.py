@@ -17,7 +17,7 @@ from tfkit.tools.common.units import count_text
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
-    from tfkit.tools.grow.growth import Growth
+    from tfkit.tools.grow.growth import GrownStart
 
 
 RUN_SUFFIXES = (".yaml", ".yml")
@@ -74,10 +74,9 @@ def grow(
     json: bool,
 ) -> None:
     is_run = output is not None and output.suffix in RUN_SUFFIXES
-    if force and (output is None or is_run):
-        raise click.UsageError("--force has no effect without a folder to write: -o DIR")
-    if noise and (output is None or is_run):
-        raise click.UsageError("--noise has no effect without a folder to write: -o DIR")
+    for name, value in (("force", force), ("noise", noise)):
+        if value and (output is None or is_run):
+            raise click.UsageError(f"--{name} has no effect without a folder to write: -o DIR")
     graph = reader.load(spec)
     from tfkit.graph.input_shapes import max_len
 
@@ -98,23 +97,14 @@ def grow(
         files = [] if output is None else _write(reader, spec, graph, growth, output, noise, seed, force)
     counts = [count_params(item).total for item in (graph, growth.graph)]
     if json:
-        values = {"steps": growth.steps, "difference": growth.difference, "exact": growth.exact}
-        print_json(
-            {
-                "name": graph.name,
-                "parameters": counts,
-                **values,
-                "weights": growth.weights,
-                "noise": noise,
-                "files": files,
-            }
-        )
+        values = {name: getattr(growth, name) for name in ("steps", "difference", "exact", "weights")}
+        print_json({"name": graph.name, "parameters": counts, **values, "noise": noise, "files": files})
     else:
         _show(graph.name, growth, counts, noise, files)
 
 
 def _write(
-    reader: Reader, spec: str, graph: Graph, growth: Growth, output: Path, noise: float, seed: int, force: bool
+    reader: Reader, spec: str, graph: Graph, growth: GrownStart, output: Path, noise: float, seed: int, force: bool
 ) -> list[str]:
     from tfkit.tools.grow.files import grown_model, write_run
     from tfkit.tools.save.save import save
@@ -127,7 +117,7 @@ def _write(
     return [str(path) for path in written]
 
 
-def _show(name: str, growth: Growth, counts: Sequence[int], noise: float, files: Sequence[str]) -> None:
+def _show(name: str, growth: GrownStart, counts: Sequence[int], noise: float, files: Sequence[str]) -> None:
     rows = [(step.change, step.rule, f"{step.difference:.1e}", "yes" if step.exact else "no") for step in growth.steps]
     exact = "yes" if growth.exact else "no"
     rows.append(("all changes", "", f"{growth.difference:.1e}", exact))

@@ -19,11 +19,11 @@ from tfkit.run.read_run import read_run
 from tfkit.run.run_spec import WeightsConfig, render_run
 from tfkit.spec.folder import RUN
 from tfkit.tools.common.atomic_files import write_file
-from tfkit.tools.grow.growth import Growth
+from tfkit.tools.grow.growth import GrownStart
 from tfkit.tools.grow.proof import initial_model
 
 
-def write_run(source: Path, growth: Growth, old: Graph, file: Path, plugins: Plugins) -> None:
+def write_run(source: Path, growth: GrownStart, old: Graph, file: Path, plugins: Plugins) -> None:
     """Write a run with the settings of the run in `source`, the larger model, and weights that a map gives.
 
     Raises SpecError if `source` is not a run, or has settings that belong to its sizes; or if the new run is invalid.
@@ -49,7 +49,7 @@ def write_run(source: Path, growth: Growth, old: Graph, file: Path, plugins: Plu
         raise
 
 
-def grown_model(growth: Growth, old: Graph, *, seed: int, noise: float) -> fx.GraphModule:
+def grown_model(growth: GrownStart, old: Graph, *, seed: int, noise: float) -> fx.GraphModule:
     """Build the larger model in the dtype of the weights of the model.
 
     `noise` is the standard deviation of the noise that is added to repeated weights, relative to each weight's.
@@ -66,7 +66,7 @@ def grown_model(growth: Growth, old: Graph, *, seed: int, noise: float) -> fx.Gr
 
 
 @torch.no_grad()
-def _add_noise(model: fx.GraphModule, growth: Growth, noise: float, seed: int) -> None:
+def _add_noise(model: fx.GraphModule, growth: GrownStart, noise: float, seed: int) -> None:
     generator, state = torch.Generator().manual_seed(seed), model.state_dict()
     locations = tensor_locations_of(model)
     for name in growth.repeated:

@@ -20,7 +20,7 @@ from tfkit.tools.grow.axes import NestedGrowth, is_repeated, plain_axis
 from tfkit.tools.grow.changes import (
     DEPTH,
     WIDTH,
-    Step,
+    SizeStep,
     changed,
     larger_spec,
     step_groups,
@@ -28,7 +28,7 @@ from tfkit.tools.grow.changes import (
     without_head_widths,
 )
 from tfkit.tools.grow.mapping import weights_entry
-from tfkit.tools.grow.proof import EXACT, Proof, initial_model
+from tfkit.tools.grow.proof import EXACT, GrowthProof, initial_model
 from tfkit.tools.grow.rules import COPIES, RULES, SizedModel, TensorMap, grown_maps, repeated_maps, sizes_of
 from tfkit.tools.grow.structure import deeper_maps, replaced_maps
 
@@ -53,7 +53,7 @@ class GrowthStep:
 
 
 @dataclass(frozen=True)
-class Growth:
+class GrownStart:
     """A larger model: its graph, the steps that lead to it, and the `weights` of a run that starts from it."""
 
     graph: Graph
@@ -87,7 +87,7 @@ def grow(
     seed: int = 0,
     length: int | None = None,
     on_step: Callable[[str], None] = lambda text: None,
-) -> Growth:
+) -> GrownStart:
     """Return the growth of a model by changes of its spec, `PATH=VALUE`.
 
     `seed` decides the initial values of new weights, and the inputs of the proof, sequences of `length`. `on_step` is
@@ -99,13 +99,13 @@ def grow(
     groups = step_groups(start.spec.model, target.spec.model)
     if not groups:
         raise SpecError(Diagnostic("the larger model must differ from the model; got no change"))
-    proof = Proof.of(graph, seed=seed, length=length)
+    proof = GrowthProof.of(graph, seed=seed, length=length)
     state = _State(proof, start, _identity(SizedModel.of(build(start, device="meta"))), seed, on_step)
     steps = [step for group in groups for step in state.take(group)]
     final = replace(expand(without_head_widths(state.graph.spec)), hooks=graph.hooks)
     difference = proof.difference(proof.outputs, state.outputs)
     repeated = tuple(name for name, entry in state.maps.items() if any(map(is_repeated, entry.axes)))
-    return Growth(final, tuple(steps), state.weights(state.maps), difference, repeated)
+    return GrownStart(final, tuple(steps), state.weights(state.maps), difference, repeated)
 
 
 def _identity(sized: SizedModel) -> Maps:
@@ -115,7 +115,7 @@ def _identity(sized: SizedModel) -> Maps:
 class _State:
     """The model after some steps."""
 
-    def __init__(self, proof: Proof, graph: Graph, maps: Maps, seed: int, on_step: Callable[[str], None]) -> None:
+    def __init__(self, proof: GrowthProof, graph: Graph, maps: Maps, seed: int, on_step: Callable[[str], None]) -> None:
         self.proof = proof
         self.graph = graph
         self.maps = maps
@@ -126,7 +126,7 @@ class _State:
     def weights(self, maps: Maps) -> dict[str, Any]:
         return weights_entry(maps, list(SizedModel.of(self.proof.model).shapes))
 
-    def take(self, group: Sequence[Step]) -> Iterator[GrowthStep]:
+    def take(self, group: Sequence[SizeStep]) -> Iterator[GrowthStep]:
         """Take the steps of a group one after the other; together if a component rejects one of them alone."""
         steps = self._joined_steps(group)
         while steps:
@@ -139,7 +139,7 @@ class _State:
             else:
                 raise SpecError(_no_rule(step, self._changes(step)))
 
-    def _joined_steps(self, group: Sequence[Step]) -> list[Step]:
+    def _joined_steps(self, group: Sequence[SizeStep]) -> list[SizeStep]:
         """Join values without an effect on shapes, such as the experts of a token, to the first step with one."""
         graphs = [changed(self.graph.spec, step.values) for step in group]
         sized = [
@@ -159,7 +159,7 @@ class _State:
         old, new = (SizedModel.of(build(graph, device="meta")) for graph in (self.graph, larger))
         return old.shapes != new.shapes
 
-    def _step(self, step: Step, larger: Graph) -> GrowthStep:
+    def _step(self, step: SizeStep, larger: Graph) -> GrowthStep:
         self.on_step(step.title)
         is_nested = False
         best: tuple[float, _Candidate, Maps, Sequence[Tensor]] | None = None
@@ -188,7 +188,7 @@ class _State:
         self.graph = candidate.graph
         return GrowthStep(step.title, candidate.rule, difference, difference <= EXACT)
 
-    def _candidates(self, step: Step, larger: Graph) -> Iterator[_Candidate]:
+    def _candidates(self, step: SizeStep, larger: Graph) -> Iterator[_Candidate]:
         """Yield the possible results of a step, the preferred first."""
         old, new = (SizedModel.of(build(graph, device="meta")) for graph in (self.graph, larger))
         if old.shapes == new.shapes:
@@ -203,13 +203,13 @@ class _State:
         elif old.shapes.keys() == new.shapes.keys():
             yield from self._wider(step, old, new, larger)
 
-    def _changes(self, step: Step) -> dict[str, tuple[int, int]]:
+    def _changes(self, step: SizeStep) -> dict[str, tuple[int, int]]:
         """Return the sizes of a step by the name of their field; the first sizes of several components."""
         old = dict(leaf_values(self.graph.spec.model))
         sizes = {path[-1]: (old.get(path), value) for path, value in reversed([*step.values.items()])}
         return {name: (a, b) for name, (a, b) in sizes.items() if type(a) is int and type(b) is int}
 
-    def _wider(self, step: Step, old: SizedModel, new: SizedModel, larger: Graph) -> Iterator[_Candidate]:
+    def _wider(self, step: SizeStep, old: SizedModel, new: SizedModel, larger: Graph) -> Iterator[_Candidate]:
         if step.field == WIDTH:
             maps = repeated_maps(old, new)
             yield from () if maps is None else _with_heads(maps, old, self.graph, larger)
@@ -222,7 +222,7 @@ class _State:
                     yield _Candidate(rule.words, maps, graph)
 
 
-def _no_rule(step: Step, changes: Mapping[str, tuple[int, int]], *, is_nested: bool = False) -> Diagnostic:
+def _no_rule(step: SizeStep, changes: Mapping[str, tuple[int, int]], *, is_nested: bool = False) -> Diagnostic:
     message = f"no rule gives the weights for `{step.title}`"
     if is_nested:
         note = "two changes append to the same axis of a weight, which a map cannot express"
@@ -237,8 +237,8 @@ def _no_rule(step: Step, changes: Mapping[str, tuple[int, int]], *, is_nested: b
     return Diagnostic(message, notes=(note,), help=help)
 
 
-def _joined(first: Step, second: Step) -> Step:
-    return Step(f"{first.title}, {second.title}", {**first.values, **second.values}, replaces=first.replaces)
+def _joined(first: SizeStep, second: SizeStep) -> SizeStep:
+    return SizeStep(f"{first.title}, {second.title}", {**first.values, **second.values}, replaces=first.replaces)
 
 
 def _with_heads(maps: Maps, old: SizedModel, before: Graph, larger: Graph) -> Iterator[_Candidate]:

@@ -37,7 +37,7 @@ class _InFloat64(DispatchMode):
 
 
 @dataclass(frozen=True)
-class Proof:
+class GrowthProof:
     """The model that grows, in float64, and its outputs for random inputs."""
 
     graph: Graph
@@ -48,7 +48,7 @@ class Proof:
     """The folder of its weights, for messages."""
 
     @classmethod
-    def of(cls, graph: Graph, *, seed: int, length: int | None = None) -> Proof:
+    def of(cls, graph: Graph, *, seed: int, length: int | None = None) -> GrowthProof:
         """Build the model with its weights or, for a spec without weights, with random weights."""
         if graph.weights is None:
             model = initial_model(graph, seed=seed)

@@ -53,7 +53,7 @@ class TensorMap:
 
 
 @dataclass(frozen=True)
-class Rule:
+class GrowthRule:
     """An arrangement of old and new values along the axes that grow in a step."""
 
     words: str
@@ -121,20 +121,20 @@ class SizeChange:
         return max(fits, default=1)
 
 
-COPIES = Rule("each value is repeated", "copies")
-MEAN = Rule("the mean of adjacent units", "mean")
+COPIES = GrowthRule("each value is repeated", "copies")
+MEAN = GrowthRule("the mean of adjacent units", "mean")
 RULES = (
     MEAN,
-    Rule("new units, read as 0", "end"),
-    Rule("new units in each group, read as 0", "group"),
+    GrowthRule("new units, read as 0", "end"),
+    GrowthRule("new units in each group, read as 0", "group"),
     COPIES,
     replace(COPIES, first=False),
-    Rule("new channels, with keys of 0", "inside", keys=ZERO),
-    Rule("new channels between, with keys of 0", "stride", keys=ZERO),
-    Rule("new pairs between, with keys of 0", "pairs", keys=ZERO),
-    Rule("each channel is repeated", "copies_inside"),
-    Rule("new values of 0", "end", written=ZERO, read=UNCHANGED, keys=ZERO),
-    Rule("new values of 0", "inside", written=ZERO, read=UNCHANGED, keys=ZERO),
+    GrowthRule("new channels, with keys of 0", "inside", keys=ZERO),
+    GrowthRule("new channels between, with keys of 0", "stride", keys=ZERO),
+    GrowthRule("new pairs between, with keys of 0", "pairs", keys=ZERO),
+    GrowthRule("each channel is repeated", "copies_inside"),
+    GrowthRule("new values of 0", "end", written=ZERO, read=UNCHANGED, keys=ZERO),
+    GrowthRule("new values of 0", "inside", written=ZERO, read=UNCHANGED, keys=ZERO),
 )
 
 
@@ -177,7 +177,7 @@ class SizedModel:
 
 
 def grown_maps(
-    old: SizedModel, new: SizedModel, rule: Rule, sizes: Mapping[str, SizeChange]
+    old: SizedModel, new: SizedModel, rule: GrowthRule, sizes: Mapping[str, SizeChange]
 ) -> dict[str, TensorMap] | None:
     """Return the map of each weight by a rule; None if the rule does not fit. `sizes` has the size of each weight."""
     maps = {}

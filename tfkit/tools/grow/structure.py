@@ -9,7 +9,7 @@ from tfkit.component import AttentionConfig, Layers
 from tfkit.graph.expand import Graph
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.grow.axes import AxisFactor, axis_of, plain_axis
-from tfkit.tools.grow.rules import COPIES, MEAN, Rule, SizeChange, SizedModel, TensorMap, grown_maps
+from tfkit.tools.grow.rules import COPIES, MEAN, GrowthRule, SizeChange, SizedModel, TensorMap, grown_maps
 
 
 def old_layers(old: Layers, new: Layers) -> list[tuple[int, bool]] | None:
@@ -146,7 +146,7 @@ def _resized(name: str, source: str, old: SizedModel, new: SizedModel) -> Tensor
 
 
 def _map_of(
-    name: str, source: str, old: SizedModel, new: SizedModel, rule: Rule, sizes: Mapping[str, SizeChange]
+    name: str, source: str, old: SizedModel, new: SizedModel, rule: GrowthRule, sizes: Mapping[str, SizeChange]
 ) -> dict[str, TensorMap] | None:
     before = replace(old, shapes={name: old.shapes[source]})
     return grown_maps(before, replace(new, shapes={name: new.shapes[name]}), rule, sizes)

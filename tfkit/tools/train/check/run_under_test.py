@@ -180,11 +180,11 @@ class FirstExamples:
 
     def examples(self, split: str, order: Order) -> Examples:
         """Return the first examples of a split."""
-        return _First(self.data.examples(split, order), self.count, self.change)
+        return _FirstExamples(self.data.examples(split, order), self.count, self.change)
 
 
 @dataclass(frozen=True)
-class _First:
+class _FirstExamples:
     all: Examples
     count: int
     change: Change | None
