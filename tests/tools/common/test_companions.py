@@ -2,10 +2,13 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import tfkit
 from tfkit.errors import LeftOutWarning, SpecError
@@ -102,6 +105,37 @@ def test_a_source_that_was_removed_is_named(tmp_path: Path) -> None:
     (tmp_path / "first").rename(tmp_path / "moved")
     with pytest.warns(LeftOutWarning, match="no longer exists"):
         save(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "tokens", "expected"),
+    [
+        ("t5_small", {"pad_token_id": 5, "eos_token_id": 1}, {}, 5),
+        ("t5_small", {}, {"pad_token": "<pad>", "bos_token": "<s>"}, 0),
+        ("bart_base", {}, {"pad_token": "<pad>", "eos_token": {"content": "</s>"}}, 2),
+        ("whisper_tiny", {}, {}, 3),
+        ("mbart_large_cc25", {}, {"eos_token": "</s>"}, None),
+        ("bart_base", {"eos_token_id": 2, "decoder_start_token_id": 0}, {}, 0),
+    ],
+)
+def test_the_family_names_the_token_that_begins_a_text(
+    spec: str, config: Any, tokens: Any, expected: int | None, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer(WordLevel({}, unk_token="<pad>"))
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>", "<|startoftranscript|>"])
+    folder = write(tmp_path, config_json=config, tokenizer_json=tokenizer.to_str(), tokenizer_config_json=tokens)
+    family = tfkit.load(spec).spec.family
+    assert Companions.read(folder, family).with_start(family).fields.get("decoder_start_token_id") == expected
+
+
+def test_a_token_that_begins_a_text_is_in_both_files(tmp_path: Path) -> None:
+    folder = write(tmp_path, config_json={}, generation_config_json={"decoder_start_token_id": 7})
+    family = tfkit.load("bart_base").spec.family
+    companions = Companions.read(folder, family)
+    assert companions.with_start(family) == replace(companions, fields={"decoder_start_token_id": 7})
+    folder = write(tmp_path, config_json={"decoder_start_token_id": 6}, generation_config_json={"num_beams": 2})
+    companions = Companions.read(folder, family).with_start(family)
+    assert companions.generation == {"num_beams": 2, "decoder_start_token_id": 6}
 
 
 def test_a_link_out_of_the_folder_is_an_error(tmp_path: Path) -> None:

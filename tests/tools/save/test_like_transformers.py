@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,9 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import (
     AttentionInterface,
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     Cache,
     ContinuousBatchingConfig,
     DynamicCache,
@@ -20,6 +24,8 @@ from transformers import (
     StaticCache,
 )
 
+import tfkit
+from tfkit.tools.common.companions import START_ROLES
 from tfkit.tools.save.save import save
 
 from .test_opened_in_transformers import opened
@@ -275,3 +281,49 @@ def test_scores_that_depend_on_distances(position: str, tmp_path: Path) -> None:
     expected = written.generate(tokens, use_cache=False, **options)
     for implementation in (None, "static"):
         assert torch.equal(written.generate(tokens, cache_implementation=implementation, **options), expected)
+
+
+T5 = f"""tfkit: 1
+extends: t5_small
+{SIZES}dropout: 0.0
+graph:
+  encoder: {{n_layers: 2, attention: {{n_heads: 4}}, ffn: {{d_ff: 48, dropout: 0.0}}}}
+"""
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_generates_and_trains(tmp_path: Path) -> None:
+    (tmp_path / "code_t5").mkdir()
+    ids_of_tokens = {"pad_token_id": 3, "eos_token_id": 49}  # T5 begins a text with the padding token
+    model, ours = opened(T5, tmp_path / "code_t5", **ids_of_tokens)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text(json.dumps(ids_of_tokens))
+    save(model, tmp_path / "family", layout="huggingface", files_from=tmp_path / "source")
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "family").eval()
+    source, labels = ids(1), ids(1, 6, seed=1)
+    expected = tfkit.generate(model, torch.tensor([[3]]), max_new_tokens=8, stop=[49], source=source).tokens[0]
+    for opened_model in (ours, theirs):
+        tokens = opened_model.generate(source, max_new_tokens=8, do_sample=False)[0].tolist()
+        assert tokens == [3, *expected.tolist()]
+    losses: list[list[float]] = []
+    target = torch.cat((torch.full((1, 1), 3), labels[:, :-1]), dim=1)
+    for trained in (model, ours, theirs):
+        optimizer, values = torch.optim.SGD(trained.parameters(), lr=0.05), []
+        for _ in range(2):
+            logits = trained(source, target) if trained is model else None
+            output = None if trained is model else trained(source, labels=labels)
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()) if output is None else output.loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            values.append(loss.item())
+        losses.append(values)
+    assert losses[0][1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("family", sorted({*START_ROLES} - {"t5", "t5gemma", "whisper"}))  # without this default
+def test_families_begin_a_text_with_the_token_of_their_class(family: str) -> None:
+    config = AutoConfig.for_model(family)
+    assert config.decoder_start_token_id == getattr(config, f"{START_ROLES[family]}_id")

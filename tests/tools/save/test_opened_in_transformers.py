@@ -18,6 +18,7 @@ from transformers import AttentionInterface, DynamicCache
 import tfkit
 from tfkit.checkpoint.remote_code import folder_names
 from tfkit.spec.render import render_spec
+from tfkit.tools.common.companions import Companions
 from tfkit.tools.eject.remote_code import folder as folder_of_code
 from tfkit.tools.eject.remote_code.folder import write_folder
 from tfkit.tools.eject.remote_code.proof import Folders, initial_moments
@@ -65,8 +66,8 @@ graph:
 Pair = tuple[fx.GraphModule, Any]
 
 
-def opened(spec: str, folder: Path) -> Pair:
-    """Build a model, and open its folder with transformers."""
+def opened(spec: str, folder: Path, **fields: Any) -> Pair:
+    """Build a model, and open its folder with transformers; `fields` travel with its weights."""
     graph, process = tfkit.loads(spec), cast(Folders, None)
     model = tfkit.build(graph, seed=5).eval()
     with torch.no_grad():
@@ -74,7 +75,8 @@ def opened(spec: str, folder: Path) -> Pair:
             parameter.normal_(0.3, 0.5, generator=torch.Generator().manual_seed(number))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder_of_code, "compare_folder", lambda *_: True)  # which starts a process
-        write_folder(model, folder, render_spec(graph.spec.model), process)
+        companions = Companions(fields=fields)
+        write_folder(model, folder, render_spec(graph.spec.model), process, companions=companions)
         patch.syspath_prepend(folder.parent)
         code = importlib.import_module(f"{folder.name}.modeling_small")
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
@@ -83,7 +85,7 @@ def opened(spec: str, folder: Path) -> Pair:
 
 @pytest.fixture(scope="module")
 def translation(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return opened(TRANSLATION, tmp_path_factory.mktemp("translation"))
+    return opened(TRANSLATION, tmp_path_factory.mktemp("translation"), decoder_start_token_id=7, eos_token_id=[49, 48])
 
 
 def ids(columns: int, seed: int = 0) -> Tensor:
@@ -126,10 +128,9 @@ def test_functions_of_attention_get_the_mask_and_the_scale(
 
 
 @torch.no_grad()
-def test_labels_and_the_memory_of_each_layer(translation: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_and_the_memory_of_each_layer(translation: Pair) -> None:
     model, written = translation
     source, labels = ids(4), ids(5, seed=1)
-    monkeypatch.setattr(written.config, "decoder_start_token_id", 7, raising=False)
     target = torch.cat((torch.full((2, 1), 7), labels[:, :-1]), dim=1)
     expected = model(source, target)
     output = written(source, labels=labels)
@@ -140,6 +141,17 @@ def test_labels_and_the_memory_of_each_layer(translation: Pair, monkeypatch: pyt
         token = target[:, column : column + 1]
         logits = written(source, decoder_input_ids=token, past_key_values=cache).logits
         close(logits, expected[:, column : column + 1])
+
+
+@torch.no_grad()
+def test_generation_begins_and_ends_with_the_tokens_of_the_weights(translation: Pair) -> None:
+    model, written = translation
+    assert (written.config.bos_token_id, written.config.pad_token_id) == (None, None)
+    assert written.generation_config.pad_token_id == 49
+    source = ids(4)[:1]
+    expected = tfkit.generate(model, torch.tensor([[7]]), max_new_tokens=8, stop=[49, 48], source=source).tokens[0]
+    tokens = written.generate(source, max_new_tokens=8, do_sample=False)[0].tolist()
+    assert tokens == [7, *expected.tolist()]
 
 
 @torch.no_grad()
@@ -183,8 +195,15 @@ def test_rules_of_masks(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_classes_of_padded_rows(tmp_path: Path) -> None:
-    model, written = opened(CLASSES, tmp_path)
+@pytest.mark.parametrize(
+    ("labels", "fields"),
+    [
+        (", labels: [a, b, c]", {}),
+        pytest.param("", {"id2label": {"0": "a", "1": "b", "2": "c"}}, marks=pytest.mark.slow),  # of a run
+    ],
+)
+def test_classes_of_padded_rows(labels: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    model, written = opened(CLASSES.replace(", labels: [a, b, c]", labels), tmp_path, **fields)
     tokens, mask = ids(6), torch.tensor([[1, 1, 0, 1, 1, 0]] * 2)  # padding between tokens is no position
     close(written(tokens, attention_mask=mask).logits, model(tokens[:, mask[0] == 1]))
     assert written.config.id2label == {0: "a", 1: "b", 2: "c"}

@@ -153,6 +153,7 @@ def test_a_card_shows_names_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
     graph = tfkit.loads(DECODER.replace("name: small", 'name: small\ndescription: "a <script> in\\n# words"'))
     card = model_card(parts_of(graph), tmp_path)
+    assert "`decoder_start_token_id`" in model_card(parts_of(tfkit.load("t5_small")), None, has_start=False)
     for text in (
         "| val.x\\|&lt;img src=a&gt; | 2.5 |",
         "| \\[a\\](b) \\`c\\` \\_d\\_ e_f | 3.5 |",
@@ -238,7 +239,7 @@ def test_the_ids_of_the_published_folder_are_copied(tmp_path: Path, monkeypatch:
     assert "output_attentions" not in config
     assert generation == {**ids, "num_beams": 3}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 54, "cache_implementation": "static"}')
-    assert _written(tmp_path) == (config, {"eos_token_id": 54})
+    assert _written(tmp_path) == (config, {"eos_token_id": 54, "decoder_start_token_id": 7})
 
 
 def _written(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

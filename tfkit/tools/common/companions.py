@@ -39,10 +39,11 @@ from tfkit.spec.folder import (
 )
 from tfkit.spec.header import MAX_PARTS, Malformed, open_regular, parse_object, quoted_path, read_error
 
+SETTINGS = "tokenizer_config.json"
 TOKENIZER_FILES = frozenset(
     {
         *TOKENIZERS,
-        "tokenizer_config.json",
+        SETTINGS,
         "special_tokens_map.json",
         "added_tokens.json",
         "chat_template.jinja",
@@ -85,6 +86,15 @@ MAX_FILE = 2**28
 """Maximum size of a file that is copied, in bytes."""
 START, END, MASK = "decoder_start_token_id", "eos_token_id", "mask_token_id"
 """The fields with the token before a generated text, with the tokens that end it, and with the mask token."""
+START_ROLES = {
+    **dict.fromkeys(("t5", "mt5", "umt5", "pegasus", "marian"), "pad_token"),
+    **dict.fromkeys(("bart", "mvp", "m2m_100", "fsmt"), "eos_token"),
+    **dict.fromkeys(("blenderbot", "blenderbot-small", "t5gemma"), "bos_token"),
+    "whisper": "<|startoftranscript|>",
+}
+"""By `model_type`, the special token that begins a text in published encoder-decoders: its role or its text. Families
+that begin with the code of a language, such as mbart, have none.
+"""
 CODE = "auto_map"
 """The key of settings that names code of a folder, which tfkit neither runs nor copies."""
 TOKEN_FIELDS = frozenset(
@@ -201,6 +211,34 @@ class Companions:
         )
         changed = {name: token for name, token in ids.items() if token not in _token_ids(self.fields.get(name))}
         return replace(self, files=files, fields={**self.fields, **changed})
+
+    def with_start(self, family: FamilyConfig | None) -> Companions:
+        """Return the companions of an encoder-decoder with the token that begins a text, where it is missing.
+
+        In transformers, `generate` reads it from the generation config, and training with `labels` from config.json.
+        Without it in either file, it is the special token that begins the texts of the family.
+        """
+        role = None if family is None else START_ROLES.get(family.model_type)
+        known = self.ids(START) or self._ids(START) or ([] if role is None else self._special_ids(role))
+        if not known:
+            return self
+        generation, start = self.generation, {START: known[0]}
+        is_complete = not generation or _token_ids(generation.get(START))
+        files = self.files if is_complete else {**self.files, GENERATION: _json_bytes(generation | start)}
+        return replace(self, files=files, fields={**self.fields, START: (self._ids(START) or known)[0]})
+
+    def _ids(self, name: str) -> list[int]:
+        return _token_ids(self.fields.get(name))
+
+    def _special_ids(self, role: str) -> list[int]:
+        """Return the ids of a special token by its role, such as `pad_token`, or by its text."""
+        if ids := self.ids(f"{role}_id") or self._ids(f"{role}_id"):
+            return ids
+        settings = _parsed_object(Path(SETTINGS), self.files[SETTINGS]) if SETTINGS in self.files else {}
+        token = settings.get(role, role)
+        text = token.get("content") if isinstance(token, dict) else token
+        special = getattr(_loaded_tokenizer(self._of_tokenizer()), "special", None)
+        return _token_ids(special(text)) if special is not None and isinstance(text, str) else []
 
     def with_classes(self, names: Sequence[str] | None) -> Companions:
         """Return the companions with the names of classes, or without names for classes without names."""

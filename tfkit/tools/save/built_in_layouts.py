@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from torch import fx
@@ -40,8 +41,10 @@ class HuggingfaceLayout(Layout):
 
     def write(self, model: fx.GraphModule, folder: Path, origin: ModelOrigin) -> None:
         graph, state = graph_of(model), model.state_dict()
-        fields = with_further_fields(export_config(graph, origin.plugins), origin.companions.fields)
         assert graph.spec.family is not None
+        if any("memory" in node.wires for node in graph.nodes):
+            origin = replace(origin, companions=origin.companions.with_start(graph.spec.family))
+        fields = with_further_fields(export_config(graph, origin.plugins), origin.companions.fields)
         weights = published_map(model, graph.spec.family)
         types = {name_of(tensor.dtype) for tensor in state.values()}
         origin.write(folder)

@@ -18,6 +18,11 @@ from tfkit.tools.params.count import count_params
 
 CARD = "README.md"
 PICTURE = "model.svg"
+NO_START = (
+    "The token that begins a text is not known: set `decoder_start_token_id` in `model.config` and in "
+    "`model.generation_config` before you call `generate` or train with `labels`."
+)
+"""A note for encoder-decoders without this token."""
 
 
 def picture_of(graph: Graph) -> str:
@@ -25,8 +30,14 @@ def picture_of(graph: Graph) -> str:
     return to_svg(draw(graph))
 
 
-def model_card(parts: Parts, weights: Path | None) -> str:
-    """Return the text of a model card; `weights` may be in the folder of the run that trained them."""
+def model_card(parts: Parts, weights: Path | None, *, has_start: bool = True) -> str:
+    """Return the text of a model card.
+
+    Args:
+        parts: the model.
+        weights: the source of its weights, which may be in the folder of the run that trained them.
+        has_start: whether the config has the token that begins a generated text.
+    """
     graph = parts.graph
     model, count, auto = graph.spec.model, count_params(graph), f"AutoModel{parts.task.auto}"
     rows = {"parameters": f"{count.total:,}"}
@@ -54,6 +65,7 @@ def model_card(parts: Parts, weights: Path | None) -> str:
         f'model = {auto}.from_pretrained("PATH OR NAME", trust_remote_code=True)',
         "```",
         "",
+        *([] if has_start or len(parts.bodies) == 1 else [NO_START, ""]),
         f"![The layers of {_escaped_text(model.name)}]({PICTURE})",
     ]
     return "\n".join([*text, *_training_lines(weights)]) + "\n"

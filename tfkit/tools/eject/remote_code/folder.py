@@ -19,7 +19,7 @@ from tfkit.checkpoint.weight_map import write_shards
 from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import CONFIG, GENERATION, SPEC, SPEC_KEY
-from tfkit.tools.common.companions import NO_COMPANIONS, Companions
+from tfkit.tools.common.companions import NO_COMPANIONS, START, Companions
 from tfkit.tools.eject.remote_code.card import CARD, PICTURE, model_card, picture_of
 from tfkit.tools.eject.remote_code.modeling import WrittenCode, code_of, model_type
 from tfkit.tools.eject.remote_code.parts import Parts, parts_of
@@ -35,6 +35,7 @@ SETTINGS = frozenset(
     """.split()  # noqa: SIM905
 )
 """Fields that control the code of a class in transformers, which is not the code of the folder."""
+PAD = "pad_token_id"
 GENERATION_FIELDS = re.compile(
     r".*_token_id|bad_words_ids|max_length|min_length|num_beams|length_penalty|early_stopping|no_repeat_ngram_size|do_sample"
 )
@@ -77,26 +78,40 @@ def write_folder(
     """
     graph = graph_of(model)
     parts, code = parts_of(graph), code_of(graph)
+    if len(parts.bodies) > 1:
+        companions = companions.with_start(graph.spec.family)
     companions.write_files(target)
     (target / PICTURE).write_text(picture_of(graph), encoding="utf-8")
-    (target / CARD).write_text(model_card(parts, weights_from), encoding="utf-8")
     ids = complete_tokenizer(target, companions.tokenizer_names, max_len(graph))
     # Only the fields that every class of transformers has: further fields are fields of a single class.
     further = further_fields(companions.fields, None)
     further = ids | {name: value for name, value in further.items() if name not in SETTINGS}
+    has_start = any(further.get(name) is not None for name in (START, "bos_token_id"))
+    (target / CARD).write_text(model_card(parts, weights_from, has_start=has_start), encoding="utf-8")
     (target / SPEC).write_text(spec, encoding="utf-8")
     (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
     (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")
     config = with_further_fields(_config_contents(model, code, parts), further)
     write_json(target / CONFIG, {**config, **code.fields, SPEC_KEY: spec})
     if parts.decodes and GENERATION not in companions.files:
-        write_json(target / GENERATION, {key: further[key] for key in further if GENERATION_FIELDS.fullmatch(key)})
+        generation = {key: further[key] for key in further if GENERATION_FIELDS.fullmatch(key)}
+        write_json(target / GENERATION, _with_padding(generation))
     elif not SETTINGS.isdisjoint(companions.generation):
         write_json(target / GENERATION, {k: v for k, v in companions.generation.items() if k not in SETTINGS})
     metadata = safetensors_metadata(graph)
     for file in write_shards(transformers_map(model, graph), model.state_dict(), target, metadata=metadata):
         shutil.copymode(target / CONFIG, file)
     compare_folder(model, parts, target, process)
+
+
+def _with_padding(generation: dict[str, Any]) -> dict[str, Any]:
+    """Return a generation config with a token for finished rows, by default the token that ends a text.
+
+    Config.json does not have this token: collators would hide the end of each text from the loss.
+    """
+    end = generation.get("eos_token_id")
+    end = end[0] if isinstance(end, list) and end else end
+    return generation if generation.get(PAD) is not None or not isinstance(end, int) else {**generation, PAD: end}
 
 
 def _config_contents(model: fx.GraphModule, code: WrittenCode, parts: Parts) -> dict[str, Any]:

@@ -320,7 +320,12 @@ class _ModelingWriter:
                 ["full_attention" if window is None else "sliding_attention" for window in self._windows]
             ),
         }
-        flags = {"decodes": self.parts.decodes, **self.scores._asdict()}
+        flags = {
+            "decodes": self.parts.decodes,
+            "encodes": len(self.parts.bodies) > 1,
+            "tokens": any(body.embedding for body in self.parts.bodies),
+            **self.scores._asdict(),
+        }
         configuration = formatted_code(_filled_template("configuration", words, flags))
         return WrittenCode(self.name, self.file, modeling, configuration, fields)
 
