@@ -24,6 +24,7 @@ from tfkit.plugin.commands import ORDER, SECTION, CommandEntry, built_in_command
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from tfkit.building.edits import MeasuredModel
     from tfkit.graph.documents import DocumentType
     from tfkit.graph.expand import Graph
     from tfkit.plugin.manager import Available, BrokenPlugin, Plugins
@@ -373,6 +374,23 @@ class Reader:
         print_warnings(read.notes)
         weights = weights_beside(spec, self.plugins.specs)
         return announce_graph(replace(expand(read), weights=weights), self.plugins)
+
+    def load_trained(self, spec: str) -> MeasuredModel:
+        """Load a model as `load` does; of a run with adapters, or of the folder of such a run, with the adapters.
+
+        The changes of `--set` use the paths of the run if it has adapters.
+        """
+        from tfkit.building.edits import MeasuredModel
+        from tfkit.spec.extending import is_folder
+        from tfkit.spec.folder import RUN
+
+        file = os.path.join(spec, RUN) if is_folder(spec, self.plugins.specs) else spec
+        document = self.document_type(file)
+        model = None if document is None else document.trained_model(file, self.plugins, sets=self.sets)
+        if model is None:
+            return MeasuredModel(self.load(spec))
+        print_warnings(model.graph.spec.notes)
+        return model
 
     def weights(self, spec: str, path: Path | None, *, allow_change: bool = False) -> Path | None:
         """Return the weights of `--weights`, else of the spec folder; None if the weights are random."""

@@ -30,6 +30,7 @@ from tfkit.run.run_spec import RunSpec, TaskConfig, WeightsConfig
 from tfkit.run.step_values import StepValues, step_values
 from tfkit.run.task_files import read_task_file
 from tfkit.run.tasks import Task, encoded_task
+from tfkit.spec.adapter_files import base_help
 from tfkit.spec.document import MODEL
 from tfkit.spec.extending import short_path
 from tfkit.spec.folder import (
@@ -88,6 +89,8 @@ class Run:
     """The FLOP counter; required if the length of the run is in FLOPs."""
     recorded: Mapping[str, Value] | None = None
     """The meaning in the folder of a run that continues from a checkpoint; None for a run that begins."""
+    checkpoint: Path | None = None
+    """The checkpoint from which the run continues; None for a run that begins."""
 
     @property
     def config(self) -> RunSpec:
@@ -368,6 +371,8 @@ class Run:
             return content_of(Path(config.path))
         except SpecError as error:
             help = "train a model first, or name different weights: --set weights=DIR"
+            if self.checkpoint is not None and self.config.adapters is not None:
+                help = base_help(self.checkpoint)
             error = SpecError(*(replace(diagnostic, help=help) for diagnostic in error.diagnostics))
             raise self.file.placed(error, "weights") from error
 

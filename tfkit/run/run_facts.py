@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
-from tfkit.run.checked_run import CONTENT, Run
+from tfkit.run.checked_run import CONTENT, WEIGHTS_CONTENT, Run
+from tfkit.spec.adapter_files import base_help
 from tfkit.spec.folder import latest_checkpoint
 from tfkit.spec.header import quoted_path, read_object
 
@@ -120,7 +121,10 @@ def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
             help = "evaluate it with `tfkit eval`, or continue it as a `branch`"
             raise SpecError(Diagnostic(message, help=help))
     if facts and differences:
-        raise _different_run_error(folder, differences, facts.meaning, run.meaning.values)
+        help = "name a new folder with -o"
+        if run.checkpoint is not None and run.config.adapters is not None and differences == [WEIGHTS_CONTENT]:
+            help = f"{base_help(run.checkpoint)}, or {help}"
+        raise _different_run_error(folder, differences, facts.meaning, run.meaning.values, help)
     return facts
 
 
@@ -130,7 +134,9 @@ def continued_run(run: Run, folder: Path) -> Run:
     Raise SpecError if the folder cannot be read.
     """
     facts = read_facts(folder)
-    return run if facts is None or latest_checkpoint(folder) is None else replace(run, recorded=facts.meaning)
+    if facts is None or (checkpoint := latest_checkpoint(folder)) is None:
+        return run
+    return replace(run, recorded=facts.meaning, checkpoint=checkpoint)
 
 
 def callbacks_in(meaning: Mapping[str, Any]) -> list[str]:
@@ -161,7 +167,7 @@ def cause_of(error: ValidationError) -> str:
 
 
 def _different_run_error(
-    folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any]
+    folder: Path, names: list[str], before: Mapping[str, Any], now: Mapping[str, Any], help: str
 ) -> SpecError:
     """Return the error for a folder with the run of different settings, and list the differences."""
     message = f"{quoted(str(folder))} has a different run, which cannot continue with these settings"
@@ -170,7 +176,7 @@ def _different_run_error(
         message = f"the data of the run in {quoted(str(folder))} has changed since it began"
     notes = [f"{name}: {_value_text(before, name)} -> {_value_text(now, name)}" for name in names[:MAX_DIFFERENCES]]
     notes += [f"... ({len(names)} in total)"] if len(names) > MAX_DIFFERENCES else []
-    return SpecError(Diagnostic(message, notes=tuple(notes), help="name a new folder with -o"))
+    return SpecError(Diagnostic(message, notes=tuple(notes), help=help))
 
 
 def _value_text(values: Mapping[str, Any], name: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.spec.folder import ADAPTER, INDEX, MAX_CONFIG, WEIGHTS, model_folder
+from tfkit.spec.folder import ADAPTER, INDEX, MAX_CONFIG, RUN, WEIGHTS, model_folder
 from tfkit.spec.header import quoted_path, read_object
 
 BASE, ALPHA, RSLORA, ALPHAS = "base_model_name_or_path", "lora_alpha", "use_rslora", "alpha_pattern"
@@ -116,11 +116,22 @@ def base_folder(folder: Path) -> Path:
     return folder
 
 
+def base_help(folder: Path) -> str:
+    """Return the help of an error about the weights that the adapter in a folder changes: missing, or different ones.
+
+    The run that wrote the adapter names them, too, and continues only with the weights that it began with.
+    """
+    file, run = quoted_path(folder / ADAPTER), folder.parent / RUN
+    if not os.path.isfile(run):
+        return f"download the model, and write its folder as `{BASE}` to {file}"
+    change = f"write its folder as `{BASE}` to {file}, and as `weights` to {quoted_path(run)}"
+    return f"restore the model that the adapter changes, or {change}"
+
+
 def _base_of(folder: Path, name: str) -> Path:
     """Return the weights that an adapter changes. A relative path starts at the adapter's folder, else here."""
     path = next((path for path in (folder / name, Path(name)) if os.path.exists(path)), None)
     if path is None:
         message = f"the adapter in {quoted_path(folder)} changes the model {quoted(name)}, and there is no such folder"
-        help = f"download the model, and write its folder as `{BASE}` to {quoted_path(folder / ADAPTER)}"
-        raise SpecError(Diagnostic(message, help=help))
+        raise SpecError(Diagnostic(message, help=base_help(folder)))
     return model_folder(path)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted
-from tfkit.spec.adapter_files import BASE, read_adapter
+from tfkit.spec.adapter_files import BASE, base_help, read_adapter
 from tfkit.spec.folder import ADAPTER_WEIGHTS, INDEX, RUN, STATE, STEP, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
@@ -118,7 +118,10 @@ def _problem_of(file: Path) -> Diagnostic | None:
         if content_of(file) == digest:
             return None
         cause = f"{quoted_path(state)} has a different digest"
-    return Diagnostic(f"the tensors in {quoted_path(file)} are not the tensors that the run wrote", notes=(cause,))
+    message, help = f"the tensors in {quoted_path(file)} are not the tensors that the run wrote", None
+    if file.name == ADAPTER_WEIGHTS:
+        message, help = f"{message}, or the model that they change is not the model of the run", base_help(folder)
+    return Diagnostic(message, notes=(cause,), help=help)
 
 
 def _tensor_digests(file: Path, header: FileHeader) -> dict[str, str]:

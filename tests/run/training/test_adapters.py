@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -259,17 +260,78 @@ def test_a_folder_continues_and_needs_the_weights_that_it_changes(tmp_path: Path
 
     tfkit.train("small.yaml", output="other", sets=[*SETS, *EVAL], stop_after=4, quiet=True)
     save(build(small_run(tmp_path).graph, seed=9), base, force=True)
-    with pytest.raises(SpecError, match="has a different run"):
+    with pytest.raises(SpecError, match="has a different run") as of_train:
         tfkit.train("other", output="other", quiet=True)
-    with pytest.raises(SpecError, match="are not the tensors that the run wrote"):
-        tfkit.evaluate("whole")
+    with pytest.raises(SpecError, match="are not the tensors that the run wrote") as of_eval:
+        tfkit.evaluate("other")
     with pytest.warns(tfkit.ChangedWeightsWarning):
         tfkit.build("whole")
+    assert help_of(of_train) == f"{HELP}, or name a new folder with -o"
+    assert help_of(of_eval).startswith(f"{HELP}, or accept the weights with --allow-change")
     shutil.rmtree(base)
-    with pytest.raises(SpecError, match=r"weights"):
+    with pytest.raises(SpecError, match=r"cannot read .*base") as of_train:
         tfkit.train("other", output="other", quiet=True)
-    with pytest.raises(SpecError, match=r"changes the model .*, and there is no such folder"):
-        tfkit.build("whole")
+    with pytest.raises(SpecError, match=r"changes the model .*, and there is no such folder") as of_eval:
+        tfkit.evaluate("other")
+    assert help_of(of_train) == help_of(of_eval) == HELP
+
+
+HELP = (
+    "restore the model that the adapter changes, or write its folder as `base_model_name_or_path` to "
+    "`other/step-4/adapter_config.json`, and as `weights` to `other/run.yaml`"
+)
+
+
+def help_of(error: pytest.ExceptionInfo[SpecError]) -> str:
+    (diagnostic,) = error.value.diagnostics
+    assert diagnostic.help is not None
+    return diagnostic.help
+
+
+def test_each_half_of_a_move_has_the_help_for_the_other_half(tmp_path: Path, base: Path) -> None:
+    tfkit.train("small.yaml", output="other", sets=[*SETS, *EVAL], stop_after=4, quiet=True)
+    shutil.copytree(base, tmp_path / "moved")
+    save(build(small_run(tmp_path).graph, seed=9), base, force=True)
+    run, adapter = tmp_path / "other" / "run.yaml", tmp_path / "other" / "step-4" / "adapter_config.json"
+    before = run.read_text()
+    run.write_text(before.replace(str(base), str(tmp_path / "moved")))
+    with pytest.raises(SpecError, match="must change the `weights` of the run; got a different model") as error:
+        tfkit.train("other", output="other", quiet=True)
+    assert help_of(error) == HELP
+    shutil.rmtree(base)
+    with pytest.raises(SpecError, match=r"cannot resume from .*, and there is no such folder") as error:
+        tfkit.train("other", output="other", quiet=True)
+    assert help_of(error) == HELP
+    adapter.write_text(adapter.read_text().replace(str(base), str(tmp_path / "moved")))
+    run.write_text(before)
+    with pytest.raises(SpecError, match=r"cannot read .*base") as error:
+        tfkit.train("other", output="other", quiet=True)
+    assert help_of(error) == HELP
+
+
+def test_params_counts_the_adapters_of_a_run_by_component(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Trainer(adapted(tmp_path), Memory()).model
+    by_hand = {"attention": 4 * 2 * 3 * 16, "ffn": 2 * 3 * (16 + 32), "head": 3 * (16 + 27)}
+    path = tmp_path / "adapted.yaml"
+    path.write_text(f"extends: small.yaml\nweights: base\n{ADAPTERS.replace('=', ': ', 1)}\n")
+    assert main(["params", "adapted.yaml", "--json", "--no-plugins"]) == 0
+    ((count,)) = json.loads(capsys.readouterr().out)
+    assert {row["name"]: row["trainable"] for row in count["rows"] if row["trainable"]} == by_hand
+    assert count["trainable"] == sum(parameter.numel() for pair in matrices(model).values() for parameter in pair)
+    assert count["total"] - count["trainable"] == sum(p.numel() for p in tfkit.build("base").parameters())
+    assert main(["params", "adapted.yaml", "--no-plugins"]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"^component +parameters +share +trained +frozen$", table, re.MULTILINE)
+    assert re.search(r"^attention .* 384 +[\d,]+$", table, re.MULTILINE)
+    tfkit.train("adapted.yaml", output="out", stop_after=2, quiet=True)
+    assert main(["params", "out", "--no-plugins"]) == 0
+    assert capsys.readouterr().out == table
+    assert main(["params", "adapted.yaml", "--by", "layer", "--set", "adapters.rank=1", "--no-plugins"]) == 0
+    assert re.search(r"^head .* 43 +[\d,]+$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["params", "small.yaml", "--no-plugins"]) == 0
+    assert "non-embedding" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_another_scale_is_found_and_its_base_may_move(tmp_path: Path, base: Path) -> None:

@@ -71,7 +71,8 @@ def tokenizer_beside(weights: Path) -> Path | None:
 def check_weights(path: Path) -> None:
     """Raise SpecError if weights belong to a run and differ from the weights that the run wrote."""
     if (problem := changed_weights(path)) is not None:
-        help = "use a different checkpoint, or accept the weights with --allow-change, in Python `allow_change=True`"
+        help = problem.help or "use a different checkpoint"
+        help += ", or accept the weights with --allow-change, in Python `allow_change=True`"
         raise SpecError(replace(problem, help=help))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -27,6 +28,7 @@ SIDE_BY_SIDE = 2
     notes="""
     Nothing is allocated, so the model may have any size. Embedding tables are
     the tables of tokens, positions and types. Weights used twice are counted once.
+    The adapters of a run are counted, with the trained and frozen part of each row.
     """,
     examples="""
     tfkit params gpt2
@@ -45,10 +47,11 @@ SIDE_BY_SIDE = 2
 )
 @json_option
 def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
-    graphs = [reader.load(spec) for spec in specs]
+    models = [reader.load_trained(spec) for spec in specs]
     from tfkit.tools.params.count import count_params
 
-    counts = [count_params(graph, by) for graph in with_titles(graphs, specs)]
+    graphs = with_titles([model.graph for model in models], specs)
+    counts = [replace(count_params(m, by), name=graph.name) for m, graph in zip(models, graphs, strict=True)]
     if json:
         print_json(counts)
     elif len(counts) == 1:
@@ -63,10 +66,20 @@ def _show_count(count: Params) -> None:
         [*_total_cells(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)]
     )
     columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
-    if count.by == "module":  # the names of modules need the width of this column
+    if count.by == "module" or _has_both(count):  # the names of modules need the width of this column
         columns, rows = columns[:3], [row[:3] for row in rows]
+    if count.by != "module" and _has_both(count):
+        columns += ["trained", "frozen"]
+        sizes = [(shown.parameters, shown.trainable) for shown in printed_rows(count)]
+        for row, (parameters, trained) in zip(rows, [*sizes, (count.total, count.trainable)], strict=True):
+            row += [f"{trained:,}", f"{parameters - trained:,}"]
     lines = table(columns, rows, right=columns[1:], footer=1)
     print_tables(f"{count.name}: {_count_summary(count)}", "", lines, "", *_count_notes(count))
+
+
+def _has_both(count: Params) -> bool:
+    """Return True if some parameters are trained and others are frozen."""
+    return 0 < count.trainable < count.total
 
 
 def _total_cells(count: Params) -> list[str]:
@@ -136,6 +149,7 @@ class PrintedRow(NamedTuple):
     label: str
     parameters: int
     non_embedding: int
+    trainable: int
     times: int
 
 
@@ -144,6 +158,7 @@ def printed_rows(count: Params) -> list[PrintedRow]:
     shown = []
     for label, rows in group_layers((row.label, row.parameters, row) for row in count.rows):
         name = rows[0].name if count.by == "component" else label
-        sizes = sum(row.parameters for row in rows), sum(row.non_embedding for row in rows)
-        shown.append(PrintedRow(name, label, *sizes, len(rows)))
+        parameters, non_embedding = sum(row.parameters for row in rows), sum(row.non_embedding for row in rows)
+        trainable = sum(row.trainable for row in rows)
+        shown.append(PrintedRow(name, label, parameters, non_embedding, trainable, len(rows)))
     return shown

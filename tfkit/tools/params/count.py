@@ -23,12 +23,13 @@ By = Literal["component", "node", "layer", "module"]
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """A row of the count. `non_embedding` is its count without embedding tables."""
+    """A row of the count. `non_embedding` is its count without embedding tables, `trainable` without frozen weights."""
 
     name: str
     label: str
     parameters: int
     non_embedding: int
+    trainable: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Params:
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        total = ParameterRow("total", "total", self.total, self.non_embedding)
+        total = ParameterRow("total", "total", self.total, self.non_embedding, self.trainable)
         rows = [(row.label, f"{row.parameters:,}", f"{row.non_embedding:,}") for row in (*self.rows, total)]
         return notebook_table(self.name, (self.by, "parameters", "non-embedding"), rows)
 
@@ -104,6 +105,7 @@ def count_modules(model: Any, by: By, edits: tuple[str, ...] = ()) -> Params:
                 label,
                 sum(weight.count for weight in owned),
                 sum(weight.count for weight in owned if not weight.embedding),
+                sum(weight.count for weight in owned if weight.trainable),
             )
             for name, label, owned in in_rows(weights, by)
         ),

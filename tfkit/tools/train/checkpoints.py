@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from tfkit.arguments import name_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
-from tfkit.run.checked_run import Run
+from tfkit.run.checked_run import WEIGHTS_CONTENT, Run
 from tfkit.run.contract import label_of
 from tfkit.run.run_facts import read_facts, read_json
 from tfkit.run.training.adapters import checkpoint_tensors, weights_file, write_weights
@@ -37,6 +37,7 @@ from tfkit.run.training.checkpoint import (
     named_for,
     tensors_of_owner,
 )
+from tfkit.spec.adapter_files import base_help, read_adapter
 from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, TENSORS, checkpoints_in
 from tfkit.spec.header import quoted_path
 from tfkit.spec.weight_files import content_of
@@ -161,6 +162,11 @@ def read_checkpoint(
     path = folder / weights_file(model)
     with TensorFiles.open(path) as opened:
         file = opened.adapters[-1] if opened.adapters else opened
+        if opened.adapters and content_of(read_adapter(folder).base) != run.meaning.values[WEIGHTS_CONTENT]:
+            message = (
+                f"the adapter in {quoted_path(folder)} must change the `weights` of the run; got a different model"
+            )
+            raise SpecError(Diagnostic(message, help=base_help(folder)))
         _check_names(path, _tensor_descriptions(checkpoint_tensors(model)), _tensor_descriptions(file.names))
         weights = checked_tensors(file, path, state.model)
     with TensorFiles.open(folder / OPTIMIZER) as file:
@@ -224,7 +230,9 @@ def resume_error(folder: Path, error: SpecError) -> SpecError:
     first = error.diagnostics[0]
     message = f"cannot resume from the checkpoint {quoted_path(folder)}: {first.message}"
     help = "train in a new folder: -o DIR"
-    if older:
+    if first.help is not None and first.help == base_help(folder):
+        help = first.help  # earlier checkpoints change the same weights
+    elif older:
         help = f"write the name of an earlier checkpoint to {quoted_path(folder.parent / LATEST)}: {', '.join(older)}"
     return SpecError(Diagnostic(message, notes=first.notes, help=help))
 

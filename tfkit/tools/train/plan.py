@@ -121,7 +121,7 @@ def trained_model(run: Run) -> MeasuredModel:
         return MeasuredModel(run.graph)
     model = build(run.graph, device="meta")
     insert_adapters(model, run)
-    return MeasuredModel(run.graph, model, (adapters_description(model),))
+    return MeasuredModel(run.graph, model, (f"adapters inserted, {adapters_description(model)}",))
 
 
 def trained_parameters(model: MeasuredModel) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import tfkit
+from tfkit.building.edits import MeasuredModel
 from tfkit.graph.documents import DocumentType
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
@@ -25,6 +26,23 @@ class Runs(DocumentType):
 
         run = read_run(name, plugins, sets=sets)
         return replace(run.model, notes=run.notes)
+
+    def trained_model(
+        self, name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()
+    ) -> MeasuredModel | None:
+        """Return the model of a run with its adapters; None for a run without adapters, whose data is then not read."""
+        from tfkit.run.checked_run import check_run
+        from tfkit.run.read_run import RunText, resolve_run
+        from tfkit.spec.read_document import find_document
+        from tfkit.tools.cost.of_run import flops_of_step
+        from tfkit.tools.train.plan import trained_model
+
+        text = RunText.read(find_document(name, RunSpec, plugins.specs), plugins, sets=sets)
+        if "adapters" not in text.root.items:
+            return None
+        file = resolve_run(text, plugins)
+        file = replace(file, model=replace(file.model, notes=file.notes))
+        return trained_model(check_run(file, plugins, count=flops_of_step))
 
     def check(self, name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Graph:
         """Check that the model, the data, the steps and the initial weights of a run fit together."""
