@@ -219,13 +219,13 @@ class Companions:
         Without it in either file, it is the special token that begins the texts of the family.
         """
         role = None if family is None else START_ROLES.get(family.model_type)
-        known = self.ids(START) or self._ids(START) or ([] if role is None else self._special_ids(role))
-        if not known:
+        ids = self.ids(START) or self._ids(START) or ([] if role is None else self._special_ids(role))
+        if not ids:
             return self
-        generation, start = self.generation, {START: known[0]}
+        generation, start = self.generation, {START: ids[0]}
         is_complete = not generation or _token_ids(generation.get(START))
         files = self.files if is_complete else {**self.files, GENERATION: _json_bytes(generation | start)}
-        return replace(self, files=files, fields={**self.fields, START: (self._ids(START) or known)[0]})
+        return replace(self, files=files, fields={**self.fields, START: (self._ids(START) or ids)[0]})
 
     def _ids(self, name: str) -> list[int]:
         return _token_ids(self.fields.get(name))

@@ -66,9 +66,9 @@ def _show_count(count: Params) -> None:
         [*_total_cells(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)]
     )
     columns = [count.by, "parameters", "share", "each" if count.by == "layer" else "non-embedding"]
-    if count.by == "module" or _has_both(count):  # the names of modules need the width of this column
+    if count.by == "module" or _is_mostly_frozen(count):  # the names of modules need the width of this column
         columns, rows = columns[:3], [row[:3] for row in rows]
-    if count.by != "module" and _has_both(count):
+    if count.by != "module" and _is_mostly_frozen(count):
         columns += ["trained", "frozen"]
         sizes = [(shown.parameters, shown.trainable) for shown in printed_rows(count)]
         for row, (parameters, trained) in zip(rows, [*sizes, (count.total, count.trainable)], strict=True):
@@ -77,9 +77,9 @@ def _show_count(count: Params) -> None:
     print_tables(f"{count.name}: {_count_summary(count)}", "", lines, "", *_count_notes(count))
 
 
-def _has_both(count: Params) -> bool:
-    """Return True if some parameters are trained and others are frozen."""
-    return 0 < count.trainable < count.total
+def _is_mostly_frozen(count: Params) -> bool:
+    """Return True for a model such as the base of adapters; the few frozen values of others are below the table."""
+    return 0 < count.trainable < count.total / 2
 
 
 def _total_cells(count: Params) -> list[str]:
