@@ -19,7 +19,9 @@ from torch import Tensor, fx
 
 import tfkit
 from tfkit.errors import LeftOutWarning
+from tfkit.graph.decode_split import split_for_decoding
 from tfkit.tools.common.loading_weights import build_with_weights
+from tfkit.tools.common.model_inputs import cached_cases
 from tfkit.tools.eject.proof import check
 from tfkit.tools.import_.importing import import_config
 from tfkit.tools.save.save import save
@@ -181,6 +183,15 @@ def test_an_image_in_two_pieces_is_an_error_if_its_vectors_attend_to_each_other(
     cached(tokens[:, :3])
     with pytest.raises(ValueError, match="`image_blocks` must have all tokens of a block in one piece"):
         cached(tokens[:, 3:])
+
+
+def test_the_pieces_of_an_export_have_images_in_the_first_alone(tmp_path: Path) -> None:
+    """Exported programs read the tokens of the other pieces one by one."""
+    model = ImageTextTrial.of(IMAGE_TEXT["gemma3"], tmp_path).ours
+    graph = model.meta["graph"]
+    token = graph.node("image_blocks").config.token
+    for case in cached_cases(model, split_for_decoding(graph)):
+        assert [bool((piece["tokens"] == token).any()) for piece in case.pieces[1:]] == [False] * len(case.pieces[1:])
 
 
 def test_more_placeholders_than_vectors_are_an_error(tmp_path: Path) -> None:
