@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfkit.checkpoint.config_json import LABELS, contains_text_model, further_fields, text_config_in, text_fields
-from tfkit.decoding.text import load_tokenizer
+from tfkit.decoding.text import FileTokenizer, load_tokenizer
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
 from tfkit.run.contract import Tokenizer
 from tfkit.spec.adapter_files import base_folder
@@ -237,8 +237,10 @@ class Companions:
         settings = _parsed_object(Path(SETTINGS), self.files[SETTINGS]) if SETTINGS in self.files else {}
         token = settings.get(role, role)
         text = token.get("content") if isinstance(token, dict) else token
-        special = getattr(_loaded_tokenizer(self._of_tokenizer()), "special", None)
-        return _token_ids(special(text)) if special is not None and isinstance(text, str) else []
+        tokenizer = _loaded_tokenizer(self._of_tokenizer())
+        if not isinstance(tokenizer, FileTokenizer) or not isinstance(text, str):
+            return []
+        return _token_ids(tokenizer.special(text))
 
     def with_classes(self, names: Sequence[str] | None) -> Companions:
         """Return the companions with the names of classes, or without names for classes without names."""
