@@ -198,6 +198,24 @@ def test_a_grown_run_begins_at_the_loss_of_its_source(run: Run) -> None:
     assert weights_of("large")["decoder.layers.1.ffn.down.weight"][:, 20:].all()
 
 
+@pytest.mark.slow
+def test_an_error_leaves_files_as_they_were(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("small.yaml").write_text(json.dumps(RUN), encoding="utf-8")
+    run("train", "small.yaml", "-o", "small", "--stop-after", "1", stderr=True)
+    record = Path("small/run.yaml").read_bytes()
+    text = run("grow", "small", "d_ff=300", "-o", "small/run.yaml", status=1, stderr=True)
+    assert "the run of the larger model cannot replace the run that it starts from" in text
+    assert Path("small/run.yaml").read_bytes() == record
+
+    def invalid(*_: object) -> None:
+        raise tfkit.SpecError(tfkit.Diagnostic("an invalid run"))
+
+    Path("large.yaml").write_text("# kept", encoding="utf-8")
+    monkeypatch.setattr("tfkit.tools.grow.files.check_run", invalid)
+    assert "an invalid run" in run("grow", "small", "d_ff=300", "-o", "large.yaml", status=1, stderr=True)
+    assert Path("large.yaml").read_text(encoding="utf-8") == "# kept"
+
+
 def losses(folder: str) -> dict[int, float]:
     lines = (json.loads(line) for line in Path(folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return {line["step"]: line["val.loss"] for line in lines if "val.loss" in line}
@@ -210,11 +228,11 @@ def losses(folder: str) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("spec", "sets", "changes"),
     [
-        ("gpt2", ["max_len=16"], ["d_model=32", "n_heads=8", "d_ff=27", "n_layers=4"]),
+        ("gpt2", ["max_len=16"], ["d_model=32", "n_heads=8", "d_ff=300", "n_layers=4"]),
         ("llama3_8b", ["decoder.attention.n_kv_heads=2"], ["d_model=32", "n_heads=8", "n_kv_heads=4", "n_layers=4"]),
-        ("llama3_8b", ["decoder.attention.n_kv_heads=2"], ["d_ff=27", "vocab_size=29"]),
+        ("llama3_8b", ["decoder.attention.n_kv_heads=2"], ["d_ff=300", "vocab_size=29"]),
         ("mixtral_8x7b", ["decoder.attention.n_kv_heads=2"], ["d_model=32", "n_heads=8", "n_layers=4"]),
-        ("gemma2_2b", ["decoder.attention.n_kv_heads=2"], ["n_heads=8", "d_ff=27", "n_layers=4"]),
+        ("gemma2_2b", ["decoder.attention.n_kv_heads=2"], ["n_heads=8", "d_ff=300", "n_layers=4"]),
     ],
 )
 def test_transformers_computes_the_logits_of_both(spec: str, sets: list[str], changes: list[str], run: Run) -> None:

@@ -15,9 +15,11 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import check_run
-from tfkit.run.read_run import read_run
+from tfkit.run.read_run import RunText, read_run, resolve_run
 from tfkit.run.run_spec import WeightsConfig, render_run
+from tfkit.spec.extending import short_path
 from tfkit.spec.folder import RUN
+from tfkit.spec.source import parse
 from tfkit.tools.common.atomic_files import write_file
 from tfkit.tools.grow.growth import GrownStart
 from tfkit.tools.grow.proof import initial_model
@@ -31,6 +33,9 @@ def write_run(source: Path, growth: GrownStart, old: Graph, file: Path, plugins:
     if not (source / RUN).is_file():
         message = f"a run must start from the folder of a run; {quoted(str(source))} has no {RUN}"
         raise SpecError(Diagnostic(message, help="name a folder for the larger model: -o DIR"))
+    if file.resolve() == (source / RUN).resolve():
+        message = f"the run of the larger model cannot replace the run that it starts from, {quoted(str(file))}"
+        raise SpecError(Diagnostic(message, help="name a new file: -o FILE.yaml"))
     run = read_run(str(source), plugins)
     for key, value in {"adapters": run.config.adapters, "parametrization.base": run.base}.items():
         if value is not None:
@@ -41,12 +46,9 @@ def write_run(source: Path, growth: GrownStart, old: Graph, file: Path, plugins:
     path = os.path.relpath(source, file.absolute().parent)
     weights = WeightsConfig(path=path, **growth.weights, allow_change=tuple(changed_paths(*models)) or False)
     config = run.config.model_copy(update={"name": file.stem, "weights": weights, "branch": None})
-    write_file(file, render_run(config, growth.graph.spec))
-    try:
-        check_run(read_run(str(file), plugins), plugins)
-    except SpecError:
-        file.unlink()
-        raise
+    text = render_run(config, growth.graph.spec)
+    check_run(resolve_run(RunText(parse(text, str(file)), str(short_path(file))), plugins), plugins)
+    write_file(file, text)
 
 
 def grown_model(growth: GrownStart, old: Graph, *, seed: int, noise: float) -> fx.GraphModule:
