@@ -52,7 +52,8 @@ def read_task_file(name: str) -> TaskFile:
 def _task_in_rows(path: Path) -> TaskFile:
     if path.suffix not in SUFFIXES and not path.is_dir():
         help = f"use a file with rows, {', '.join(SUFFIXES)}, or a task of lm-evaluation-harness, .yaml"
-        raise Invalid("file", f"{quoted(str(short_path(path)))} must be a task; got `{path.suffix}`", help=help)
+        suffix = quoted(path.suffix) if path.suffix else "no suffix"
+        raise Invalid("file", f"{quoted(str(short_path(path)))} must be a task; got {suffix}", help=help)
     try:
         rows = list(read_rows(path))
         questions = tuple(map(_question_reader(path, rows), rows))

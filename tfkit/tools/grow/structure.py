@@ -9,7 +9,7 @@ from tfkit.component import AttentionConfig, Layers
 from tfkit.graph.expand import Graph
 from tfkit.nn import Linear, StackedLinear
 from tfkit.tools.grow.axes import AxisFactor, axis_of, plain_axis
-from tfkit.tools.grow.rules import COPIES, MEAN, GrowthRule, SizeChange, SizedModel, TensorMap, grown_maps
+from tfkit.tools.grow.rules import COPIES, MEAN, SizeChange, SizedModel, TensorMap, grown_maps
 
 
 def old_layers(old: Layers, new: Layers) -> list[tuple[int, bool]] | None:
@@ -138,15 +138,9 @@ def _resized(name: str, source: str, old: SizedModel, new: SizedModel) -> Tensor
     if heads == new_heads or not heads or not new_heads or len(old.shapes[source]) != len(new.shapes[name]):
         return None
     sizes = {name: SizeChange(heads, new_heads)}
+    before, after = replace(old, shapes={name: old.shapes[source]}), replace(new, shapes={name: new.shapes[name]})
     for rule in (MEAN, COPIES):
-        maps = _map_of(name, source, old, new, rule, sizes)
+        maps = grown_maps(before, after, rule, sizes)
         if maps is not None:
             return replace(maps[name], source=source)
     return None
-
-
-def _map_of(
-    name: str, source: str, old: SizedModel, new: SizedModel, rule: GrowthRule, sizes: Mapping[str, SizeChange]
-) -> dict[str, TensorMap] | None:
-    before = replace(old, shapes={name: old.shapes[source]})
-    return grown_maps(before, replace(new, shapes={name: new.shapes[name]}), rule, sizes)
