@@ -136,8 +136,8 @@ def _drop_output() -> None:
 
 def _run_command(arguments: list[str]) -> int:
     try:
-        shown = (ChangedWeightsWarning, LeftOutWarning, NotFiniteWarning, PluginWarning)
-        with cli.make_context("tfkit", arguments) as context, warnings_as_text(*shown):
+        categories = (ChangedWeightsWarning, LeftOutWarning, NotFiniteWarning, PluginWarning)
+        with cli.make_context("tfkit", arguments) as context, warnings_as_text(*categories):
             warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)
     except click.exceptions.NoArgsIsHelpError as error:

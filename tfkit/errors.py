@@ -68,7 +68,7 @@ class Span:
     length: int = 1
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The location as text: `file:line:column`; in a mapping, the path."""
         if self.source.paths:
             return self.source.paths[self.line - 1] or self.source.name
@@ -98,7 +98,7 @@ class Diagnostic:
         """Format the error for users. No line ends with blanks."""
         span = self.span
         margin = " " * (len(span.number or " ") + 1 if span else 2)
-        where = [span.place] if span else []
+        where = [span.location] if span else []
         where += [f"({self.path})"] if self.path and self.path not in where else []
         lines = [f"{level}: {self.message}"]
         lines += [f"{margin}--> {'  '.join(where)}"] if where else []
@@ -228,8 +228,8 @@ def number_ranges(numbers: Sequence[int]) -> str:
 
 def quoted(text: str, limit: int = 60) -> str:
     """Quote user text in backticks, shortened so that a message stays readable."""
-    shown = printable_text(text[: limit + 1])
-    return f"`{shown}`" if len(shown) <= limit else f"`{shown[: limit - 3]}...`"
+    text_in_quotes = printable_text(text[: limit + 1])
+    return f"`{text_in_quotes}`" if len(text_in_quotes) <= limit else f"`{text_in_quotes[: limit - 3]}...`"
 
 
 def _folded_name(name: str) -> str:
@@ -247,15 +247,15 @@ def _name_similarity(word: str, name: str) -> float:
 def _distinct_diagnostics(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Remove repeated errors: keep the first error with the same location and message, or location and path."""
     seen: set[tuple[object, ...]] = set()
-    kept = []
+    distinct = []
     for diagnostic in diagnostics:
         marks = {("message", diagnostic.span or diagnostic.path, diagnostic.message)}
         if diagnostic.span and diagnostic.path:
             marks.add(("path", diagnostic.span, diagnostic.path))
         if not marks & seen:
-            kept.append(diagnostic)
+            distinct.append(diagnostic)
         seen |= marks
-    return kept
+    return distinct
 
 
 def _in_file_order(diagnostics: list[Diagnostic]) -> tuple[Diagnostic, ...]:
@@ -284,11 +284,11 @@ def _source_excerpt(span: Span, margin: str) -> list[str]:
         before, after = 0, len(cells)
     left = "..." if first + before > 0 else ""
     right = "..." if first + after < len(line) else ""
-    shown = "".join(cells[before:after])
+    excerpt = "".join(cells[before:after])
     indent = len(left) + sum(map(_display_width, cells[before : start - first]))
     carets = sum(map(_display_width, cells[start - first : min(end - first, after)]))
     bar, head = f"{margin} |", f" {span.number}".ljust(len(margin))
-    return [bar, f"{head} | {left}{shown}{right}", f"{bar} {' ' * indent}{'^' * max(1, carets)}"]
+    return [bar, f"{head} | {left}{excerpt}{right}", f"{bar} {' ' * indent}{'^' * max(1, carets)}"]
 
 
 def _wrapped_lines(text: str, start: str) -> list[str]:

@@ -368,8 +368,8 @@ def fault(case: Case, command: str, line: str, done: Done, before: tuple[State, 
         return "OUTSIDE"
     # A training may fail after a checkpoint, for instance because it cannot write `ema`.
     trained = command == "train" and (not done.status or any(name.endswith("step-6/state.json") for name in now))
-    kept = [name for name in folder if not name.endswith(IGNORED) and (not trained or foreign(name, case))]
-    if any(content_of(now, name) != content_of(folder, name) for name in kept):
+    unchecked = [name for name in folder if not name.endswith(IGNORED) and (not trained or foreign(name, case))]
+    if any(content_of(now, name) != content_of(folder, name) for name in unchecked):
         return "LOST"
     if done.status:
         return "error"

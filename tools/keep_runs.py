@@ -80,12 +80,12 @@ def keep(run: Path, facts: Facts) -> Path:
         | {"command": f"tfkit train {name}"}
         for session in facts.sessions
     ]
-    kept = {**vars(facts), "environment": environment, "sessions": sessions}
+    record = {**vars(facts), "environment": environment, "sessions": sessions}
     evaluations = [line for line in read_metric_lines(run) if "lr" not in line]
     with written_folder(RUNS / name) as target:
         settings = (run / RUN).read_text(encoding="utf-8").replace(f"{built_in_specs_folder() / 'runs'}/", "")
         (target / RUN).write_text(settings, encoding="utf-8")
-        (target / FACTS).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        (target / FACTS).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         (target / METRICS).write_text("".join(json.dumps(line) + "\n" for line in evaluations), encoding="utf-8")
     return RUNS / name
 

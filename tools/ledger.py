@@ -446,13 +446,13 @@ def known_seconds() -> dict[str, float]:
     return {test: entries[-1]["seconds"] for test, entries in read_entries()[0].items()}
 
 
-def compact(kept: int = 3) -> None:
+def compact(count: int = 3) -> None:
     """Merge the files of processes that have ended, and keep the latest entries of each test."""
     ended = [path for path in FOLDER.glob("*.jsonl") if not os.path.exists(f"/proc/{path.stem}")]
     if len(ended) < 2:
         return
     entries, uses = read_entries()
-    latest = [entry for values in entries.values() for entry in values[-kept:]]
+    latest = [entry for values in entries.values() for entry in values[-count:]]
     names = {entry["uses"] for entry in latest}
     lines = [json.dumps({name: uses[name]}) for name in sorted(names & uses.keys())] + [*map(json.dumps, latest)]
     temporary = FOLDER / f"{os.getpid()}.new"

@@ -160,9 +160,9 @@ def _silent_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[in
                 yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
 
 
-def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | None:
+def mutant_at(site: Place, operator: str, index: int) -> tuple[Mutant, str] | None:
     """Return a mutant and the text of its file; None if the text is not valid Python, or unchanged."""
-    text = (ROOT / place.file).read_text(encoding="utf-8")
+    text = (ROOT / site.file).read_text(encoding="utf-8")
     changed = mutate_code(text, operators()[operator], index)
     try:
         trees = [ast.parse(version) for version in (text, changed or text)]
@@ -171,9 +171,9 @@ def mutant_at(place: Place, operator: str, index: int) -> tuple[Mutant, str] | N
     except SyntaxError:
         return None
     before, after = next(pair for pair in zip(text.split("\n"), changed.split("\n"), strict=False) if len({*pair}) > 1)
-    location = locations(place.file).get(place.start[0], "")
+    location = locations(site.file).get(site.start[0], "")
     name = operator.removeprefix("core/")
-    return Mutant(place.file, place.start[0], location, name, before.strip(), after.strip()), changed
+    return Mutant(site.file, site.start[0], location, name, before.strip(), after.strip()), changed
 
 
 def _odd_comparisons(tree: ast.Module) -> int:
@@ -212,11 +212,11 @@ def locations(file: str) -> Mapping[int, Location]:
     return table
 
 
-def sample(places: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> list[tuple[Mutant, str]]:
+def sample(locations: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> list[tuple[Mutant, str]]:
     """Draw mutants: first places, then a change of each place, so that places with many changes count once."""
     generator = random.Random(seed)
     mutants: list[tuple[Mutant, str]] = []
-    for location in generator.sample(places, len(places)):
+    for location in generator.sample(locations, len(locations)):
         if len(mutants) == count:
             break
         result = mutant_at(location, *generator.choice(location.changes))
@@ -225,13 +225,13 @@ def sample(places: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> 
     return mutants
 
 
-def survivors_of(path: Path, places: Iterable[Place]) -> list[tuple[Mutant, str]]:
+def survivors_of(path: Path, locations: Iterable[Place]) -> list[tuple[Mutant, str]]:
     """Return the survivors in a report that still exist in the current code."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))["survivors"]
     keys = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
     lines = {(file, before) for file, before, _ in keys}
     mutants = {}
-    for location in places:
+    for location in locations:
         line = (ROOT / location.file).read_text(encoding="utf-8").split("\n")[location.start[0] - 1].strip()
         for change in location.changes if (location.file, line) in lines else ():
             result = mutant_at(location, *change)
@@ -485,12 +485,12 @@ def main() -> int:
         context.Pool(options.workers, start_worker, (folder,)) as pool,
     ):
         reached = read_reached(pool, anew=options.remeasure)
-        places = [location for file in target_files() if options.only in file for location in places_of(file)]
+        locations = [location for file in target_files() if options.only in file for location in places_of(file)]
         listed = entries_of("equivalent").keys() | entries_of("without_test").keys()
         if options.again:
-            mutants = survivors_of(options.again, places)
+            mutants = survivors_of(options.again, locations)
         else:
-            mutants = sample(places, options.sample, options.seed, listed)
+            mutants = sample(locations, options.sample, options.seed, listed)
         tasks = [reached.task(mutant, text, options.seconds) for mutant, text in mutants]
         command = shlex.join(["python", "tools/mutants.py", *sys.argv[1:]])
         for verdict in pool.imap_unordered(partial(run_task, deadline), tasks):
@@ -502,7 +502,7 @@ def main() -> int:
             print(f"    - {mutant.before}\n    + {mutant.after}\n    {verdict.test or '-'}", flush=True)
             write_out(options.report, report_of(verdicts, command, options.seed))
     survivors = sum(verdict.test is None for verdict in verdicts)
-    print(f"\n{len(verdicts) - survivors} of {len(verdicts)} killed; {len(places)} places; report: {options.report}")
+    print(f"\n{len(verdicts) - survivors} of {len(verdicts)} killed; {len(locations)} places; report: {options.report}")
     return int(survivors > 0)
 
 

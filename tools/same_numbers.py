@@ -110,10 +110,10 @@ def _gradients(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tens
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
-def _decoded(model: Any, inputs: dict[str, Tensor], pieces: str) -> list[Tensor]:
+def _decoded(model: Any, inputs: dict[str, Tensor], form: str) -> list[Tensor]:
     """Return the logits of three tokens of the incremental input, and of three more tokens step by step."""
     cached = tfkit.CachedModel(model, length=LENGTH)
-    tokens = inputs.pop(pieces)
+    tokens = inputs.pop(form)
     cached.start(len(tokens), **inputs)
     with torch.no_grad():
         return [cached(tokens[:, :3]), *(cached(tokens[:, i : i + 1]) for i in range(3, LENGTH))]

@@ -181,8 +181,8 @@ def _fault(arguments: list[str], argument: str, value: str) -> str | None:
         return f"status {status}: {text[:200]}"
     if "Traceback" in text or not re.search(r"^error: ", text, re.MULTILINE):
         return f"no error: {text[-300:]}"
-    shown = printable_text(value)[:40]
-    names_it = shown in text.replace("\n     ", " ") or argument in text
+    excerpt = printable_text(value)[:40]
+    names_it = excerpt in text.replace("\n     ", " ") or argument in text
     if not names_it and len(value) < 50:
         return f"the value is not named: {text[:300]}"
     return None

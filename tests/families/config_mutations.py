@@ -46,18 +46,18 @@ ROPE_KEYS = """
 
 @dataclass(frozen=True)
 class Mutation:
-    """Another value at a place of a config.json, or none."""
+    """Another value at a location of a config.json, or none."""
 
-    place: tuple[str, ...]
+    location: tuple[str, ...]
     value: Any
 
     def __str__(self) -> str:
         text = "nothing" if self.value is ABSENT else repr(self.value)
-        return f"{'.'.join(self.place)}={text if len(text) < 60 else text[:60] + '...'}"
+        return f"{'.'.join(self.location)}={text if len(text) < 60 else text[:60] + '...'}"
 
     def of(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config with it."""
-        key, *rest = self.place
+        key, *rest = self.location
         if rest:
             inner = config.get(key)
             return {**config, key: Mutation(tuple(rest), self.value).of(inner if isinstance(inner, dict) else {})}
@@ -149,8 +149,8 @@ def findings(name: str, changes: Sequence[Mutation], folder: Path) -> Iterator[s
         yield f"not written: {error}"
         return
     for change in changes:
-        there = at(again, change.place)
-        written = Mutation(change.place, there).of(config)
+        there = at(again, change.location)
+        written = Mutation(change.location, there).of(config)
         if there is not None and written != config and not gives(name, written, graph, folder):
             yield f"{change} is written as {there!r}"
 
@@ -163,9 +163,9 @@ def mutated(name: str, changes: Sequence[Mutation]) -> dict[str, Any]:
     return config
 
 
-def at(config: Any, place: tuple[str, ...]) -> Any:
-    """The value at a place of a config.json; None without one."""
-    for key in place:
+def at(config: Any, location: tuple[str, ...]) -> Any:
+    """The value at a location of a config.json; None without one."""
+    for key in location:
         config = config.get(key) if isinstance(config, dict) else None
     return config
 
@@ -194,28 +194,28 @@ def faults(error: SpecError, folder: Path) -> Iterator[str]:
             or diagnostic.span is None
             or diagnostic.span.source.name != str(folder / "config.json")
         ):
-            yield f"without a place in the file: {diagnostic.message!r}"
+            yield f"without a location in the file: {diagnostic.message!r}"
 
 
 def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str, Any], graph: tfkit.Graph) -> bool:
     """True if the family says that a change makes no difference."""
     family = graph.spec.family
     assert family is not None
-    old, new = at(before, change.place), at(after, change.place)
+    old, new = at(before, change.location), at(after, change.location)
     if isinstance(old, dict) and isinstance(new, dict) and old and new:
         pairs = {key: (old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new}}
-        inner = [Mutation((*change.place, key), now) for key, (then, now) in pairs.items() if now != then]
+        inner = [Mutation((*change.location, key), now) for key, (then, now) in pairs.items() if now != then]
         return all(meaningless(value, before, after, graph) for value in inner)
-    name, leaf = ".".join(change.place), change.place[-1]
-    names = {value: family.fields[value] for value in (name, change.place[0]) if value in family.fields}
-    if change.place[0] == "rope_scaling" and _is_off("rope_parameters", after, family):  # two names of one field
+    name, leaf = ".".join(change.location), change.location[-1]
+    names = {value: family.fields[value] for value in (name, change.location[0]) if value in family.fields}
+    if change.location[0] == "rope_scaling" and _is_off("rope_parameters", after, family):  # two names of one field
         return True
     if not names:
         return leaf in SILENT or change.value in (None, [], {}, ABSENT) or change.value == INERT_VALUES.get(leaf)
     return (
         any(_is_unread(rule, after, graph, family) for rule in names.values())
         or any(_is_off(field, after, family) for field in names)
-        or alike(said(before, change.place, family), said(after, change.place, family))
+        or alike(said(before, change.location, family), said(after, change.location, family))
     )
 
 
@@ -241,15 +241,15 @@ def alike(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def said(config: Mapping[str, Any], place: tuple[str, ...], family: FamilyConfig) -> Any:
-    """The value at a place of a config.json, or the default of the field."""
-    value = at(config, place)
-    if value is None and place[0] in ROPE and place[-1] == "type":  # the older name of `rope_type`
-        value = at(config, (*place[:-1], "rope_type"))
-    usual = family.defaults.get(place[0])
-    if place[0] == "rope_parameters" and isinstance(usual, Mapping) and "rope_theta" in usual:
+def said(config: Mapping[str, Any], location: tuple[str, ...], family: FamilyConfig) -> Any:
+    """The value at a location of a config.json, or the default of the field."""
+    value = at(config, location)
+    if value is None and location[0] in ROPE and location[-1] == "type":  # the older name of `rope_type`
+        value = at(config, (*location[:-1], "rope_type"))
+    usual = family.defaults.get(location[0])
+    if location[0] == "rope_parameters" and isinstance(usual, Mapping) and "rope_theta" in usual:
         usual = ROPE_DEFAULTS | usual
-        value = ROPE_DEFAULTS | value if isinstance(value, dict) and value and len(place) == 1 else value
-    for key in place[1:]:
+        value = ROPE_DEFAULTS | value if isinstance(value, dict) and value and len(location) == 1 else value
+    for key in location[1:]:
         usual = usual.get(key) if isinstance(usual, Mapping) else None
     return usual if value in (None, {}) else value

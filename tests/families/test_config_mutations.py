@@ -77,7 +77,7 @@ def test_the_oracle_sees_a_field_that_is_read_wrong(
     change, right = Mutation(("layer_norm_epsilon",), 0.5), ValueConfig.read
 
     def read(self: ValueConfig, name: str, file: Reading) -> None:
-        if name != change.place[0]:
+        if name != change.location[0]:
             right(self, name, file)
         elif factor:
             file.solve(self.expressions[0], file.value(name) * factor)

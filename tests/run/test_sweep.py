@@ -135,7 +135,7 @@ def test_variants_are_the_runs_that_set_and_extends_make() -> None:
 def test_another_kind_starts_anew_in_a_mapping_and_keeps_its_fields_in_a_path() -> None:
     arms = arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model.decoder.ffn.kind: gelu}"))
     gelu = arms.runs(arms.arm("gelu"))[0].run
-    assert gelu.meaning.values["model.graph.decoder.ffn.d_ff"] == 32
+    assert gelu.semantics.values["model.graph.decoder.ffn.d_ff"] == 32
     with pytest.raises(SpecError, match="d_ff"):
         arms_of(SWEEP.replace("relu: {}", "relu: {}\n  gelu: {model: {graph: {decoder: {ffn: {kind: swiglu}}}}}")
                 .replace("ffn: {kind: swiglu}", "ffn: {kind: gelu, d_fff: 2}"))  # fmt: skip
@@ -206,7 +206,7 @@ def test_equal_parameters_by_a_number_of_the_model(prefix: str) -> None:
     share = 100 * (before["nearly"] - before["relu"]) / before["relu"]
     arms = arms_of(text + f"equal: {{params: {share + 0.1:.2f}%, by: {prefix}decoder.ffn.d_ff}}\n")
     counts = parameters_of(arms)
-    d_ffs = {arm.name: arms.runs(arm)[0].run.meaning.values["model.graph.decoder.ffn.d_ff"] for arm in arms.arms}
+    d_ffs = {arm.name: arms.runs(arm)[0].run.semantics.values["model.graph.decoder.ffn.d_ff"] for arm in arms.arms}
     assert (counts["relu"], d_ffs["relu"], d_ffs["nearly"]) == (before["relu"], 32, 33)
     assert d_ffs["deeper"] < 32
     assert all(abs(count - counts["relu"]) <= share / 100 * counts["relu"] + 1 for count in counts.values())

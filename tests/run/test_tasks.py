@@ -236,7 +236,7 @@ def test_the_digest_is_that_of_the_questions(here: Path) -> None:
     write_rows(here / "short.jsonl", [*ROWS[:-1], {**ROWS[-1], "answer": 1}])
     after = read()
     assert after.digest != before.digest
-    assert after.meaning.differences(before.meaning.values) == ["eval.tasks.0.file_content"]
+    assert after.semantics.differences(before.semantics.values) == ["eval.tasks.0.file_content"]
 
 
 @pytest.mark.usefixtures("here")

@@ -192,7 +192,7 @@ def test_nodes_are_not_expanded_beyond_the_size_of_a_file(plugins: Plugins) -> N
     error = failure(
         lambda: tfkit.load(spec(big=big, **{f"n{i}": {"like": "big"} for i in range(900)}), plugins=plugins)
     )
-    assert [(d.span and d.span.place, d.message) for d in error.diagnostics] == [
+    assert [(d.span and d.span.location, d.message) for d in error.diagnostics] == [
         ("graph.n5", "nodes must have at most 50,000 keys and values in total")
     ]
 

@@ -119,7 +119,7 @@ class Watch:
         for path, component in self._components.items():
             handles += self._hooks(path, component, self._model.get_submodule(path), partial(_result_fault, component))
             for name, position, module in _rotation_modules(component, self._model.get_submodule(path)):
-                handles += self._hooks(f"{path}.{name}", position, module, _not_kept)
+                handles += self._hooks(f"{path}.{name}", position, module, _shape_or_dtype_fault)
         try:
             yield
         finally:
@@ -185,7 +185,7 @@ def _result_fault(component: Component, arguments: tuple[Any, ...], args: tuple[
             return f"must return y, and a mapping with the tensors that it gives: {listing(component.gives)}"
         output = output[0]
     if component.slot in KEEPING:
-        return _not_kept(arguments, args, output)
+        return _shape_or_dtype_fault(arguments, args, output)
     if not arguments:
         return None
     if isinstance(component, BlockConfig):
@@ -205,7 +205,7 @@ def _result_fault(component: Component, arguments: tuple[Any, ...], args: tuple[
     return None
 
 
-def _not_kept(arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
+def _shape_or_dtype_fault(arguments: tuple[Any, ...], args: tuple[Any, ...], output: Any) -> str | None:
     """Describe the fault in a result that must have the shape and dtype of the first argument."""
     x: Tensor = args[0]
     if (fault := _shape_fault(output, tuple(x.shape), "the shape of its input")) is not None:

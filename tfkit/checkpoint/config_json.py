@@ -545,18 +545,20 @@ def value_at(config: Any, path: str) -> Any:
     return value
 
 
-def _shared_value(config: Any, path: str, place: str, covered: Set[str]) -> Any:
+def _shared_value(config: Any, path: str, location: str, covered: Set[str]) -> Any:
     """Return an inherited value from the first component that has it at a path outside of `covered`."""
     key, _, rest = path.partition(".")
     if isinstance(config, MappingABC):
-        values = (_shared_value(value, path, f"{place}.{name}".lstrip("."), covered) for name, value in config.items())
+        values = (
+            _shared_value(value, path, f"{location}.{name}".lstrip("."), covered) for name, value in config.items()
+        )
         return next((value for value in values if value is not ABSENT), ABSENT)
     if not isinstance(config, Config):
         return ABSENT
     fields = type(config).model_fields
-    if key in fields and marker(fields[key], SharedMarker) is not None and f"{place}.{path}" not in covered:
+    if key in fields and marker(fields[key], SharedMarker) is not None and f"{location}.{path}" not in covered:
         return value_at(getattr(config, key), rest) if rest else getattr(config, key)
-    return _shared_value({name: getattr(config, name) for name in fields}, path, place, covered)
+    return _shared_value({name: getattr(config, name) for name in fields}, path, location, covered)
 
 
 def is_expected_value(value: Any, expected: Any) -> bool:

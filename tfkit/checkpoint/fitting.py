@@ -217,8 +217,8 @@ def warn_of(reasons: Mapping[str, str], file: str) -> None:
 
 def safetensors_metadata(graph: Graph) -> dict[str, str]:
     """Return the metadata of every safetensors file of a model: the semantics of its tensors, and their digest."""
-    meaning = semantics_of(graph)
-    return {"format": "pt", DIGEST: meaning.digest, SEMANTICS: meaning.text}
+    semantics = semantics_of(graph)
+    return {"format": "pt", DIGEST: semantics.digest, SEMANTICS: semantics.text}
 
 
 def check_semantics(checkpoint: TensorFiles, graph: Graph, path: Path) -> None:

@@ -57,7 +57,7 @@ class FamilyLinks:
         self.components = model.meta["components"]
         self.family = family
         self.state = model.state_dict()
-        self.places = tensor_locations_of(model)
+        self.locations = tensor_locations_of(model)
         self.entries: dict[str, list[tuple[str, int]]] = {}
         self.entry_names: dict[str, list[str]] = {}
         for key in family.tensors:
@@ -75,7 +75,7 @@ class FamilyLinks:
         links: list[Link] = []
         lost: list[str] = []
         grouped: dict[tuple[str, str, tuple[int, ...]], dict[int, str]] = {}
-        for name in self.places:
+        for name in self.locations:
             entry = self._entry(name)
             if entry is None:
                 lost.append(name)
@@ -97,7 +97,7 @@ class FamilyLinks:
                 links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
         family = self.family
         constants = self._constants([name for link in links for name in link.file])
-        fields = tuple(links), self.places, family.prefix, family.body, family.copies, family.ignored, family.older
+        fields = tuple(links), self.locations, family.prefix, family.body, family.copies, family.ignored, family.older
         return WeightMap(*fields, constants, family.zeros, self._computed(), self._written())
 
     @contextmanager
@@ -157,7 +157,7 @@ class FamilyLinks:
         def missing(entry: tuple[str, int]) -> bool:
             names = self.entry_names[entry[0]]
             filling = dict(zip(hole_names(names[entry[1]]), numbers, strict=False))
-            return any(filled_name(pattern, filling) + leaf not in self.places for pattern in names)
+            return any(filled_name(pattern, filling) + leaf not in self.locations for pattern in names)
 
         return min(entries, key=lambda entry: (missing(entry), -len(self.entry_names[entry[0]])))
 
@@ -181,7 +181,7 @@ class FamilyLinks:
         filling = dict(zip(hole_names(self.entry_names[key][0]), numbers, strict=False))
         names = [filled_name(name, filling) + leaf for name in files]
         open_ = list(dict.fromkeys(hole for name in names for hole in hole_names(name)))
-        shape = self.places[tensors[0]].view(self.state).shape
+        shape = self.locations[tensors[0]].view(self.state).shape
         if len(open_) >= len(shape):
             raise self._wrong(key, f"{quoted(names[0])} has more holes than {quoted(tensors[0])} has axes")
         pattern, sizes = self._pattern(key, tensors[0], len(shape) - len(open_))
@@ -213,7 +213,7 @@ class FamilyLinks:
         return SpecError(Diagnostic(message, self._span("tensors"), "checkpoint.tensors", notes, help))
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.places[name].view(self.state).shape)
+        return tuple(self.locations[name].view(self.state).shape)
 
     def _wrong(self, key: str, message: str, *notes: str, help: str | None = None) -> SpecError:
         span = self._span("tensors", key)

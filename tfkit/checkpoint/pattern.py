@@ -348,12 +348,12 @@ def _check_blocks(pattern: Pattern, compared: Set[str]) -> None:
     counts = [Counter(frozenset(block) & compared for _, block in side) for side in sides]
     for at, name in enumerate(("left", "right")):
         for columns, block in sides[at]:
-            shown = quoted(" ".join(block) or "1")
+            text = quoted(" ".join(block) or "1")
             if counts[at][frozenset(block) & compared] > 1:
-                raise PatternError(f"the block {shown} is on the {name} side twice", pattern.text, columns)
+                raise PatternError(f"the block {text} is on the {name} side twice", pattern.text, columns)
             if frozenset(block) & compared not in counts[1 - at]:
                 note = f"blocks of the other side: {listing(quoted(' '.join(b) or '1') for _, b in sides[1 - at])}"
-                raise PatternError(f"the block {shown} is on the {name} side only", pattern.text, columns, note=note)
+                raise PatternError(f"the block {text} is on the {name} side only", pattern.text, columns, note=note)
 
 
 def _block_views(tensor: Tensor, axes: Axis, sizes: Sizes) -> Iterator[tuple[Names, Tensor]]:

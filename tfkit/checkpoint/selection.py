@@ -87,9 +87,9 @@ def _selected_map(
     left_out: list[Link] = []
     for link in weights.links:
         (left_out if all(matches_any(name, selection.missing) for name in link.model) else links).append(link)
-    kept = {weights.places[name].parameter for link in left_out for name in link.model}
+    copied = {weights.locations[name].parameter for link in left_out for name in link.model}
     for addition in weights.additions:
-        if addition.location.parameter in kept:
+        if addition.location.parameter in copied:
             message = f"an adapter changes `{addition.location.parameter}`, which must not be `missing`"
             raise Invalid("missing", message, help="omit it from `missing`, or name the weights without the adapter")
     taken = {name for link in links for name in link.file}

@@ -125,7 +125,7 @@ class WeightMap:
     """All links of a model, and the tensors of a file that are in no link."""
 
     links: tuple[Link, ...]
-    places: Mapping[str, TensorLocation]
+    locations: Mapping[str, TensorLocation]
     prefix: str = ""
     body: Set[str] = frozenset()
     """The names of the file that begin with the prefix, without it, and with `{}` for numbers."""
@@ -232,7 +232,7 @@ class WeightMap:
 
     def places_of(self, link: Link) -> list[TensorLocation]:
         """Return the locations of a link's tensors in the model."""
-        return [self.places[name] for name in link.model]
+        return [self.locations[name] for name in link.model]
 
     def views(self, link: Link, state: Mapping[str, Tensor]) -> list[Tensor]:
         """Return a link's tensors in the model as views."""
@@ -324,10 +324,10 @@ def _replaced(name: str, pattern: str, replacement: str) -> Iterator[str]:
         yield replacement.replace("*", middle)
 
 
-def _check_constant(name: str, tensor: Tensor, value: float, place: str | None) -> None:
+def _check_constant(name: str, tensor: Tensor, value: float, location: str | None) -> None:
     if not torch.equal(tensor, torch.full_like(tensor, value)):
         message = f"tensor {quoted(name)} must have only the value {value:g}, because the model has no such tensor"
-        help = f"add the tensor to the model: --set {place}=true" if place else MAPPING_HELP
+        help = f"add the tensor to the model: --set {location}=true" if location else MAPPING_HELP
         raise SpecError(Diagnostic(message, help=help))
 
 

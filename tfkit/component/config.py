@@ -247,8 +247,10 @@ def _config_entries(value: Any) -> Mapping[str, Any] | None:
 def kinds_in(module: ModuleType) -> Iterator[type[Component]]:
     """Yield the kinds that a module defines. Base classes and imported kinds are left out."""
     for value in vars(module).values():
-        is_own = isinstance(value, type) and issubclass(value, Component) and value.__module__ == module.__name__
-        if is_own and value.word_key in value.model_fields:
+        is_defined_here = (
+            isinstance(value, type) and issubclass(value, Component) and value.__module__ == module.__name__
+        )
+        if is_defined_here and value.word_key in value.model_fields:
             yield value
 
 

@@ -174,9 +174,9 @@ class EmbeddingConfig(BlockConfig):
         tables = {
             f"tables.{name}": signal for name, signal in zip(self.tables or (), inputs.get("tables", ()), strict=True)
         }
-        for place, signal in tables.items():
+        for location, signal in tables.items():
             if signal.type != "tokens":
-                raise Invalid(place, f"the input of a table must be tokens; got {signal.in_words()}")
+                raise Invalid(location, f"the input of a table must be tokens; got {signal.in_words()}")
         if "positions" in inputs:
             tables["positions"] = positions = expect(inputs, "positions", "positions")
             if positions.width is not None:

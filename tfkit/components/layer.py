@@ -115,7 +115,7 @@ class LayerConfig(Config):
         super().check()
         self._check_cross_attention()
         self._check_parts()
-        if self.place_of_cross_attention() is not None and self.cross() is None:
+        if self.cross_attention_location() is not None and self.cross() is None:
             return  # every stack rejects this layer
         steps = self.steps(memory=self.cross_attention is not None)
         self._check_residuals(steps)
@@ -174,27 +174,27 @@ class LayerConfig(Config):
         bare: dict[str, bool] = {}
         for index, step in enumerate(steps):
             explicit = self.sublayers is not None and self.sublayers[index].residual is not None
-            place = f"sublayers.{index}.residual" if explicit else "residual"
+            location = f"sublayers.{index}.residual" if explicit else "residual"
             if self.around is not None and step.residual.enters:
                 message = f"residual `{step.residual.kind_name()}` of a sublayer cannot have streams inside of `around`"
-                raise Invalid(place, message)
+                raise Invalid(location, message)
             if step.read is not None and step.reads_input:
                 message = f"residual `{step.residual.kind_name()}` requires that `{step.role}` takes the sum so far"
-                raise Invalid(place, message, help="write `reads: previous`, or `placement: pre`")
+                raise Invalid(location, message, help="write `reads: previous`, or `placement: pre`")
             if step.addition.onto == "previous":
                 continue
-            place = f"{place}.onto"
+            location = f"{location}.onto"
             if step.reads_input:
                 message = f"`{step.role}` takes the layer's input: added to that, it would drop the previous sublayers"
-                raise Invalid(place, message)
+                raise Invalid(location, message)
             if step.addition.onto == "nothing":
                 continue
-            bare[place] = bare.get(place, True) and step.norm_in is None
-        for place in (place for place, without in bare.items() if without):
+            bare[location] = bare.get(location, True) and step.norm_in is None
+        for location in (location for location, without in bare.items() if without):
             message = "`onto: normed` has no effect: there is no norm before the sublayer"
-            raise Invalid(place, message, help="write `norm_in: true` in the sublayer, or `placement: pre`")
+            raise Invalid(location, message, help="write `norm_in: true` in the sublayer, or `placement: pre`")
 
-    def place_of_cross_attention(self) -> str | None:
+    def cross_attention_location(self) -> str | None:
         """Return the key that sets cross-attention, or None."""
         if self.cross_attention is not None:
             return "cross_attention"
@@ -274,17 +274,17 @@ def build_layer(
     if d_memory is not None:
         contexts.append(program.input("cross_context", Context))
     writer = _StepWriter(program, make, d_model, d_memory, causal, contexts)
-    stream, kept = x, None
+    stream, state = x, None
     if layer.around is not None:
         read = program.call("residual_read", make(layer.around, "read", d_model), stream, contexts[0])
-        x, kept = program.unpack(read, "inner", "kept")
+        x, state = program.unpack(read, "inner", "kept")
         layer_input = x
     if layer.input_norm is not None:
         layer_input = writer.norm(Call("input_norm", layer.input_norm), x)
     for step in layer.steps:
         x = writer.write(step, x, layer_input)
     if layer.around is not None:
-        x = program.call("residual_write", make(layer.around, "write", d_model), stream, x, kept)
+        x = program.call("residual_write", make(layer.around, "write", d_model), stream, x, state)
     if not wired:
         return program.build(x, "Layer")
     wires = program.apply("wires", wires_of, writer.contexts[0])
@@ -307,10 +307,10 @@ class _StepWriter:
 
     def write(self, step: Step, x: Value, layer_input: Value) -> Value:
         """Write the operations of a sublayer; return the stream after it."""
-        y, kept = layer_input if step.reads_input else x, None
+        y, state = layer_input if step.reads_input else x, None
         if step.read is not None:
             y = self.program.call(step.read.name, self.make(step.residual, "read", self.d_model), x, self.contexts[0])
-            y, kept = self.program.unpack(y, "y", "kept")
+            y, state = self.program.unpack(y, "y", "kept")
         for part in step.branch():
             if step.addition.onto == "normed" and isinstance(part, Call) and part.name == step.name:
                 x = y
@@ -320,7 +320,7 @@ class _StepWriter:
         if step.addition.scale_onto != 1:
             x = self.program.apply(f"onto_{step.name}", operator.mul, x, step.addition.scale_onto)
         if step.write is not None:
-            x = self.program.call(step.write.name, self.make(step.residual, "write", self.d_model), x, y, kept)
+            x = self.program.call(step.write.name, self.make(step.residual, "write", self.d_model), x, y, state)
         elif step.addition.onto == "nothing":
             scale = step.addition.scale
             x = y if scale == 1 else self.program.apply(f"after_{step.name}", operator.mul, y, scale)

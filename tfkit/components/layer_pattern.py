@@ -47,11 +47,11 @@ class LayersConfig(Config):
                 help = "use ASCII letters, digits and `_`, and avoid the attribute names of `nn.ModuleDict`"
                 raise Invalid(f"variants.{name}", f"{quoted(name)} cannot be the name of a variant", help=help)
         used = self._used()
-        for place, name in used.items():
+        for location, name in used.items():
             if name not in self.variants and name != BASE:
                 names = [*self.variants, BASE]
                 near, notes = similar_name_help("a variant", name, names), [f"variants: {listing(names)}"]
-                raise Invalid(f"pattern.{place}", f"unknown variant `{name}`", notes=notes, help=near)
+                raise Invalid(f"pattern.{location}", f"unknown variant `{name}`", notes=notes, help=near)
         for name in self.variants:
             if name not in used.values():
                 why = "there is no `pattern`" if self.pattern is None else "the pattern does not use it"
@@ -136,19 +136,21 @@ def _placed(pattern: dict[str, str], n: int) -> list[str]:
     for key, name in pattern.items():
         if key == "rest":
             continue
-        place = f"layers.pattern.{key}"
+        location = f"layers.pattern.{key}"
         from_end = re.fullmatch(r"-[1-9]\d{0,3}", key) is not None and n + int(key) >= 0
         match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", str(n + int(key)) if from_end else key)
         if match is None:
-            raise Invalid(place, f"{quoted(key)} is not a layer", help='write `"3"`, `0-2` or `rest`')
+            raise Invalid(location, f"{quoted(key)} is not a layer", help='write `"3"`, `0-2` or `rest`')
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last:
-            raise Invalid(place, f"the first layer of `{key}` must not come after its last")
+            raise Invalid(location, f"the first layer of `{key}` must not come after its last")
         if last >= n:
-            raise Invalid(place, f"there is no layer {last}: the stack has {n}", help=f"use a layer from 0 to {n - 1}")
+            raise Invalid(
+                location, f"there is no layer {last}: the stack has {n}", help=f"use a layer from 0 to {n - 1}"
+            )
         for i in range(first, last + 1):
             if names[i] is not None:
-                raise Invalid(place, f"layer {i} is in the pattern twice")
+                raise Invalid(location, f"layer {i} is in the pattern twice")
             names[i] = name
     if None in names and "rest" not in pattern:
         help = "add `rest: base`, or another variant, for all remaining layers"

@@ -239,8 +239,8 @@ class ResidualBlockConfig(BlockConfig):
         if self.dropout:
             y = program.call("dropout", nn.Dropout(self.dropout), y)
         if not isinstance(residual, ResidualConfig):
-            kept = program.apply("kept", _nothing)
-            return program.build(program.call("write", make(residual, "write", width), x, y, kept), "Residual")
+            state = program.apply("kept", _nothing)
+            return program.build(program.call("write", make(residual, "write", width), x, y, state), "Residual")
         if residual.learned != "none":
             y = program.call("scale", ResidualScale(width if residual.learned == "vector" else 1), y)
         if residual.learned_onto != "none":

@@ -171,8 +171,8 @@ class Llama3Scaling(Frequencies):
     def forward(self, n_keys: int, device: torch.device) -> Tensor:
         frequencies = self.unscaled(self.theta, device)
         waves = self.original_max_len * frequencies / (2 * math.pi)
-        kept = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
-        return frequencies * (kept + (1 - kept) / self.factor)
+        share = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (share + (1 - share) / self.factor)
 
 
 class YarnScalingConfig(RopeScalingConfig):

@@ -155,10 +155,10 @@ class StackConfig(LayerConfig, BlockConfig):
         """Raise `Invalid` for cross-attention without a memory, and for a memory without cross-attention."""
         reads = False
         for path, layer in self.distinct():
-            place = layer.place_of_cross_attention()
-            if self.memory is None and place is not None:
+            location = layer.cross_attention_location()
+            if self.memory is None and location is not None:
                 raise Invalid(
-                    f"{path}{place}",
+                    f"{path}{location}",
                     "cross-attention needs a memory",
                     help=f"add `memory: NODE` to the {self.kind_name()}",
                 )
@@ -561,10 +561,10 @@ class Stack(nn.Module):
         names = [*self.shared]
         contexts = [names[i] for i in self.context_of]
         by_name = {name: number_ranges([i for i, context in enumerate(contexts) if context == name]) for name in names}
-        shown = by_name if len(names) > 1 else None
+        names_text = by_name if len(names) > 1 else None
         times = self.times if len({*self.times}) > 1 else self.times[0] if self.times[0] > 1 else None
         loops = self.loops if self.loops > 1 else None
-        return named(contexts=shown, times=times, loops=loops, recompute=self.recompute)
+        return named(contexts=names_text, times=times, loops=loops, recompute=self.recompute)
 
 
 class MemoryStack(Stack):

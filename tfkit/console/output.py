@@ -104,9 +104,9 @@ def with_titles(graphs: Sequence[Graph], arguments: Sequence[str]) -> list[Graph
     ]
 
 
-def percent(part: int, whole: int) -> str:
+def percent(part: int, total: int) -> str:
     """Format a fraction: `68.3%`."""
-    return f"{100 * part / whole:.1f}%" if whole else "-"
+    return f"{100 * part / total:.1f}%" if total else "-"
 
 
 def merge_rows(lists: Sequence[Sequence[str]]) -> list[str]:
@@ -172,11 +172,11 @@ def stages() -> Iterator[Any]:
     if not sys.stderr.isatty():
         yield lambda text: None
         return
-    shown = Stages()
+    bar = Stages()
     try:
-        yield shown
+        yield bar
     finally:
-        shown.stop()
+        bar.stop()
 
 
 @contextmanager

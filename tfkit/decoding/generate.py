@@ -374,8 +374,8 @@ class _Ends:
         running = [row for row in range(len(ids)) if row not in self._lengths]
         ended = {row for row in running if self._stops_at(row, ids[row])}
         if self._on_token is not None:
-            shown = [None if row in self._lengths else token for row, token in enumerate(ids)]
-            ended |= _rows_to_end(self._on_token(shown), len(ids)) & set(running)
+            continuing = [None if row in self._lengths else token for row, token in enumerate(ids)]
+            ended |= _rows_to_end(self._on_token(continuing), len(ids)) & set(running)
         self._lengths.update(dict.fromkeys(ended, self._steps))
         return len(self._lengths) == len(ids)
 

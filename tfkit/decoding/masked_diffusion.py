@@ -95,9 +95,9 @@ class MaskedDiffusion:
                 candidates, confidence = self._predicted(logits, sampling, draws)
                 # Stable: of equal values, the first positions are kept.
                 order = confidence.masked_fill(~masked, -math.inf).argsort(dim=1, descending=True, stable=True)
-                kept = torch.zeros_like(masked).scatter(1, order[:, :count], True)
-                block.copy_(torch.where(kept, candidates, block))
-                masked &= ~kept
+                revealed = torch.zeros_like(masked).scatter(1, order[:, :count], True)
+                block.copy_(torch.where(revealed, candidates, block))
+                masked &= ~revealed
             yield block.clone()
             start += block.size(1)
 

@@ -126,8 +126,8 @@ class ByteTokenizer:
 def _byte_alphabet() -> dict[str, int]:
     """Map each printable character to the byte for which it stands in the format of `tokenizers`."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(rest)}
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 class FileTokenizer:
@@ -302,9 +302,9 @@ class TextStream:
         if starts:
             self.stopped, self._held = True, ""
             return text[: min(starts)]
-        kept = max((_overlap_length(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+        overlap = max((_overlap_length(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - overlap :]
+        return text[: len(text) - overlap]
 
 
 def _overlap_length(text: str, stop: str) -> int:

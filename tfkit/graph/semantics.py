@@ -116,9 +116,9 @@ def parse_semantics(data: Mapping[str, Any]) -> Semantics:
     for path, value in [entry for values in nodes.values() for entry in values.items() if entry[0].startswith(READS)]:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ValueError(f"`{path[:80]}` is not a list of names")
-    meaning = Semantics(inputs, nodes)
-    _ = meaning.flat  # raises ValueError for malformed ranges of layers
-    return meaning
+    semantics = Semantics(inputs, nodes)
+    _ = semantics.flat  # raises ValueError for malformed ranges of layers
+    return semantics
 
 
 def value_changes(there: Semantics, here: Semantics) -> list[ValueChange]:
@@ -156,8 +156,8 @@ class _ValueTree:
             return "nothing"
         kind, start = self.kind(path), f"{path}."
         inside = {key.removeprefix(start): value for key, value in self.values.items() if key.startswith(start)}
-        shown = ", ".join(f"{name}: {json.dumps(value)}" for name, value in inside.items())
-        return _short_text(f"{{{shown}}}") if kind in (None, "a part") else str(kind)
+        entries = ", ".join(f"{name}: {json.dumps(value)}" for name, value in inside.items())
+        return _short_text(f"{{{entries}}}") if kind in (None, "a part") else str(kind)
 
 
 def enclosing_paths(path: str) -> Iterator[str]:

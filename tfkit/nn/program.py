@@ -119,8 +119,8 @@ class WrittenGraph(fx.GraphModule):
 
     def __reduce__(self) -> Any:
         """Pickle the steps: fx would trace the code again, and trace into the functions that it calls."""
-        made_again = ("_graph", "_code", "_lineno_map", "_prologue_start")
-        state = {name: value for name, value in vars(self).items() if name not in made_again}
+        generated = ("_graph", "_code", "_lineno_map", "_prologue_start")
+        state = {name: value for name, value in vars(self).items() if name not in generated}
         return _empty_graph, (type(self).__mro__[1], type(self).__name__), (steps_of(self.graph), state)
 
     def __setstate__(self, state: Any) -> None:

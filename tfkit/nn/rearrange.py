@@ -178,21 +178,21 @@ def operations(pattern: str, sizes: Mapping[Any, str], operation: str) -> tuple[
     left, right = _sides(pattern)
     before, after = _flat(left), _flat(right)
     sizes = {**sizes, **{axis: str(axis.value) for axis in before + after if isinstance(axis, AnonymousAxis)}}
-    kept, reduced = [axis for axis in after if axis in before], [axis for axis in before if axis not in after]
+    remaining, reduced = [axis for axis in after if axis in before], [axis for axis in before if axis not in after]
     if ELLIPSIS in reduced:
         raise _wrong(pattern, "a reduction over `...` depends on the number of axes: name them")
     steps: list[str] = []
     # Rounding depends on the order of axes, and einops reduces the last axes. The other cases have the same bits.
-    if not reduced or operation == "prod" or [axis for axis in before if axis in kept] != kept:
-        steps += _orders(before, [*kept, *reduced])
-        before = [*kept, *reduced]
+    if not reduced or operation == "prod" or [axis for axis in before if axis in remaining] != remaining:
+        steps += _orders(before, [*remaining, *reduced])
+        before = [*remaining, *reduced]
     dims = tuple(_dim(before, before.index(axis)) for axis in reduced)
     name = {"min": "amin", "max": "amax"}.get(operation, operation)
     if reduced and name == "prod":
         steps += [".prod(dim=-1)"] * len(dims)
     elif reduced:
         steps += [f".{name}(dim={dims[0] if len(dims) == 1 else dims})"]
-    steps += _additions(kept, after, sizes)
+    steps += _additions(remaining, after, sizes)
     return "".join(_splits(pattern, left, sizes)), "".join([*steps, *_merges(after, right)])
 
 
@@ -232,14 +232,14 @@ def _orders(before: Sequence[Any], after: Sequence[Any]) -> Iterator[str]:
         yield f".movedim({sources}, {targets})"
 
 
-def _additions(kept: Sequence[Any], after: Sequence[Any], sizes: Mapping[Any, str]) -> Iterator[str]:
-    axes = list(kept)
-    added = [index for index, axis in enumerate(after) if axis not in kept]
+def _additions(remaining: Sequence[Any], after: Sequence[Any], sizes: Mapping[Any, str]) -> Iterator[str]:
+    axes = list(remaining)
+    added = [index for index, axis in enumerate(after) if axis not in remaining]
     for index in added:
         axes.insert(index, after[index])
         yield f".unsqueeze({_dim(axes, index)})"
     if added and ELLIPSIS not in after:
-        yield f".expand({', '.join('-1' if axis in kept else sizes[axis] for axis in after)})"
+        yield f".expand({', '.join('-1' if axis in remaining else sizes[axis] for axis in after)})"
     elif added:
         yield from (f".repeat_interleave({sizes[after[index]]}, dim={_dim(after, index)})" for index in added)
 

@@ -146,16 +146,16 @@ def find_plugins(plugin_dirs: Iterable[Path], ambient: bool, objects: Objects = 
 
 def _with_replacements(candidates: Sequence[Candidate], later: Iterable[Candidate]) -> list[Candidate]:
     before = {normalized_name(candidate.name): candidate for candidate in candidates}
-    kept = []
+    remaining = []
     for candidate in later:
         other = before.pop(normalized_name(candidate.name), None)
         if other is not None and other.version != candidate.version:
             location = "installed" if other.origin.startswith(ENTRY_POINT) else other.origin
             origin = f"{candidate.origin} (instead of {other.version}, {location})"
-            kept.append(replace(candidate, origin=origin))
+            remaining.append(replace(candidate, origin=origin))
         else:
-            kept.append(candidate)
-    return [*before.values(), *kept]
+            remaining.append(candidate)
+    return [*before.values(), *remaining]
 
 
 def _from_environment() -> list[Candidate]:

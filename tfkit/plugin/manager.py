@@ -205,8 +205,8 @@ class _Loader:
 
 def _reject_returned_value(returned: object) -> None:
     """Raise TypeError for a `tfkit_register` that returned a value."""
-    shown = returned.__name__ if isinstance(returned, type) else type(returned).__name__
-    raise TypeError(f"must return nothing; got {shown}: call `register` with each config")
+    type_name = returned.__name__ if isinstance(returned, type) else type(returned).__name__
+    raise TypeError(f"must return nothing; got {type_name}: call `register` with each config")
 
 
 def _built_in() -> Candidate:

@@ -99,8 +99,8 @@ def check_config(config: object) -> type[Component]:
     """Return the config class if it can fill a slot; raise `TypeError` naming the fault otherwise."""
     if not (isinstance(config, type) and issubclass(config, Component)):
         hint = ": pass the class instead of an object" if isinstance(config, Component) else ""
-        shown = config.__name__ if isinstance(config, type) else type(config).__name__
-        raise TypeError(f"register() must be called with a subclass of tfkit.Component; got `{shown}`{hint}")
+        type_name = config.__name__ if isinstance(config, type) else type(config).__name__
+        raise TypeError(f"register() must be called with a subclass of tfkit.Component; got `{type_name}`{hint}")
     try:
         config.model_rebuild()
     except (NameError, PydanticUserError) as error:

@@ -87,8 +87,8 @@ def llama3(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[A
     """Keep short waves and stretch long waves. https://arxiv.org/abs/2407.21783, section 3.4.1."""
     config = part.config
     waves = config.original_max_len * frequencies / (2 * math.pi)
-    kept = np.clip((waves - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor), 0, 1)
-    return frequencies * (kept + (1 - kept) / config.factor), 1.0
+    share = np.clip((waves - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor), 0, 1)
+    return frequencies * (share + (1 - share) / config.factor), 1.0
 
 
 def yarn(part: Part, frequencies: Array, theta: float, n_keys: int) -> tuple[Array, float]:

@@ -179,9 +179,9 @@ def _same_block(numbers: Array, input: Value) -> Array:
 def _layer(part: Part, x: Array, scopes: Scopes, row: StackRow) -> Array:
     """Apply sublayers one after the other. The names of repeated sublayers of a type are numbered."""
     config, times = part.config, Counter[str]()
-    stream, around, kept = x, config.around, None
+    stream, around, state = x, config.around, None
     if around is not None:
-        x, kept = _read(part.at("residual_read", around), stream, row)
+        x, state = _read(part.at("residual_read", around), stream, row)
     start = _normed(part, "input_norm", config.input_norm, x, row)
     for step in [{"sublayer": kind} for kind in scopes] if config.sublayers is None else map(dict, config.sublayers):
         kind = step["sublayer"]
@@ -190,7 +190,7 @@ def _layer(part: Part, x: Array, scopes: Scopes, row: StackRow) -> Array:
         reads = step.get("reads") or ("input" if config.placement.startswith("parallel") else "previous")
         x = _step(part, name, step, x, start if reads == "input" else x, row, *scopes[kind])
     if around is not None:
-        x = part.at("residual_write", around)("write", stream, x, kept)
+        x = part.at("residual_write", around)("write", stream, x, state)
     return part.record(x)
 
 
@@ -202,15 +202,15 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
     config = part.config
     component = dict(config)[step["sublayer"]] or config.attention  # which cross-attention may share
     residual = step.get("residual") or config.residual or ResidualConfig()
-    added, kept = isinstance(residual, ResidualConfig), None
+    added, state = isinstance(residual, ResidualConfig), None
     if not added:
-        read, kept = _read(part.at(f"{name}_residual_read", residual), x, row)
+        read, state = _read(part.at(f"{name}_residual_read", residual), x, row)
     inside = _normed(part, "norm_in", step.get("norm_in"), read, row, name)
     sublayer = part.at(name, component)
     y = _of_tokens(sublayer, inside, row) if step["sublayer"] == "mixer" else sublayer(inside, *scope)
     y = _normed(part, "norm_out", step.get("norm_out"), y, row, name)
     if not added:
-        x = part.at(f"{name}_residual_write", residual)("write", x, y, kept)
+        x = part.at(f"{name}_residual_write", residual)("write", x, y, state)
         return _normed(part, "norm_after", step.get("norm_after"), x, row, name)
     onto = {"previous": x, "normed": inside, "nothing": np.zeros_like(x)}[residual.onto]
     if residual.learned != "none":  # https://arxiv.org/abs/2103.17239
@@ -235,9 +235,9 @@ def _of_tokens(mixer: Part, x: Array, row: StackRow) -> Array:
     return y
 
 
-def _normed(part: Part, place: str, norm: NormConfig | bool | None, x: Array, row: StackRow, of: str = "") -> Array:
+def _normed(part: Part, location: str, norm: NormConfig | bool | None, x: Array, row: StackRow, of: str = "") -> Array:
     """Apply the norm at a place: a config; the stack's norm for True; for None, the norm of the placement."""
-    norm = place in PLACES[part.config.placement] if norm is None else norm
+    norm = location in PLACES[part.config.placement] if norm is None else norm
     norm = norm if isinstance(norm, NormConfig) else part.config.norm if norm else None
     condition = [row.condition] if norm is not None and norm.takes_condition else []
-    return part.at(f"{of}_{place}".lstrip("_"), norm)(x, *condition)
+    return part.at(f"{of}_{location}".lstrip("_"), norm)(x, *condition)

@@ -289,7 +289,7 @@ class Run:
         return [*evaluations.names(self.config.loss.terms), *(name for task in self.tasks for name in task.names)]
 
     @cached_property
-    def meaning(self) -> RunSemantics:
+    def semantics(self) -> RunSemantics:
         """The values that determine the results: of the run, of its model, and digests of the files that it reads."""
         values: dict[str, Value] = {"steps": self.steps, CONTENT: self.data.fingerprint}
         values |= self._start[0]
@@ -339,7 +339,7 @@ class Run:
     @property
     def digest(self) -> str:
         """32 hexadecimal digits, equal for runs with the same meaning."""
-        return self.meaning.digest
+        return self.semantics.digest
 
     @cached_property
     def branch(self) -> Path | None:
@@ -384,7 +384,7 @@ class Run:
 
     def error(self, message: str, *path: str, help: str | None = None) -> SpecError:
         """Build an error about a value of the run."""
-        return SpecError(Diagnostic(message, self.file.place(path), ".".join(path), help=help))
+        return SpecError(Diagnostic(message, self.file.location(path), ".".join(path), help=help))
 
     def guarded(self, config: Component, method: str, *path: str) -> AbstractContextManager[None]:
         """Turn an exception of a kind's method into an error of that kind, located at `path`, or without a location."""

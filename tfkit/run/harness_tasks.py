@@ -276,7 +276,7 @@ class _HarnessTask:
         except Exception as error:  # a template may fail in any way
             cause = " ".join(str(error).split()) or type(error).__name__
             notes = (f"columns: {listing(map(str, row.values))}",)
-            raise self._error(name, f"`{name}` cannot be rendered for {row.place}: {cause}", notes=notes) from error
+            raise self._error(name, f"`{name}` cannot be rendered for {row.location}: {cause}", notes=notes) from error
 
     # ---- values and errors ----
 
@@ -290,7 +290,7 @@ class _HarnessTask:
         return SpecError(Diagnostic(message, span, notes=notes, help=help))
 
     def _row_error(self, name: str, row: Row, message: str, value: Any) -> SpecError:
-        return self._error(name, f"{message}; got {quoted(str(value))}", notes=(f"in {row.place}",))
+        return self._error(name, f"{message}; got {quoted(str(value))}", notes=(f"in {row.location}",))
 
 
 def _rendered(template: str, values: Mapping[str, Any]) -> str:

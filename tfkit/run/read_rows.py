@@ -45,7 +45,7 @@ class Row:
             near = closest_name(column, self.values)
             help = f"a column with a similar name exists: `{near}`" if near else None
             columns = f"columns: {listing(map(str, self.values))}"
-            raise Invalid("files", f"{self.place} must have the column `{column}`", notes=(columns,), help=help)
+            raise Invalid("files", f"{self.location} must have the column `{column}`", notes=(columns,), help=help)
         return self.values[column]
 
     def text(self, column: str) -> str:
@@ -58,11 +58,11 @@ class Row:
     def error(self, column: str, expected: str, help: str = "correct the row, or name a different column") -> Invalid:
         """Build the error for an unexpected value, with file, row, column and value."""
         value = json.dumps(self.values[column], default=str, ensure_ascii=False)
-        message = f"{self.place}: column `{column}` must be {expected}; got {quoted(value)}"
+        message = f"{self.location}: column `{column}` must be {expected}; got {quoted(value)}"
         return Invalid("files", message, help=help)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The file and the row, for errors."""
         return _row_location(self.path, self.number)
 

@@ -78,13 +78,13 @@ class RunFile:
         model = with_values(self.model.model.model_copy(update={"parameters": None}), of_model) if of_model else None
         return replace(self, config=config, model=replace(self.model, model=model) if model else self.model)
 
-    def place(self, path: tuple[str, ...]) -> Span | None:
+    def location(self, path: tuple[str, ...]) -> Span | None:
         """Return the location of a value of the run."""
         return self.provenance.span(path)
 
     def placed(self, error: SpecError, *path: str) -> SpecError:
         """Return an error with the location of a value of the run."""
-        span = self.place(path)
+        span = self.location(path)
         return SpecError(*(replace(diagnostic, span=span, path=".".join(path)) for diagnostic in error.diagnostics))
 
 
@@ -179,7 +179,7 @@ def _with_largest_numbers(file: RunFile, by_step: MappingABC[str, Any], text: Ru
         fields = _changing_fields(path, text, file, plugins)
         if repeated := next((field for field in fields if field in changing), None):
             message = f"`{'.'.join(repeated)}` must change by a single entry; got `{changing[repeated]}` and `{path}`"
-            raise SpecError(Diagnostic(message, file.place(("by_step", path)), f"by_step.{path}", help="remove one"))
+            raise SpecError(Diagnostic(message, file.location(("by_step", path)), f"by_step.{path}", help="remove one"))
         changing |= dict.fromkeys(fields, path)
     changes = {field: by_step[path] for field, path in changing.items()}
     resolved = {".".join(field): change for field, change in changes.items()}
@@ -192,7 +192,7 @@ LOSS = "loss"
 
 def _changing_fields(path: str, text: RunText, file: RunFile, plugins: Plugins) -> tuple[FieldPath, ...]:
     """Return the fields that take the number at a path of `by_step`. Raise SpecError for a field that cannot change."""
-    span = file.place(("by_step", path)) or text.root.span
+    span = file.location(("by_step", path)) or text.root.span
     values, names = _listed_values(path, file, span), path.split(".")
     root = names[0] if len(names) > 1 and all(names) and names[0] in (MODEL, LOSS) else None
     if root is None:
@@ -229,7 +229,7 @@ def _listed_values(path: str, file: RunFile, span: Span) -> list[Any]:
     try:
         check_changes(change, check_number)
     except Invalid as error:
-        at = file.place(("by_step", path, *error.field.split(".", 1))) or span
+        at = file.location(("by_step", path, *error.field.split(".", 1))) or span
         message = Diagnostic(error.message, at, f"by_step.{path}.{error.field}".rstrip("."), error.notes, error.help)
         raise SpecError(message) from None
     if steps is None and has_fraction(change):

@@ -110,7 +110,7 @@ def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
     With `in_place`, settings that do not decide the weights may differ, unless the run has finished.
     """
     facts = read_facts(folder)
-    differences = run.meaning.differences(facts.meaning) if facts else []
+    differences = run.semantics.differences(facts.meaning) if facts else []
     if facts and in_place and all(path.partition(".")[0] in IN_PLACE for path in differences):
         if facts.ended != FINISHED:
             return facts
@@ -124,7 +124,7 @@ def facts_of(folder: Path, run: Run, *, in_place: bool = False) -> Facts | None:
         help = "name a new folder with -o"
         if run.checkpoint is not None and run.config.adapters is not None and differences == [WEIGHTS_CONTENT]:
             help = f"{base_help(run.checkpoint)}, or {help}"
-        raise _different_run_error(folder, differences, facts.meaning, run.meaning.values, help)
+        raise _different_run_error(folder, differences, facts.meaning, run.semantics.values, help)
     return facts
 
 
@@ -139,10 +139,10 @@ def continued_run(run: Run, folder: Path) -> Run:
     return replace(run, recorded=facts.meaning, checkpoint=checkpoint)
 
 
-def callbacks_in(meaning: Mapping[str, Any]) -> list[str]:
+def callbacks_in(semantics: Mapping[str, Any]) -> list[str]:
     """Return the names of the callbacks in the settings of a run, in order, as `label_of` returns them."""
-    kinds = takewhile(lambda path: f"{path}.kind" in meaning, (f"callbacks.{number}" for number in count()))
-    parts = [(meaning[f"{path}.kind"], meaning.get(f"{path}.name")) for path in kinds]
+    kinds = takewhile(lambda path: f"{path}.kind" in semantics, (f"callbacks.{number}" for number in count()))
+    parts = [(semantics[f"{path}.kind"], semantics.get(f"{path}.name")) for path in kinds]
     return [kind if name is None else f"{kind}_{name}" for kind, name in parts]
 
 

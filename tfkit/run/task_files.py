@@ -82,4 +82,4 @@ def _question_reader(path: Path, rows: Sequence[Row]) -> Callable[[Row], Questio
     expected = " or ".join(", ".join(f"`{name}`" for name in columns) for columns in (CHOICE_COLUMNS, PAIR_COLUMNS))
     help = "rename the columns, or write a task in YAML: `doc_to_text: COLUMN`"
     notes = (f"columns: {listing(map(str, rows[0].values))}",)
-    raise Invalid("files", f"{rows[0].place} must have the columns {expected}", notes=notes, help=help)
+    raise Invalid("files", f"{rows[0].location} must have the columns {expected}", notes=notes, help=help)

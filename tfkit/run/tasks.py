@@ -148,18 +148,18 @@ def encoded_task(file: TaskFile, name: str, tokenizer: Tokenizer, first: int | N
     """
     continuations, cut = [], 0
     for question in file.questions:
-        too_long = False
+        too_long, location = False, question.row.location
         for target in question.targets:
             text = file.delimiter + target
             try:
                 ids, size = _encoded(question.source, text, tokenizer, first)
             except SpecError as error:
-                raise Invalid("file", f"{question.row.place}: {error.diagnostics[0].message}") from error
+                raise Invalid("file", f"{location}: {error.diagnostics[0].message}") from error
             except ValueError as error:
-                raise Invalid("file", f"{question.row.place}: {error}", help="use a tokenizer for any text") from error
+                raise Invalid("file", f"{location}: {error}", help="use a tokenizer for any text") from error
             if limit is not None and len(ids) > limit + 1:
                 if size > limit:
-                    message = f"{question.row.place}: a continuation has {size:,} tokens, but the model has max_len"
+                    message = f"{location}: a continuation has {size:,} tokens, but the model has max_len"
                     raise Invalid("file", f"{message} {limit:,}", help="remove the question")
                 ids, too_long = ids[-limit - 1 :], True
             continuations.append(Continuation(np.array(ids, np.int64), size))

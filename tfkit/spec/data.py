@@ -161,10 +161,10 @@ def _word_text(text: str) -> str:
 
 
 def _text_scalar(text: str, span: Span) -> Scalar:
-    meaning = _unquoted_value(text)
-    if isinstance(meaning, float) and "e" in text.lower():
-        return Scalar(meaning, span)  # PyYAML reads YAML 1.1, in which `1e-5` is text
-    return Scalar(text, span, quoted=not isinstance(meaning, str))
+    value = _unquoted_value(text)
+    if isinstance(value, float) and "e" in text.lower():
+        return Scalar(value, span)  # PyYAML reads YAML 1.1, in which `1e-5` is text
+    return Scalar(text, span, quoted=not isinstance(value, str))
 
 
 def _unquoted_value(text: str) -> object:

@@ -191,22 +191,22 @@ def from_pydantic(
 
 
 def _of_field(
-    details: Sequence[ErrorDetails], place: Path, cls: type[Config], path: Path, provenance: Provenance
+    details: Sequence[ErrorDetails], location: Path, cls: type[Config], path: Path, provenance: Provenance
 ) -> Diagnostic:
     """Return the error for the value of a field of the config at `path`."""
-    kind, here, span = details[0]["type"], provenance.written(place), provenance.span(place)
+    kind, here, span = details[0]["type"], provenance.written(location), provenance.span(location)
     reason: Any = details[0].get("ctx", {}).get("error")
     if isinstance(reason, Invalid):
         return Diagnostic(reason.message, span, ".".join(here), reason.notes, reason.help)
     if kind in NOT_ALLOWED:
-        words = allowed_values(cls.model_fields[place[len(path)]], nested=len(place) - len(path) - 1)
+        words = allowed_values(cls.model_fields[location[len(path)]], nested=len(location) - len(path) - 1)
         return _not_allowed(details, words, here, span)
     if number := _number_of_items(details):
         return Diagnostic(f"{value_label(here)} must have {number}", span, ".".join(here))
     if kind == "value_error":
         return Diagnostic(f"{value_label(here)}: {reason}", span, ".".join(here))
     if kind == "assertion_error":
-        return crash_error(cls, "the check of its config", reason, place, provenance)
+        return crash_error(cls, "the check of its config", reason, location, provenance)
     takes = TYPE_TEXTS.get(kind, "").format(**details[0].get("ctx", {}))
     what = f"must be {takes}; got {spec_value_text(details[0]['input'])}" if takes else details[0]["msg"]
     return Diagnostic(f"{value_label(here)} {what}", span, ".".join(here))

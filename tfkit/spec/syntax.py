@@ -86,23 +86,23 @@ class _ErrorLocation:
         return self.source.span(start, match.end() if match else None)
 
 
-def _second_colon(place: _ErrorLocation) -> Diagnostic:
-    source, at = place.source, place.source.span(place.at)
+def _second_colon(location: _ErrorLocation) -> Diagnostic:
+    source, at = location.source, location.source.span(location.at)
     above = next((n for n in range(at.line - 1, 0, -1) if source.line(n).strip()), 0)
     if missing_space(source.line(above)):
         return _glued_colon(source, above)
-    if re.search(r":\s", place.before):
+    if re.search(r":\s", location.before):
         help = 'quote a value that contains a colon: `key: "one: two"`'
         return Diagnostic("a second colon in one line", at, help=help)
     notes = ("the value above continues here",) if above else ()
     return Diagnostic("this line cannot hold a key", at, notes=notes, help=INDENT)
 
 
-def _no_colon(place: _ErrorLocation) -> Diagnostic:
-    number = place.source.span(place.opened).line
-    if missing_space(place.source.line(number)):
-        return _glued_colon(place.source, number)
-    return Diagnostic("a key without a value", place.word(place.opened), help="write `key: value`")
+def _no_colon(location: _ErrorLocation) -> Diagnostic:
+    number = location.source.span(location.opened).line
+    if missing_space(location.source.line(number)):
+        return _glued_colon(location.source, number)
+    return Diagnostic("a key without a value", location.word(location.opened), help="write `key: value`")
 
 
 def _glued_colon(source: Source, number: int) -> Diagnostic:
@@ -110,42 +110,42 @@ def _glued_colon(source: Source, number: int) -> Diagnostic:
     return Diagnostic(GLUED_MESSAGE, Span(source, number, line.index(":") + 1), help=missing_space(line))
 
 
-def _unclosed_bracket(place: _ErrorLocation) -> Diagnostic:
-    closer = "]" if place.opener == "[" else "}"
-    opened, at = place.source.span(place.opened), place.source.span(place.at)
-    if opened.line == at.line and not place.ended:
+def _unclosed_bracket(location: _ErrorLocation) -> Diagnostic:
+    closer = "]" if location.opener == "[" else "}"
+    opened, at = location.source.span(location.opened), location.source.span(location.at)
+    if opened.line == at.line and not location.ended:
         help = "put a comma between items; quote text that contains brackets, commas or colons"
-        return Diagnostic(f"expected `,` or `{closer}` here", place.word(), help=help)
-    comma = "" if place.ended else f", or a comma before line {at.line}, column {at.column}"
-    return Diagnostic(f"`{place.opener}` is never closed", opened, help=f"add the missing `{closer}`{comma}")
+        return Diagnostic(f"expected `,` or `{closer}` here", location.word(), help=help)
+    comma = "" if location.ended else f", or a comma before line {at.line}, column {at.column}"
+    return Diagnostic(f"`{location.opener}` is never closed", opened, help=f"add the missing `{closer}`{comma}")
 
 
-def _no_value(place: _ErrorLocation) -> Diagnostic:
-    if not place.ended:
+def _no_value(location: _ErrorLocation) -> Diagnostic:
+    if not location.ended:
         help = "remove the extra comma"
-        return Diagnostic(f"expected a value before `{place.char}`", place.word(), help=help)
-    last = len(place.source.text.rstrip()) - 1
+        return Diagnostic(f"expected a value before `{location.char}`", location.word(), help=help)
+    last = len(location.source.text.rstrip()) - 1
     help = "close the open bracket with `]` or `}`"
-    return Diagnostic("the text ends inside brackets", place.source.span(max(0, last)), help=help)
+    return Diagnostic("the text ends inside brackets", location.source.span(max(0, last)), help=help)
 
 
-def _unknown_escape(place: _ErrorLocation) -> Diagnostic:
-    at = place.source.text.rfind("\\", place.opened, place.at + 1)
+def _unknown_escape(location: _ErrorLocation) -> Diagnostic:
+    at = location.source.text.rfind("\\", location.opened, location.at + 1)
     help = "write `\\\\` for a backslash, or use single quotes"
-    return Diagnostic("an unknown escape in quoted text", place.source.span(at), help=help)
+    return Diagnostic("an unknown escape in quoted text", location.source.span(at), help=help)
 
 
-def _unexpected_text(place: _ErrorLocation) -> Diagnostic:
-    if place.char in ("]", "}"):
-        return Diagnostic(f"`{place.char}` closes nothing", place.word(), help="remove it")
-    if place.before.strip():
+def _unexpected_text(location: _ErrorLocation) -> Diagnostic:
+    if location.char in ("]", "}"):
+        return Diagnostic(f"`{location.char}` closes nothing", location.word(), help="remove it")
+    if location.before.strip():
         help = "quote the entire value if it is a single text"
-        return Diagnostic("unexpected text after a value", place.word(), help=help)
-    if place.char == "-":
-        return Diagnostic("a list item cannot start here", place.word(), help=LIST)
-    if place.opener == "-":
-        return Diagnostic("a key cannot start among list items", place.word(), help=LIST)
-    return Diagnostic("the indentation of this line matches nothing above it", place.word(), help=INDENT)
+        return Diagnostic("unexpected text after a value", location.word(), help=help)
+    if location.char == "-":
+        return Diagnostic("a list item cannot start here", location.word(), help=LIST)
+    if location.opener == "-":
+        return Diagnostic("a key cannot start among list items", location.word(), help=LIST)
+    return Diagnostic("the indentation of this line matches nothing above it", location.word(), help=INDENT)
 
 
 # The first pattern that matches in "context: problem" applies.

@@ -109,14 +109,14 @@ def present(contenders: Sequence[Contender], missing: list[str]) -> list[Contend
     return working
 
 
-def targets(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender]) -> list[Target]:
+def targets(models: Sequence[Contender], small: Sequence[Contender], commands: Sequence[Contender]) -> list[Target]:
     """Return the targets, in the order of the tables."""
     results = []
     for title, group, key in (("llama3_405b, construction", models, "construction"), ("gpt2", small, "construction")):
         for peer in group[1:]:
             held = ratio(group[0].values(key), peer.values(key)).of_minima
             results.append(Target(f"{title}, times of {peer.name}", 1.0, held))
-    params, torch, help = whole
+    params, torch, help = commands
     held = ratio(params.values("cpu"), torch.values("cpu")).of_minima
     results.append(Target("tfkit params, times of import torch", 1.3, held))
     results.append(Target("tfkit params, peak memory in MB", 400, max(params.values("rss"))))
@@ -134,9 +134,9 @@ def check_counts(models: Sequence[Contender], small: Sequence[Contender]) -> Non
                 )
 
 
-def show(models: Sequence[Contender], small: Sequence[Contender], whole: Sequence[Contender]) -> None:
+def show(models: Sequence[Contender], small: Sequence[Contender], commands: Sequence[Contender]) -> None:
     """Print the tables, each line within 80 columns."""
-    *processes, help = whole
+    *processes, help = commands
     print("\nllama3_405b on the meta device, construction after the imports")
     print(compare(models, "construction"))
     print("  modules imported in between: " + ", ".join(f"{m.name} {m.runs[0]['modules']:.0f}" for m in models))
@@ -172,21 +172,21 @@ def main() -> None:
     options = parser.parse_args()
     missing: list[str] = []
     models, small = present(llama(options.litgpt_python), missing), present(gpt2(), missing)
-    whole = command_line()
-    for group in (models, small, whole):
+    commands = command_line()
+    for group in (models, small, commands):
         race(group, options.rounds)
     check_counts(models, small)
-    goals = targets(models, small, whole)
+    goals = targets(models, small, commands)
     about = {"date": str(date.today()), "machine": machine(), "versions": versions(options.litgpt_python)}
     if options.json:
-        groups = {"llama3_405b": models, "gpt2": small, "processes": whole}
+        groups = {"llama3_405b": models, "gpt2": small, "processes": commands}
         runs = {name: {contender.name: contender.runs for contender in group} for name, group in groups.items()}
         results = [{**asdict(target), "met": target.met} for target in goals]
         print(json.dumps({**about, "runs": runs, "targets": results, "not_measured": missing}, indent=2))
     else:
         print("\n".join(about.values()))
         print(f"CPU seconds on one thread, {options.rounds} rounds in turns, each a fresh process")
-        show(models, small, whole)
+        show(models, small, commands)
         print("\ntargets", *map(str, goals), *(f"  not measured: {line}"[:WIDTH] for line in missing), sep="\n")
     sys.exit(not all(target.met for target in goals))
 

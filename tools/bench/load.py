@@ -100,8 +100,8 @@ def main() -> None:
         folder = options.folder or Path(temporary)
         groups = {spec: loading(spec, folder) for spec in options.specs}
         sizes = {spec: weights_mb(spec, folder) for spec in options.specs}
-        whole = importing()
-        for group in [*groups.values(), whole]:
+        import_time = importing()
+        for group in [*groups.values(), import_time]:
             race(group, options.rounds)
     targets = []
     for spec, (ours, theirs, _) in groups.items():
@@ -110,13 +110,13 @@ def main() -> None:
         targets.append(
             Target(f"{spec}, peak memory in times of the weights", 1.15, max(ours.values("rss")) / sizes[spec])
         )
-    torch, *commands = whole
+    torch, *commands = import_time
     worst = max(commands, key=lambda command: ratio(command.values("cpu"), torch.values("cpu")).of_minima)
     held = ratio(worst.values("cpu"), torch.values("cpu"))
     targets.append(Target(f"{worst.name}, times of import torch", 1.3, held.of_minima))
     about = [str(date.today()), machine(), f"torch {version('torch')}, transformers {version('transformers')}"]
     if options.json:
-        contenders = {**groups, "processes": whole}
+        contenders = {**groups, "processes": import_time}
         runs = {name: {contender.name: contender.runs for contender in group} for name, group in contenders.items()}
         print(json.dumps({"about": about, "runs": runs, "targets": [asdict(target) for target in targets]}, indent=2))
         sys.exit(not all(target.met for target in targets))
@@ -129,7 +129,7 @@ def main() -> None:
         print(f"  peak memory of the process in MB: {peaks}")
     print(
         "\nwhole processes",
-        *(f"  {process.name:26}{statistics.median(process.values('cpu')):>8.3f}" for process in whole),
+        *(f"  {process.name:26}{statistics.median(process.values('cpu')):>8.3f}" for process in import_time),
         sep="\n",
     )
     print("\ntargets", *map(str, targets), sep="\n")

@@ -86,9 +86,9 @@ def run_once(command: Sequence[str], timeout: float = 300, root: Path = ROOT) ->
 
 def environment(root: Path = ROOT) -> Mapping[str, str]:
     """Return the environment of a process: one thread, the checkout first in the path, cached bytecode, no Hub."""
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:

@@ -109,9 +109,9 @@ def on_cpu(run: Callable[[], None]) -> tuple[float, float]:
 
 def targets(contenders: list[Contender]) -> dict[str, tuple[float, float]]:
     """Return figure and limit by name: memory and time of the loss in chunks, relative to the loss from all logits."""
-    pieces, logits = contenders[:2]
-    memory = ratio(pieces.values("tensors"), logits.values("tensors")).of_minima
-    time = ratio(pieces.values("seconds"), logits.values("seconds")).of_minima
+    stepwise, logits = contenders[:2]
+    memory = ratio(stepwise.values("tensors"), logits.values("tensors")).of_minima
+    time = ratio(stepwise.values("seconds"), logits.values("seconds")).of_minima
     return {"memory of the step": (memory, 1 / 3), "time of the step": (time, 1.1)}
 
 

@@ -46,11 +46,11 @@ def all_pages() -> list[Page]:
         *models.pages(),
         *runs.pages(),
     ]
-    pages = [Page("index", _home), *guide.pages(shown_files()), *generated]
+    pages = [Page("index", _home), *guide.pages(files_in_site()), *generated]
     return list({page.path: page for page in pages}.values())
 
 
-def shown_files() -> dict[str, str]:
+def files_in_site() -> dict[str, str]:
     """Return the generated pages by the file of the repository that they show."""
     specs = {Path(spec.path): models.path_of(name) for name, spec in plugins().specs.files.items()}
     entries = {runs.file_of(entry): runs.path_of(entry.sort, entry.name) for entry in shipped_documents()}

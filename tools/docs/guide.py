@@ -64,13 +64,13 @@ def pages(generated: Mapping[str, str]) -> Iterator[Page]:
     become links to its page.
     """
     listed = {path for paths in sections().values() for path in paths}
-    shown: set[Path] = set()
+    in_guide: set[Path] = set()
     for path, file in written().items():
         text = Links(file, generated).rewrite(file.read_text(encoding="utf-8"))
         head = "" if path in listed or file.name in PROJECT else ORPHAN
         yield Page(path, partial(str, head + text))
-        shown |= Links(file, generated).files()
-    for location in sorted(shown):
+        in_guide |= Links(file, generated).files()
+    for location in sorted(in_guide):
         yield Page(code_path(location), partial(source_page, location))
 
 
@@ -114,11 +114,11 @@ class Links:
             return None
         return Path(os.path.normpath(self.folder / target.partition("#")[0]))
 
-    def _page(self, place: Path) -> str | None:
-        name = place.relative_to(ROOT).as_posix()
+    def _page(self, path: Path) -> str | None:
+        name = path.relative_to(ROOT).as_posix()
         if name in self.generated:
             return self.generated[name]
-        file = place / "README.md" if place.is_dir() else place
+        file = path / "README.md" if path.is_dir() else path
         return "index" if file == DOCS / "README.md" else next((p for p, f in pages_by_file() if f == file), None)
 
 
@@ -128,14 +128,14 @@ def pages_by_file() -> tuple[tuple[str, Path], ...]:
     return tuple(written().items())
 
 
-def _is_picture(place: Path) -> bool:
-    return place.suffix in (".svg", ".png")
+def _is_picture(path: Path) -> bool:
+    return path.suffix in (".svg", ".png")
 
 
-def code_path(place: Path) -> str:
+def code_path(path: Path) -> str:
     """Return the path of the page that shows a file or a folder."""
-    name = place.relative_to(ROOT).as_posix()
-    return f"code/{name}".replace(".", "_") if place.is_file() else f"code/{name}/index"
+    name = path.relative_to(ROOT).as_posix()
+    return f"code/{name}".replace(".", "_") if path.is_file() else f"code/{name}/index"
 
 
 def source_page(place: Path) -> str:

@@ -156,7 +156,7 @@ def test_a_checkpoint_describes_the_model_of_its_step(tmp_path: Path, monkeypatc
     assert [number["val.objective"] / number["val.loss"] for number in numbers.values()][1:] == pytest.approx([0.5] * 2)
     assert any(line.get("step") == 8 and "val.loss" in line for line in lines)
     run, again = load_run("out/run.yaml", PLUGINS), load_run("small.yaml", PLUGINS, sets=SCHEDULES)
-    assert run.meaning.values["by_step.model.graph.decoder.attention.dropout.over"] == 5
+    assert run.semantics.values["by_step.model.graph.decoder.attention.dropout.over"] == 5
     assert load_run("out/run.yaml", PLUGINS, sets=["checkpoint={last: 2}"]).digest == again.digest
 
 

@@ -46,9 +46,9 @@ def test_float8_is_part_of_the_meaning_and_the_rest_of_the_machine_is_not(tmp_pa
         for sets in (SETS[:1], SETS, (*SETS, "machine.recompute=full", "machine.threads=2", "machine.device=cuda"))
     )
     assert plain.digest != float8.digest == again.digest
-    assert float8.meaning.differences(plain.meaning.values) == ["machine.float8"]
-    assert plain.meaning.differences(float8.meaning.values) == ["machine.float8"]
-    assert not any(path.startswith("machine") for path in plain.meaning.values)
+    assert float8.semantics.differences(plain.semantics.values) == ["machine.float8"]
+    assert plain.semantics.differences(float8.semantics.values) == ["machine.float8"]
+    assert not any(path.startswith("machine") for path in plain.semantics.values)
 
 
 def test_float8_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_the_table_of_a_tied_head_stays_whole_for_both(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_alone")
 def test_the_first_weights_are_those_of_one_process(tmp_path: Path) -> None:
     run, processes = small_run(tmp_path, *TIED), Together()
-    spread = processes.whole_model(Trainer(run, Memory(), processes=processes).model)
+    spread = processes.full_model(Trainer(run, Memory(), processes=processes).model)
     alone = Trainer(run, Memory()).model.state_dict()
     assert spread is not None
     assert [*spread.state_dict()] == [*alone]

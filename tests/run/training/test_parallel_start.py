@@ -74,7 +74,7 @@ def differences(folder: Path, shard: int) -> int:
             sharded, alone = models
             if [p.requires_grad for p in sharded.parameters()] != [p.requires_grad for p in alone.parameters()]:
                 count += 1
-            copy = processes.whole_model(sharded)
+            copy = processes.full_model(sharded)
             if copy is not None:
                 ours, theirs = copy.state_dict(), alone.state_dict()
                 bad = [key for key in {**ours, **theirs} if not torch.equal(ours[key], theirs[key])]

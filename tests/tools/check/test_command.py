@@ -136,7 +136,7 @@ def test_a_kind_without_a_formula_is_named_in_the_last_line(run: Run, specs: Pat
 def test_a_weight_map_without_a_comparison_is_named_in_the_last_line(
     run: Run, specs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(all_properties, "PROPERTIES", (numbers.inputs_kept, forms.in_transformers))
+    monkeypatch.setattr(all_properties, "PROPERTIES", (numbers.inputs_unchanged, forms.in_transformers))
     last = run("check", "gpt2").splitlines()[-1]
     assert last == "the weight map was compared with nothing: --level full measures `transformers`"
     assert run("check", "tiny.yaml").splitlines()[-1].startswith("1 ok; 2 more with --level full")

@@ -68,7 +68,7 @@ def change(folder: str, *sets: str) -> None:
     """Make a folder that of another run."""
     run = load_run(folder, PLUGINS, sets=sets)
     Path(folder, RUN).write_text(render_run(run.config, run.graph.spec), encoding="utf-8")
-    facts = json.loads(Path(folder, FACTS).read_text()) | {"digest": run.digest, "meaning": run.meaning.values}
+    facts = json.loads(Path(folder, FACTS).read_text()) | {"digest": run.digest, "meaning": run.semantics.values}
     Path(folder, FACTS).write_text(json.dumps(facts))
 
 

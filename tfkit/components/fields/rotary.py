@@ -86,8 +86,8 @@ class RopeFieldConfig(FieldConfig):
         """Return the entries of a layer type that older files have outside of the mapping, each with its field."""
         if not kind:
             return {THETA: THETA, SHARE: SHARE} | {entry: field for field, entry in self.beside.items()}
-        places = {field: entry.rpartition(".") for field, entry in self.beside.items()}
-        return {entry: field for field, (of, _, entry) in places.items() if of == kind}
+        locations = {field: entry.rpartition(".") for field, entry in self.beside.items()}
+        return {entry: field for field, (of, _, entry) in locations.items() if of == kind}
 
     def mappings(self, name: str, kind: str) -> list[str]:
         """Return the fields with a mapping that may hold entries of a layer type."""
@@ -165,8 +165,8 @@ class RopeFieldConfig(FieldConfig):
             kind: _written(file.value(path.rpartition(".")[0]).head_width, file.value(path), default.get(kind, default))
             for kind, path in first.items()
         }
-        whole = {kind: entries for kind, entries in default.items() if kind in self.paths and "rope_type" in entries}
-        written: dict[str, Any] = types.get("", {**whole, **types})
+        by_kind = {kind: entries for kind, entries in default.items() if kind in self.paths and "rope_type" in entries}
+        written: dict[str, Any] = types.get("", {**by_kind, **types})
         if written.get("rope_type") == "longrope":
             file.put(ORIGINAL, written[ORIGINAL])  # the place of it in these files
         for scaled in (entries for entries in (written, *types.values()) if entries.get("rope_type") == "dynamic"):

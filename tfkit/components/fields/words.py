@@ -183,13 +183,13 @@ class ActivationNameConfig(FieldConfig):
                     _apply(f"{stack}.layers.variants.{variant}{FFN}", changes["ffn"], activation, file)
 
     def write(self, name: str, file: Writing) -> None:
-        paths = [place for path in self.paths for place in (path, *_in_variants(path, file))]
+        paths = [location for path in self.paths for location in (path, *_in_variants(path, file))]
         values = {path: value for path in paths if (value := file.value(path)) not in (None, ABSENT)}
         kinds = {path: value.kind_name() if isinstance(value, Component) else "" for path, value in values.items()}
 
         def fits(word: str) -> bool:
             placed = (_placed(path, kind, ACTIVATIONS[word]) for path, kind in kinds.items())
-            return word not in self.older and all(file.says(*place) for place in placed)
+            return word not in self.older and all(file.says(*location) for location in placed)
 
         words = [word for word in ACTIVATIONS if fits(word)]
         default = case_of(file.default(name))

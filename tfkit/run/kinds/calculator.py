@@ -112,8 +112,8 @@ _CODES = np.zeros(128, dtype=np.int64)
 _CODES[[ord(symbol) for symbol in SYMBOLS]] = np.arange(len(SYMBOLS))
 
 
-def _operand_value(whole: int, factor: float) -> int | float:
-    return whole if math.isnan(factor) else round(whole * factor, 2)
+def _operand_value(integer: int, factor: float) -> int | float:
+    return integer if math.isnan(factor) else round(integer * factor, 2)
 
 
 def _answer_text(left: float, operator: str, right: float) -> str:
@@ -133,10 +133,10 @@ class Text:
     def __len__(self) -> int:
         return self._end - self._start
 
-    def __getitem__(self, places: Ids) -> Ids:
-        numbers, within = np.divmod(places + self._start, WIDTH)
+    def __getitem__(self, indices: Ids) -> Ids:
+        numbers, within = np.divmod(indices + self._start, WIDTH)
         needed, which = np.unique(numbers, return_inverse=True)
-        return self._problems.rows(needed)[which.reshape(places.shape), within]
+        return self._problems.rows(needed)[which.reshape(indices.shape), within]
 
 
 class Rows:

@@ -140,12 +140,12 @@ def fitting_indices(rows: Sequence[Row], sizes: Sequence[int], length: int, long
     too_long = [number for number, size in enumerate(sizes) if size > length]
     if too_long and long == "error":
         row, size = rows[too_long[0]], sizes[too_long[0]]
-        message = f"{row.place} has {size:,} positions, but `batch.length` is {length:,}"
+        message = f"{row.location} has {size:,} positions, but `batch.length` is {length:,}"
         notes = (f"{len(too_long):,} of {len(rows):,} rows are too long",)
         raise Invalid("files", message, notes=notes, help="increase `batch.length`, or choose `long: skip`")
     numbers = [number for number, size in enumerate(sizes) if long == "cut" or size <= length]
     if not numbers:
-        message = f"no row of a split has at most {length:,} positions; the first row is {rows[0].place}"
+        message = f"no row of a split has at most {length:,} positions; the first row is {rows[0].location}"
         raise Invalid("long", message, help="increase `batch.length`")
     return numbers
 
@@ -172,12 +172,12 @@ def encoded_text(row: Row, text: str, encode: Callable[[str], Sequence[int]]) ->
     try:
         ids = encode(text)
     except SpecError as error:
-        raise Invalid("files", f"{row.place}: {error.diagnostics[0].message}") from error
+        raise Invalid("files", f"{row.location}: {error.diagnostics[0].message}") from error
     except ValueError as error:
-        message = f"{row.place}: the tokenizer cannot express {quoted(text)}"
+        message = f"{row.location}: the tokenizer cannot express {quoted(text)}"
         raise Invalid("files", message, help=str(error)) from error
     if not ids:
-        raise Invalid("files", f"{row.place}: a text must have at least one token; got {quoted(text)}")
+        raise Invalid("files", f"{row.location}: a text must have at least one token; got {quoted(text)}")
     return ids
 
 

@@ -71,7 +71,7 @@ class TokenStream(Protocol):
     def __len__(self) -> int:
         """Return the number of tokens."""
 
-    def __getitem__(self, places: Ids, /) -> Ids:
+    def __getitem__(self, indices: Ids, /) -> Ids:
         """Return the tokens at these places."""
 
 

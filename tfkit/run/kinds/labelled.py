@@ -122,9 +122,9 @@ class LabelledConfig(InputColumnsConfig):
                 output: [target.labels(row, len(value)) for row, value in zip(part, values, strict=True)]
                 for output, target in targets.items()
             }
-            kept = fitting_indices(part, list(map(len, values)), length, self.long)
-            inputs = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in kept])
-            ragged = {output: Ragged([of_rows[i][:length] for i in kept]) for output, of_rows in labels.items()}
+            fitting = fitting_indices(part, list(map(len, values)), length, self.long)
+            inputs = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in fitting])
+            ragged = {output: Ragged([of_rows[i][:length] for i in fitting]) for output, of_rows in labels.items()}
             examples[name] = LabelledExamples(inputs, ragged, {name: target.each for name, target in targets.items()})
         warnings = tuple(warning for target in targets.values() for warning in target.warnings(parts))
         content = data_fingerprint(
@@ -189,7 +189,7 @@ class _Target:
                 splits[name] |= classes
                 rows |= dict.fromkeys(classes - rows.keys(), row)
         if absent := self.n_classes - len(rows):
-            largest = f"the largest class is {max(rows):,}, in {rows[max(rows)].place}"
+            largest = f"the largest class is {max(rows):,}, in {rows[max(rows)].location}"
             message = f"{absent:,} of the {self.n_classes:,} classes of column `{self.column}` are in no row"
             yield Invalid("files", message, notes=(largest,), help="correct the class, or list `classes`")
         names = {number: str(name) for name, number in self.numbers.items()}

@@ -61,9 +61,9 @@ class MeasuredConfig(InputColumnsConfig):
             for row, value, vectors in zip(part, values, numbers, strict=True):
                 if self.each_position and len(vectors) != len(value):
                     raise row.error(str(self.target), f"a list of {len(value)} numbers, one for each position")
-            kept = fitting_indices(part, list(map(len, values)), length, self.long)
-            inputs[name] = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in kept])
-            targets[name] = [numbers[i][:length] for i in kept]
+            fitting = fitting_indices(part, list(map(len, values)), length, self.long)
+            inputs[name] = (Ragged if width is None else Ragged.of_vectors)([values[i][:length] for i in fitting])
+            targets[name] = [numbers[i][:length] for i in fitting]
         mean, std = self._mean_and_std(np.concatenate(targets["train"]))
         examples = {
             name: MeasuredExamples(

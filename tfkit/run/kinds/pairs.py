@@ -71,8 +71,8 @@ class QuestionsConfig(ColumnsConfig):
             targets = [self._targets(question, tokenizer, form) for question in part]
             sides = list(zip(sources, targets, strict=True))
             sizes = [max(form.size(source, target) for target in targets) for source, targets in sides]
-            kept = fitting_indices([question.row for question in part], sizes, length, self.long)
-            examples[name] = Pairs.of([sides[i] for i in kept], [part[i].answer for i in kept], form.layout)
+            fitting = fitting_indices([question.row for question in part], sizes, length, self.long)
+            examples[name] = Pairs.of([sides[i] for i in fitting], [part[i].answer for i in fitting], form.layout)
         content = data_fingerprint(texts, examples)
         start, end = (next(iter(ids), None) for ids in (form.before, form.after))
         return RowsData(examples, length, form.vocab_size, tokenizer, content, start, end)

@@ -93,8 +93,8 @@ class PreferencesDataConfig(ColumnsConfig):
         for name, rows in parts.items():
             ids = [encoded(row) for row in rows]
             sizes = [2 * len(prompt) + len(chosen) + len(rejected) for prompt, chosen, rejected in ids]
-            kept = [ids[index] for index in fitting_indices(rows, sizes, length, self.long)]
-            prompts, chosen, rejected = zip(*kept, strict=True)
+            fitting = [ids[index] for index in fitting_indices(rows, sizes, length, self.long)]
+            prompts, chosen, rejected = zip(*fitting, strict=True)
             examples[name] = PreferenceExamples(Ragged(prompts), Ragged(chosen), Ragged(rejected))
         return RowsData(examples, length, vocab_size, tokenizer, data_fingerprint(texts, examples), end=end)
 

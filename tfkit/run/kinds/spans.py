@@ -96,8 +96,8 @@ class SpanForm:
     def example(self, window: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
         """Return the source and the targets of a window. It begins with a token that is kept, and ends with a span."""
         spans = len(self.sentinels)
-        kept = random_parts(self.length - self.replaced, spans, generator)
-        sizes = np.stack([kept, random_parts(self.replaced, spans, generator)], axis=1).ravel()
+        gaps = random_parts(self.length - self.replaced, spans, generator)
+        sizes = np.stack([gaps, random_parts(self.replaced, spans, generator)], axis=1).ravel()
         parts = np.split(window, sizes.cumsum()[:-1])
         source: list[Ids | Sequence[int]] = []
         target: list[Ids | Sequence[int]] = []

@@ -67,8 +67,8 @@ class TextPairsConfig(ColumnsConfig):
                 if NEGATIVE in pair and list(pair[NEGATIVE]) == list(pair[DOCUMENT]):
                     raise row.error(columns[NEGATIVE], f"a text that differs from `{self.document}`")
             sizes = [max(map(len, pair.values())) for pair in encoded]
-            kept = fitting_indices(rows, sizes, length, self.long)
-            ids[split] = [{name: text[:length] for name, text in encoded[index].items()} for index in kept]
+            fitting = fitting_indices(rows, sizes, length, self.long)
+            ids[split] = [{name: text[:length] for name, text in encoded[index].items()} for index in fitting]
         examples = examples_of(ids)
         content = data_fingerprint(texts, examples)
         n_documents = 1 + max(int(part.documents.max()) for part in examples.values())

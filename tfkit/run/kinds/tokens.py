@@ -100,7 +100,7 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def at(self, places: Ids, vocab_size: int | None) -> Ids:
+    def at(self, indices: Ids, vocab_size: int | None) -> Ids:
         """Return the ids at these indices.
 
         Raises SpecError if the file has changed, or has ids beyond the vocabulary. Reading a mapped file that has
@@ -112,7 +112,7 @@ class TokenFile:
             raise self._error(f"can no longer be read: {error.strerror}") from error
         if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
             raise self._error("was changed while it was in use")
-        ids = self.ids[places]
+        ids = self.ids[indices]
         if vocab_size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
             beyond = int(ids.max() if ids.min() >= 0 else ids.min())
             raise self._error(f"has the id {beyond:,}, beyond the vocabulary of {vocab_size:,}")
@@ -137,13 +137,13 @@ class Joined:
     def __len__(self) -> int:
         return self._end - self._start
 
-    def __getitem__(self, places: Ids) -> Ids:
-        places = places + self._start
-        owners = np.searchsorted(self._ends, places, side="right")
-        ids = np.empty(places.shape, dtype=np.int64)
+    def __getitem__(self, indices: Ids) -> Ids:
+        indices = indices + self._start
+        owners = np.searchsorted(self._ends, indices, side="right")
+        ids = np.empty(indices.shape, dtype=np.int64)
         for owner in np.unique(owners).tolist():
             here, part = owners == owner, self.parts[owner]
-            ids[here] = part.at(places[here] - self._ends[owner] + len(part), self._vocab_size)
+            ids[here] = part.at(indices[here] - self._ends[owner] + len(part), self._vocab_size)
         return ids
 
 
@@ -174,9 +174,9 @@ def _read_stored_digest(files: list[TokenFile]) -> tuple[str, int] | None:
     """Return the digest and the largest id stored next to the first file; None if the files have changed."""
     try:
         with open_data(_digest_file(files), follow=False) as file:
-            kept = json.loads(file.read(MAX_DIGEST))
-        if kept["files"] == _file_states(files) and re.fullmatch("[0-9a-f]{64}", kept["digest"]):
-            return str(kept["digest"]), int(kept["largest"])
+            stored = json.loads(file.read(MAX_DIGEST))
+        if stored["files"] == _file_states(files) and re.fullmatch("[0-9a-f]{64}", stored["digest"]):
+            return str(stored["digest"]), int(stored["largest"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return None

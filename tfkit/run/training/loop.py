@@ -507,7 +507,7 @@ class Trainer:
         """Write the model with its current weights; see `tfkit.run.contract.Training`."""
         self._check_unedited()
         self._values.describe()
-        model = self._processes.whole_model(self.model)
+        model = self._processes.full_model(self.model)
         if model is not None:
             self.record.save_model(name, model)
 

@@ -46,11 +46,11 @@ def groups_of(model: fx.GraphModule, config: OptimizerConfig, rules: Rules | Non
             message = f"no trained parameter matches `{rule.match}`"
             raise no_match(f"groups.{number}.match", message, rule.match, list(names.values()))
     matrices = {} if config.rest is None else matrices_of(model)
-    of_matrices, of_rest = _default_settings(model, config), _default_settings(model, config.rest or config)
+    of_matrices, of_others = _default_settings(model, config), _default_settings(model, config.rest or config)
     groups: dict[tuple[bool, float, float, float | None], list[nn.Parameter]] = {}
     for parameter, name in names.items():
         of = config if parameter in matrices else config.rest or config
-        lr, weight_decay = (of_matrices if parameter in matrices else of_rest)[parameter]
+        lr, weight_decay = (of_matrices if parameter in matrices else of_others)[parameter]
         for rule in config.groups:
             if is_match(name, rule.match):
                 lr = rule.lr if rule.lr is not None else lr

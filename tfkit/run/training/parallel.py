@@ -131,7 +131,7 @@ class Together(Processes):
         if self._saving is not None:
             self._saving.finish()
 
-    def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
+    def full_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
         tensors = self._gathered(checkpoint_tensors(model))
         return None if self.rank else assign_tensors(outline_of(model), tensors)
 

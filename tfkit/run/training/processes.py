@@ -66,7 +66,7 @@ class Processes:
         """Return the sums of all processes, added with `+`."""
         return list(sums)
 
-    def whole_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
+    def full_model(self, model: fx.GraphModule) -> fx.GraphModule | None:
         """Return the model with its full parameters; None in processes that do not write."""
         return model
 

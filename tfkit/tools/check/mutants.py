@@ -511,8 +511,8 @@ def _outputs_in_steps(subject: ModelUnderTest, model: Any, length: int) -> list[
     borders = [0, length // 2, length - 2, length - 1, length]
     with torch.no_grad():
         for start, end in pairwise(borders):
-            pieces: dict[str, Any] = {name: value[:, start:end] for name, value in rows.pieces.items()}
-            outputs += as_tensors(cached(pieces.pop(rows.main), None if start else first, **pieces))
+            steps: dict[str, Any] = {name: value[:, start:end] for name, value in rows.pieces.items()}
+            outputs += as_tensors(cached(steps.pop(rows.main), None if start else first, **steps))
     return [*outputs, *(tensor for _, _, tensor in cached.tensors())]
 
 

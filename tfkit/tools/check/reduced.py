@@ -185,8 +185,8 @@ class _Shrink:
         sizes_of_rows = {size for size in sizes if size is not None}
         vocabulary = max(VOCABULARY, self.tokens)
         large = sorted(size for size in sizes_of_rows if size > vocabulary)
-        kept = {size: size for size in sizes_of_rows if self.tokens and size <= vocabulary}
-        return kept | {size: vocabulary + 2 * index for index, size in enumerate(large)}
+        unchanged = {size: size for size in sizes_of_rows if self.tokens and size <= vocabulary}
+        return unchanged | {size: vocabulary + 2 * index for index, size in enumerate(large)}
 
     def _shortening(self) -> int:
         """Return the divisor of fixed lengths, such as 3,000 frames. Derived sequences stay long enough."""

@@ -143,15 +143,15 @@ def _check_plain(path: Path, mode: int) -> None:
 
 def check_file(path: Path, *, device: bool = True) -> None:
     """Raise SpecError if a file cannot be written, before its contents are computed; `device` allows devices."""
-    location, shown = _resolved_target(path), quoted(str(path))
+    location, path_text = _resolved_target(path), quoted(str(path))
     if location.is_dir():
-        raise SpecError(Diagnostic(f"{shown} is a folder", help="name a file in it"))
+        raise SpecError(Diagnostic(f"{path_text} is a folder", help="name a file in it"))
     if _is_device(path):
         if device:
             return
-        raise SpecError(Diagnostic(f"{shown} is not a file, but a device or a pipe", help="name a file"))
+        raise SpecError(Diagnostic(f"{path_text} is not a file, but a device or a pipe", help="name a file"))
     if not location.parent.is_dir():
-        raise SpecError(Diagnostic(f"cannot write {shown}: its folder does not exist"))
+        raise SpecError(Diagnostic(f"cannot write {path_text}: its folder does not exist"))
     if not os.access(location.parent, os.W_OK | os.X_OK):
         raise _cannot_write(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
@@ -212,13 +212,13 @@ MAX_NAME = 56
 
 
 @contextmanager
-def staging_folder(place: Path) -> Iterator[Path]:
-    """Create a staging folder for the contents of `place`, with an empty folder `new`; remove it afterwards.
+def staging_folder(target: Path) -> Iterator[Path]:
+    """Create a staging folder for the contents of `target`, with an empty folder `new`; remove it afterwards.
 
     Raise OSError if it cannot be created.
     """
-    remove_leftover_folders(place)
-    folder, lock = _create_locked_folder(place)
+    remove_leftover_folders(target)
+    folder, lock = _create_locked_folder(target)
     try:
         (folder / NEW_NAME).mkdir()
         yield folder
@@ -226,31 +226,31 @@ def staging_folder(place: Path) -> Iterator[Path]:
         _finish_staging(folder, lock)
 
 
-def remove_leftover_folders(place: Path) -> None:
+def remove_leftover_folders(target: Path) -> None:
     """Remove the staging folders of dead processes. Contents that they had moved away are first moved back."""
-    for folder in _sibling_folders(place, rf"\.{re.escape(place.name[:MAX_NAME])}\.{MARK}\.new"):
+    for folder in _sibling_folders(target, rf"\.{re.escape(target.name[:MAX_NAME])}\.{MARK}\.new"):
         if (lock := _lock_dead_folder(folder)) is not None:
             with suppress(OSError):
                 _finish_staging(folder, lock)
 
 
-def move_to_target(folder: Path, place: Path) -> None:
+def move_to_target(folder: Path, target: Path) -> None:
     """Move the contents of a staging folder to their target, which always has complete contents, old or new.
 
     If the system cannot exchange folders in one step, the target is missing for a moment: its old folder is then in the
     staging folder.
     """
-    new = folder / NEW_NAME / place.name
+    new = folder / NEW_NAME / target.name
     try:
-        new.replace(place)
+        new.replace(target)
         return
     except OSError:  # a folder cannot replace a folder with contents
-        if not new.is_dir() or not place.is_dir():
+        if not new.is_dir() or not target.is_dir():
             raise
-    if not exchange_paths(new, place):
+    if not exchange_paths(new, target):
         (folder / OLD_NAME).mkdir()
-        place.rename(folder / OLD_NAME / place.name)
-        new.rename(place)
+        target.rename(folder / OLD_NAME / target.name)
+        new.rename(target)
 
 
 # ---- additional files of a target: a folder `NAME.parts-MARK`, whose name the file NAME contains ----
@@ -261,41 +261,41 @@ def extras_of(new: Path) -> Path:
     return new.with_name(f"{new.name}.parts-{new.parent.parent.name.split('.')[-2]}")
 
 
-def put_extras(folder: Path, place: Path) -> None:
+def put_extras(folder: Path, target: Path) -> None:
     """Move the additional files of a staging folder next to their target, before the file that names them."""
     for part in (folder / NEW_NAME).iterdir():
-        if part.name != place.name:
-            part.rename(place.with_name(part.name))
+        if part.name != target.name:
+            part.rename(target.with_name(part.name))
 
 
-def drop_extras(folder: Path, place: Path) -> None:
+def drop_extras(folder: Path, target: Path) -> None:
     """Remove the additional files that the target does not name and that no living process needs.
 
     Living processes are determined first: if a process ends between the two checks, the target names its files.
     """
     dead = [
         part
-        for part in _sibling_folders(place, rf"{re.escape(place.name)}\.parts-{MARK}")
-        if not _is_alive(part, place)
+        for part in _sibling_folders(target, rf"{re.escape(target.name)}\.parts-{MARK}")
+        if not _is_alive(part, target)
     ]
     for part in dead:
-        if not _has_name(place, part.name):
+        if not _has_name(target, part.name):
             with suppress(FileNotFoundError):  # another process removes it as well
                 part.rename(folder / NEW_NAME / part.name)
 
 
-def _is_alive(part: Path, place: Path) -> bool:
-    maker = _staging_path(place, part.name[-8:])
+def _is_alive(part: Path, target: Path) -> bool:
+    maker = _staging_path(target, part.name[-8:])
     if not maker.is_dir() or (lock := _lock_dead_folder(maker)) is None:
         return maker.is_dir()
     os.close(lock)
     return False
 
 
-def _has_name(place: Path, name: str) -> bool:
+def _has_name(target: Path, name: str) -> bool:
     """Return True if a file contains a name."""
     try:
-        with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with target.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(name.encode()) >= 0
     except (ValueError, FileNotFoundError):  # the file is empty, or was removed
         return False
@@ -304,13 +304,13 @@ def _has_name(place: Path, name: str) -> bool:
 # ---- the staging folder ----
 
 
-def _staging_path(place: Path, mark: str) -> Path:
-    return place.with_name(f".{place.name[:MAX_NAME]}.{mark}.new")
+def _staging_path(target: Path, mark: str) -> Path:
+    return target.with_name(f".{target.name[:MAX_NAME]}.{mark}.new")
 
 
-def _sibling_folders(place: Path, pattern: str) -> list[Path]:
-    """Return the folders next to `place` whose names match a pattern."""
-    with suppress(OSError), os.scandir(place.parent) as entries:
+def _sibling_folders(target: Path, pattern: str) -> list[Path]:
+    """Return the folders next to `target` whose names match a pattern."""
+    with suppress(OSError), os.scandir(target.parent) as entries:
         return [
             Path(entry)
             for entry in entries
@@ -319,10 +319,10 @@ def _sibling_folders(place: Path, pattern: str) -> list[Path]:
     return []
 
 
-def _create_locked_folder(place: Path) -> tuple[Path, int]:
+def _create_locked_folder(target: Path) -> tuple[Path, int]:
     """Create a staging folder; return it and its lock."""
     while True:
-        folder = _staging_path(place, secrets.token_hex(4))
+        folder = _staging_path(target, secrets.token_hex(4))
         folder.mkdir()
         try:
             lock = os.open(folder / LOCK_NAME, os.O_CREAT | os.O_RDWR)

@@ -111,7 +111,7 @@ def cache_size(graph: Graph, dtype: torch.dtype = torch.bfloat16) -> CacheSize |
     if not cached:
         return None
     memory: list[Cached | State] = [
-        tensor for _, pieces in parts.step_nodes.values() for layer in pieces.memory_caches for tensor in layer
+        tensor for _, state in parts.step_nodes.values() for layer in state.memory_caches for tensor in layer
     ]
     slots = [entry for entry in cached if isinstance(entry, Cached)]
     limit = max_len(graph)

@@ -193,7 +193,7 @@ def _decoding_sequences(
             once[name] = value.clamp(max=max(1, sizes[0] - batch))
         elif f"{name}_mask" in inputs_of(model):
             once[f"{name}_mask"] = _padding_mask(value, "right")
-    pieces: list[dict[str, Tensor]] = []
+    steps: list[dict[str, Tensor]] = []
     for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
         piece = {name: inputs[name][:, start : start + size] for name in parts.step_inputs}
         # Only the first piece has blocks: exported programs read the tokens of the other pieces one by one.
@@ -203,6 +203,6 @@ def _decoding_sequences(
                 piece[main] = piece[main].masked_fill(piece[main] == token, token - 1 if token else 1)
         if start == 0 and padding is not None:
             piece[f"{main}_mask"] = _padding_mask(piece[main], padding)
-        pieces += [piece] if start + size <= long else []
+        steps += [piece] if start + size <= long else []
     words = f"{batch} x {' + '.join(map(str, sizes))} by cached decoding"
-    return Sequences(f"{words}, padded on the {padding}" if padding else words, long, once, pieces)
+    return Sequences(f"{words}, padded on the {padding}" if padding else words, long, once, steps)

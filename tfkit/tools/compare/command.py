@@ -118,11 +118,11 @@ def _second_model(reader: Reader, b: str) -> Graph | Path:
 def _show_comparison(comparison: Comparison) -> None:
     first = comparison.first
     at = comparison.parts.index(first) if first is not None else len(comparison.parts)
-    shown = comparison.parts[max(0, at - ROWS // 2) : at + ROWS // 2] if first else comparison.parts[-ROWS:]
+    parts = comparison.parts[max(0, at - ROWS // 2) : at + ROWS // 2] if first else comparison.parts[-ROWS:]
     columns = ["component", "of B", "difference", *(["float64"] if comparison.float64 else [])]
     rows = [
         [part.name, part.other, f"{part.difference:.1e}", *([f"{part.reference:.1e}"] if comparison.float64 else [])]
-        for part in shown
+        for part in parts
     ]
     if rows:
         print_tables(table(columns, rows, right=columns[2:]), "")

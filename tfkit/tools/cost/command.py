@@ -149,8 +149,8 @@ def _print_costs(costs: Cost, by: By, device: Device | None) -> None:
 
 def _column_names(costs: Cost, device: Device | None) -> list[str]:
     train = ["backward"] if costs.mode == "train" else []
-    kept = ["kept"] if costs.mode == "train" else ["moved"]
-    return ["FLOPs", "share", *train, "weights", *kept, "FLOP/B", *(["floor"] if device else [])]
+    columns = ["kept"] if costs.mode == "train" else ["moved"]
+    return ["FLOPs", "share", *train, "weights", *columns, "FLOP/B", *(["floor"] if device else [])]
 
 
 def _row_cells(costs: Cost, row: CostRow, seconds: float | None) -> list[str]:
@@ -197,10 +197,10 @@ def _table_notes(costs: Cost, device: Device | None) -> Iterator[str]:
 def _memory_notes(costs: Cost) -> Iterator[str]:
     memory = costs.memory
     if costs.mode == "train":
-        kept = memory.activations_recomputed if costs.recompute else memory.activations
+        saved = memory.activations_recomputed if costs.recompute else memory.activations
         yield (
             f"memory: weights {_bytes_or_dash(memory.weights)}, gradients {_bytes_or_dash(memory.gradients)}, "
-            f"{costs.optimizer} {_bytes_or_dash(memory.optimizer)}, activations {_bytes_or_dash(kept)}"
+            f"{costs.optimizer} {_bytes_or_dash(memory.optimizer)}, activations {_bytes_or_dash(saved)}"
         )
         yield f"peak {_bytes_or_dash(memory.peak)}, with --recompute {_bytes_or_dash(memory.peak_recomputed)}"
         return

@@ -206,15 +206,15 @@ def _memory_cost(
     )
     per_token, per_sequence, cache = _cache_bytes(graph, shape, next(model.parameters()).dtype)
     runs = [run for _, run in seen.layers.calls] if optimizer is not None else []
-    kept = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
-    kept += sum(seen.extra.values())
+    saved = sum(tally.saved for path in frames_of(model) for tally in seen.tallies.get(path, ()))
+    saved += sum(seen.extra.values())
     base = weights + states + (cache if shape.mode == "decode" else 0)
     return MemoryCost(
         weights=weights,
         gradients=gradients,
         optimizer=states,
-        activations=kept,
-        activations_recomputed=kept - sum(run.frees for run in runs) + max((run.keeps for run in runs), default=0),
+        activations=saved,
+        activations_recomputed=saved - sum(run.frees for run in runs) + max((run.keeps for run in runs), default=0),
         cache=0 if optimizer is not None else cache,
         cache_per_token=per_token,
         states=per_sequence,
@@ -236,8 +236,8 @@ def _cache_bytes(graph: Graph, shape: StepShape, dtype: torch.dtype) -> tuple[in
     if parts is None:
         return 0, 0, 0
     total = cached_bytes(parts.cached, shape.length, dtype)
-    for node, pieces in parts.step_nodes.values():
-        total += sum(cached_bytes(layer, memory_of(node, shape), dtype) for layer in pieces.memory_caches)
+    for node, state in parts.step_nodes.values():
+        total += sum(cached_bytes(layer, memory_of(node, shape), dtype) for layer in state.memory_caches)
     slots = [entry for entry in parts.cached if isinstance(entry, Cached)]
     return cached_bytes(slots, 1, dtype), cached_bytes(parts.cached, 0, dtype), total * shape.batch
 

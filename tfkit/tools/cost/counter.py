@@ -121,38 +121,38 @@ class Observer(dispatch.DispatchMode):
         self.live = LiveMemory(self._forget)
         self.weights = {self.live.number(weight) for weight in weights}
         self.root = Tallies()
-        self.places = [Position(self.root, "")]
+        self.positions = [Position(self.root, "")]
         self.kept: dict[int, Tally] = {}
         self.keeps = True
         self._sizes: dict[int, int] = {}
         self._makers: dict[int, Tally] = {}
-        self._made_in: list[tuple[int, Position]] = [(0, self.places[0])]
+        self._made_in: list[tuple[int, Position]] = [(0, self.positions[0])]
         self._from_weights: set[int] = set(self.weights)
         self._pair_nodes: set[int] = set()
 
     @property
-    def place(self) -> Position:
+    def position(self) -> Position:
         """The current position in the forward pass."""
-        return self.places[-1]
+        return self.positions[-1]
 
     @contextmanager
-    def inside(self, place: Position) -> Iterator[None]:
+    def inside(self, position: Position) -> Iterator[None]:
         """Assign everything that runs inside this context to a position."""
-        self.enter(place)
+        self.enter(position)
         try:
             yield
         finally:
             self.leave()
 
-    def enter(self, place: Position) -> None:
+    def enter(self, position: Position) -> None:
         """Assign everything that runs from now on to a position."""
-        self.places.append(place)
-        self._made_in.append((dispatch.next_number(), place))
+        self.positions.append(position)
+        self._made_in.append((dispatch.next_number(), position))
 
     def leave(self) -> None:
         """Assign everything that runs from now on to the previous position."""
-        self.places.pop()
-        self._made_in.append((dispatch.next_number(), self.place))
+        self.positions.pop()
+        self._made_in.append((dispatch.next_number(), self.position))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -186,7 +186,7 @@ class Observer(dispatch.DispatchMode):
         No factor is computed from weights alone. The shapes of a backward product do not distinguish the gradient of a
         weight, but its autograd node does.
         """
-        node, axes = dispatch.running_node(), self.place.pairs
+        node, axes = dispatch.running_node(), self.position.pairs
         if node is not None:
             return dispatch.number_of(node) in self._pair_nodes
         if axes is None or not self._from_weights.isdisjoint(map(self.live.number, inputs)):
@@ -203,7 +203,7 @@ class Observer(dispatch.DispatchMode):
         `pairs` is False for products in an attention without a core that are not of query-key pairs.
         """
         node = dispatch.running_node()
-        location = self.place if node is None else self._maker(node)
+        location = self.position if node is None else self._maker(node)
         tally, phase = location.record.tally(location.path), int(node is not None)
         tally.flops[phase] += flops
         tally.products += 0 if phase else sum(tensor.nbytes for tensor in results)
@@ -217,7 +217,7 @@ class Observer(dispatch.DispatchMode):
 
     def _move(self, func: Any, args: list[Tensor], outputs: list[Tensor]) -> None:
         """Record the tensors that a forward operation exchanges with other components, as inputs and as outputs."""
-        tally = self.place.record.tally(self.place.path)
+        tally = self.position.record.tally(self.position.path)
         for tensor in outputs:
             self._makers[self.live.number(tensor)] = tally
         if dispatch.is_view(func):
@@ -251,7 +251,7 @@ class Observer(dispatch.DispatchMode):
         """Record that a tensor is saved for the backward pass, once for each storage."""
         key = self.live.number(tensor)
         if self.keeps and key not in self.weights and key not in self.kept:
-            self.kept[key] = self.place.record.tally(self.place.path)
+            self.kept[key] = self.position.record.tally(self.position.path)
             self.kept[key].saved += storage_bytes(tensor)
         return tensor.detach()  # else an output would refer to its operation, which refers to the output
 
@@ -283,7 +283,7 @@ class Observer(dispatch.DispatchMode):
     def read_all(self, tensors: Iterable[Tensor]) -> None:
         """Record that the running component reads tensors."""
         for tensor in tensors:
-            self.read(tensor, self.place.record.tally(self.place.path))
+            self.read(tensor, self.position.record.tally(self.position.path))
 
 
 _NOBODY = Tally()
@@ -427,6 +427,6 @@ class Attend(torch.autograd.Function):
         ]
         of_mask = None
         if ctx.needs_input_grad[4]:  # of each sequence and head, before shared ones are summed
-            whole = q.new_empty(*q.shape[:3], k.size(2))
-            of_mask = torch.empty_like(mask) if whole.shape != mask.shape else whole
+            scores = q.new_empty(*q.shape[:3], k.size(2))
+            of_mask = torch.empty_like(mask) if scores.shape != mask.shape else scores
         return None, *grads, of_mask

@@ -130,16 +130,16 @@ class _RepeatedChunks(ChunkedLoss):
         self.watch = watch
         self.rest: list[Tensor] = []
 
-    def _ranges(self, rows: Tensor, pieces: int) -> Iterator[tuple[int, int]]:
+    def _ranges(self, rows: Tensor, n_chunks: int) -> Iterator[tuple[int, int]]:
         self.rest = []
-        if pieces < REPEATED:
-            yield from super()._ranges(rows, pieces)
+        if n_chunks < REPEATED:
+            yield from super()._ranges(rows, n_chunks)
             return
         n_rows = rows.size(0)
-        length, longer = divmod(n_rows, pieces)
+        length, longer = divmod(n_rows, n_chunks)
         last = length + (longer > 0)
         yield 0, length
-        counts = {length: pieces - longer - 1}
+        counts = {length: n_chunks - longer - 1}
         counts[last] = (longer or counts[length]) - 1
         for size, count in counts.items():
             if count:

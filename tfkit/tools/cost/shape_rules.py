@@ -75,18 +75,18 @@ class _Pointwise:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
-        shape, dtype = _common_shape(tensors), self._dtype(tensors, args, whole="rounding_mode" in kwargs)
+        shape, dtype = _common_shape(tensors), self._dtype(tensors, args, integral="rounding_mode" in kwargs)
         return (
             dense_tensor(shape, [argument for argument in tensors if argument.dim()], dtype)
             if shape
             else empty_tensor(shape, dtype)
         )
 
-    def _dtype(self, tensors: list[Tensor], args: Any, *, whole: bool) -> torch.dtype:
+    def _dtype(self, tensors: list[Tensor], args: Any, *, integral: bool) -> torch.dtype:
         if self.compares:
             return torch.bool
         dtype = _promoted_dtype(tensors)
-        floats = (self.floats and not whole) or any(isinstance(argument, float) for argument in args)
+        floats = (self.floats and not integral) or any(isinstance(argument, float) for argument in args)
         return torch.get_default_dtype() if floats and not dtype.is_floating_point else dtype
 
 
@@ -104,9 +104,11 @@ def _common_shape(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 def _promoted_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     dtype = tensors[0].dtype
-    whole = [tensor for tensor in tensors if tensor.dim()] or tensors
-    for tensor in whole:
-        dtype = torch.promote_types(dtype, tensor.dtype) if dtype in [other.dtype for other in whole] else tensor.dtype
+    integral = [tensor for tensor in tensors if tensor.dim()] or tensors
+    for tensor in integral:
+        dtype = (
+            torch.promote_types(dtype, tensor.dtype) if dtype in [other.dtype for other in integral] else tensor.dtype
+        )
     return dtype
 
 
@@ -133,8 +135,10 @@ def _embedding_back(grad: Tensor, ids: Tensor, rows: int, *args: Any) -> Tensor:
 
 def _arange(start: float, end: float | None = None, step: float = 1, *, dtype: Any = None, **kwargs: Any) -> Tensor:
     start, end = (0, start) if end is None else (start, end)
-    whole = all(isinstance(value, int) for value in (start, end, step))
-    return empty_tensor((-int((start - end) // step),), dtype or (torch.int64 if whole else torch.get_default_dtype()))
+    integral = all(isinstance(value, int) for value in (start, end, step))
+    return empty_tensor(
+        (-int((start - end) // step),), dtype or (torch.int64 if integral else torch.get_default_dtype())
+    )
 
 
 def _filled_tensor(shape: Sequence[int], *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
@@ -187,8 +191,8 @@ def _reduced_tensor(tensor: Tensor, dim: Any = None, keepdim: bool = False, *, d
 
 
 def _summed_tensor(tensor: Tensor, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
-    whole = None if tensor.is_floating_point() else torch.int64
-    return _reduced_tensor(tensor, *args, dtype=dtype or whole, **kwargs)
+    integral = None if tensor.is_floating_point() else torch.int64
+    return _reduced_tensor(tensor, *args, dtype=dtype or integral, **kwargs)
 
 
 def _copied_tensor(tensor: Tensor, *, dtype: Any = None, memory_format: Any = None, **kwargs: Any) -> Tensor:

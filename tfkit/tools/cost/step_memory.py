@@ -164,7 +164,7 @@ class _Autocast(TorchFunctionMode):
                 short = tensor.to(torch.bfloat16)
             self._weights[key] = short
             self._watch.weights.add(self._watch.live.number(short))  # a converted weight is not an activation
-            record = self._watch.place.record
+            record = self._watch.position.record
             self._casts[record] = self._casts.get(record, 0) + short.nbytes
         return self._weights[key]
 

@@ -73,16 +73,16 @@ def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) ->
     steps = {f"{path}.{step.name}": step for path, layer in stacked.items() for step in layer.steps}
 
     def of_component(path: str, args: Any) -> Position:
-        return Position(watch.place.record, path)
+        return Position(watch.position.record, path)
 
     def of_core(mask: MaskConfig, rule: nn.Module | None, args: Any) -> Position:
-        return watch.place._replace(hidden=hidden_share(mask, args[0].size(-2), args[1].size(-2), rule))
+        return watch.position._replace(hidden=hidden_share(mask, args[0].size(-2), args[1].size(-2), rule))
 
     def of_attention(path: str, step: Step, n_heads: int, rule: nn.Module | None, args: Any) -> Position:
         n_queries, n_keys = args[0].size(1), _key_count(step, *args)
         axes = PairAxes(frozenset(n * n_queries for n in range(1, n_heads + 1) if n_heads % n == 0), n_keys)
         hidden = hidden_share(step.mask or NO_MASK, n_queries, n_keys, rule)
-        return Position(watch.place.record, path, hidden, axes)
+        return Position(watch.position.record, path, hidden, axes)
 
     for path in frames_of(model):
         if path in stacked:
@@ -101,9 +101,9 @@ def _watch_modules(model: fx.GraphModule, watch: Observer, layers: LayerRuns) ->
         _add_position_hooks(core, watch, partial(of_core, step.mask or NO_MASK, rule))
 
 
-def _add_position_hooks(module: nn.Module, watch: Observer, place_of: Callable[[Any], Position]) -> None:
+def _add_position_hooks(module: nn.Module, watch: Observer, position_of: Callable[[Any], Position]) -> None:
     """Add hooks that set the observer's position, which may depend on a module's arguments, while the module runs."""
-    module.register_forward_pre_hook(lambda _, args: watch.enter(place_of(args)))
+    module.register_forward_pre_hook(lambda _, args: watch.enter(position_of(args)))
     module.register_forward_hook(lambda *_: watch.leave())
 
 
@@ -296,7 +296,7 @@ class LayerRuns:
         self, path: str, forward: Callable[..., Any], args: Any, tensors: list[Tensor]
     ) -> tuple[LayerRun, Any]:
         """Run a layer, and record its observations."""
-        watch, live, kept = self.watch, self.watch.live, set(self.watch.kept)
+        watch, live, saved = self.watch, self.watch.live, set(self.watch.kept)
         number = live.number
         self._split()
         level, run = live.level, LayerRun(path)
@@ -309,7 +309,7 @@ class LayerRuns:
         live.peak = live.level
         run.held = [i for i, tensor in enumerate(tensors) if number(tensor) in watch.kept]
         run.frees = run.keeps - (0 if 0 in run.held else storage_bytes(tensors[0]))
-        run.shared = list(self._shared_of(run, tensors, kept))
+        run.shared = list(self._shared_of(run, tensors, saved))
         if out.requires_grad:
             self._held += run.frees
             out.register_hook(lambda grad: self._begin(run))
@@ -317,12 +317,12 @@ class LayerRuns:
                 tensors[0].register_hook(lambda grad: self._close(run))
         return run, result
 
-    def _shared_of(self, run: LayerRun, tensors: list[Tensor], kept: set[int]) -> Iterator[tuple[str, int]]:
+    def _shared_of(self, run: LayerRun, tensors: list[Tensor], saved: set[int]) -> Iterator[tuple[str, int]]:
         """Yield the tensors that the layer saves in addition to its input, which other layers may also save."""
         first, *keys = [self.watch.live.number(tensor) for tensor in tensors]
         for i, (key, tensor) in enumerate(zip(keys, tensors[1:], strict=True), 1):
             path = next((path for path, tally in run.tallies.items() if tally is self.watch.kept.get(key)), None)
-            if key not in kept and path is not None and key != first:
+            if key not in saved and path is not None and key != first:
                 run.tallies[path].saved -= storage_bytes(tensor)
                 yield path, i
 

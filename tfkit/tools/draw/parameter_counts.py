@@ -92,9 +92,9 @@ def _layer_paths(name: str, stack: Layers, short: Layers) -> dict[str, dict[str,
     return locations
 
 
-def _full_model_paths(path: str, places: Mapping[str, Mapping[str, None]]) -> Iterator[str]:
+def _full_model_paths(path: str, locations: Mapping[str, Mapping[str, None]]) -> Iterator[str]:
     """Yield the paths of a module in the model, of which the shortened model has `path`."""
     parts = path.split(".")
     prefix, rest = ".".join(parts[:3]), parts[3:]
-    for location in places.get(prefix, (prefix,)):
+    for location in locations.get(prefix, (prefix,)):
         yield ".".join((location, *rest))

@@ -77,31 +77,31 @@ class SceneCoordinates:
         return (x, top), (x, top - EXIT)
 
 
-def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, places: SceneCoordinates) -> None:
+def draw_wire(canvas: Canvas, scene: Scene, wire: Wire, coordinates: SceneCoordinates) -> None:
     """Draw a wire. All nodes must have been drawn before."""
     if wire.way == "tie":
-        _draw_tie(canvas, scene, wire, places)
+        _draw_tie(canvas, scene, wire, coordinates)
         return
-    top, leave = places.leave(wire)
-    column = scene.columns[places.column[wire.source]]
+    top, leave = coordinates.leave(wire)
+    column = scene.columns[coordinates.column[wire.source]]
     if column[-1] != wire.source or wire.source in scene.outputs:
         canvas.lines.append(Disc(*leave, 2.5, "dot"))
     if wire.way == "up":
-        x, y = places.centres[places.column[wire.target]], places.bottoms[wire.target]
-        points = [*_horizontal_route(canvas, places, wire, leave, x), (x, y)]
+        x, y = coordinates.centres[coordinates.column[wire.target]], coordinates.bottoms[wire.target]
+        points = [*_horizontal_route(canvas, coordinates, wire, leave, x), (x, y)]
     else:
-        x = places.track(wire)
-        points = [*_horizontal_route(canvas, places, wire, leave, x), *_entry_route(canvas, wire.key, x)]
+        x = coordinates.track(wire)
+        points = [*_horizontal_route(canvas, coordinates, wire, leave, x), *_entry_route(canvas, wire.key, x)]
     look = "line" if wire.way == "up" else f"line {wire.way}"
     canvas.way(top, *points, look=look, arrow=True, start=wire.source, end=wire.key or wire.target)
 
 
-def _horizontal_route(canvas: Canvas, places: SceneCoordinates, wire: Wire, leave: Point, x: float) -> list[Point]:
+def _horizontal_route(canvas: Canvas, coordinates: SceneCoordinates, wire: Wire, leave: Point, x: float) -> list[Point]:
     """Route a wire horizontally to `x`, at a different height if boxes are in the way."""
     if _is_free(canvas, leave[1], leave[0], x):
         return [leave, (x, leave[1])]
-    column = places.column[wire.source]
-    aside = places.gutters[column + 1] + 6 if x > leave[0] else places.gutters[column] + 6
+    column = coordinates.column[wire.source]
+    aside = coordinates.gutters[column + 1] + 6 if x > leave[0] else coordinates.gutters[column] + 6
     levels = (leave[1] + step * sign for step in range(1, 400) for sign in (-1, 1))
     level = next((y for y in levels if _is_free(canvas, y, aside, x)), leave[1])
     return [leave, (aside, leave[1]), (aside, level), (x, level)]
@@ -128,9 +128,9 @@ def _has_overlap(box: tuple[float, float, float, float], start: float, end: floa
     return box[0] < max(start, end) - 1 and box[2] > min(start, end) + 1
 
 
-def _draw_tie(canvas: Canvas, scene: Scene, wire: Wire, places: SceneCoordinates) -> None:
+def _draw_tie(canvas: Canvas, scene: Scene, wire: Wire, coordinates: SceneCoordinates) -> None:
     table = next(scene.nodes[wire.source].boxes()).key
-    x = places.track(wire)
+    x = coordinates.track(wire)
     ends = []
     for key in (table, wire.key):
         left, top, right, bottom = canvas.anchors[key]
@@ -169,18 +169,18 @@ def place_scene(canvas: Canvas, scene: Scene, left: float) -> tuple[float, float
     return right, min(pens)
 
 
-def _spread_columns(scene: Scene, places: SceneCoordinates, left: float) -> float:
+def _spread_columns(scene: Scene, coordinates: SceneCoordinates, left: float) -> float:
     """Set the coordinates of each column. Return the right edge of the last gutter."""
-    tracks = Counter(places.gutter(wire) for wire in scene.wires if wire.way != "up")
+    tracks = Counter(coordinates.gutter(wire) for wire in scene.wires if wire.way != "up")
     x = left
     for number, column in enumerate(scene.columns):
-        places.gutters.append(x)
+        coordinates.gutters.append(x)
         x += _gutter_width(tracks[number]) or (COLUMN_GAP if number else 0)
         ends = [node_extent(scene.nodes[name]) for name in column]
         before, behind = max(end[0] for end in ends), max(end[1] for end in ends)
-        places.centres.append(x + before)
+        coordinates.centres.append(x + before)
         x += before + behind
-    places.gutters.append(x)
+    coordinates.gutters.append(x)
     return x + _gutter_width(tracks[len(scene.columns)])
 
 
@@ -188,12 +188,12 @@ def _gutter_width(tracks: int) -> float:
     return 2 * GUTTER + TRACK * (tracks - 1) if tracks else 0.0
 
 
-def _node_bottom(canvas: Canvas, scene: Scene, name: str, places: SceneCoordinates, pen: float) -> float:
+def _node_bottom(canvas: Canvas, scene: Scene, name: str, coordinates: SceneCoordinates, pen: float) -> float:
     """Return the y of a node's bottom: above the node below it, its input, or a source in another column."""
-    column = places.column[name]
-    cx, below = places.centres[column], scene.columns[column].index(name) > 0
+    column = coordinates.column[name]
+    cx, below = coordinates.centres[column], scene.columns[column].index(name) > 0
     reads = [wire.source for wire in scene.wires if wire.target == name and wire.way in ("up", "side")]
-    y = min([pen - NODE_GAP if below else 0.0, *(places.tops[source] - NODE_GAP for source in reads)])
+    y = min([pen - NODE_GAP if below else 0.0, *(coordinates.tops[source] - NODE_GAP for source in reads)])
     if below:
         canvas.way((cx, pen), (cx, y), arrow=True)
     elif name in scene.inputs:

@@ -228,8 +228,8 @@ class _Layers:
         segments = tuple(self._segments())
         each = sum(box.parameters for segment in segments for box in segment.boxes())
         where = number_ranges(self.indices)
-        shown = not alone and len(where) <= MAX_LIST
-        notes = (Note("indices", f"layer{'s' * (len(self.indices) > 1)} {where}"),) if shown else ()
+        listed = not alone and len(where) <= MAX_LIST
+        notes = (Note("indices", f"layer{'s' * (len(self.indices) > 1)} {where}"),) if listed else ()
         name = self.node.name if alone else self.layer.name
         count = sum(map(self.stack.runs.count, self.indices))
         return DrawnLayer(self.key, name, count, notes, each, segments)

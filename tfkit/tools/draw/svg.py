@@ -128,8 +128,8 @@ def _arrow_tip(before: Point, end: Point) -> str:
 
 
 def _point_towards(start: Point, goal: Point, length: float) -> Point:
-    whole = math.dist(start, goal) or 1.0
-    return start[0] + (goal[0] - start[0]) * length / whole, start[1] + (goal[1] - start[1]) * length / whole
+    distance = math.dist(start, goal) or 1.0
+    return start[0] + (goal[0] - start[0]) * length / distance, start[1] + (goal[1] - start[1]) * length / distance
 
 
 def _point_text(point: Point) -> str:

@@ -46,26 +46,26 @@ class Classes:
     """
 
     def __init__(
-        self, graph: Graph, whole: Specialiser, sizes: Sizes, config: ConfigClass, prefixes: Sequence[str] = ()
+        self, graph: Graph, specialiser: Specialiser, sizes: Sizes, config: ConfigClass, prefixes: Sequence[str] = ()
     ) -> None:
-        self.whole = whole
+        self.whole = specialiser
         self.sizes = sizes
         self.config = config
         self.order: list[Class] = []
         self.of: dict[nn.Module, Class] = {}
         self._by_signature: dict[Any, Class] = {}
         self._methods: dict[nn.Module, list[Function]] = {}
-        for function in whole.functions.values():
+        for function in specialiser.functions.values():
             if function.module is not None:
                 self._methods.setdefault(function.module, []).append(function)
-        self._gather(whole.model)
+        self._gather(specialiser.model)
         locations: dict[Class, list[str]] = {}
-        for path, module in whole.model.named_modules(remove_duplicate=False):
+        for path, module in specialiser.model.named_modules(remove_duplicate=False):
             if module in self.of:
                 prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), "")
                 locations.setdefault(self.of[module], []).append(path.removeprefix(prefix))
-        taken = {name for function in whole.functions.values() for name in function.uses}
-        _make_names_unique(self.order, locations, graph, taken | {kind.__name__ for kind in whole.records})
+        taken = {name for function in specialiser.functions.values() for name in function.uses}
+        _make_names_unique(self.order, locations, graph, taken | {kind.__name__ for kind in specialiser.records})
         for ejected in self.order:
             self._fill(ejected, [module for module, owner in self.of.items() if owner is ejected])
 
@@ -290,13 +290,13 @@ def _argument_name(slot: str, values: tuple[str, ...], taken: set[str]) -> str:
 
 
 def _make_names_unique(
-    classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph, taken: Set[str]
+    classes: Sequence[Class], paths_of: Mapping[Class, list[str]], graph: Graph, taken: Set[str]
 ) -> None:
     """Make the names of classes unique: by node, by layer variant, or by number.
 
     A name that a function or an import uses gets a trailing underscore.
     """
-    _rename_by_path(classes, places, graph)
+    _rename_by_path(classes, paths_of, graph)
     seen = {*taken, *_RESERVED_NAMES, *keyword.kwlist}
     for ejected in classes:
         while ejected.name in seen:
@@ -304,7 +304,7 @@ def _make_names_unique(
         seen.add(ejected.name)
 
 
-def _rename_by_path(classes: Sequence[Class], places: Mapping[Class, list[str]], graph: Graph) -> None:
+def _rename_by_path(classes: Sequence[Class], paths_of: Mapping[Class, list[str]], graph: Graph) -> None:
     groups: dict[str, list[Class]] = {}
     for ejected in classes:
         groups.setdefault(ejected.name, []).append(ejected)
@@ -312,7 +312,7 @@ def _rename_by_path(classes: Sequence[Class], places: Mapping[Class, list[str]],
         if len(group) == 1:
             continue
         for word in (lambda path: path.partition(".")[0], lambda path: _variant_name(path, graph)):
-            words = [{word(path) for path in places[ejected]} for ejected in group]
+            words = [{word(path) for path in paths_of[ejected]} for ejected in group]
             if all(len(prefixes) == 1 for prefixes in words) and len(set.union(*words)) == len(group):
                 for ejected, (prefix,) in zip(group, words, strict=True):
                     ejected.name = _camel_case(prefix).removesuffix(name) + name

@@ -16,7 +16,7 @@ def tidied_statements(steps: list[ast.stmt]) -> list[ast.stmt]:
     """Return the statements of a function, tidied."""
     steps = copied_tree(steps)
     for block in statement_blocks(steps):
-        block[:] = [part for step in block for part in _one_by_one(step)]
+        block[:] = [part for step in block for part in _separate_statements(step)]
     steps = _Living().block(_without_copies(steps))
     _compact_block(steps, set(), set())
     return steps
@@ -62,7 +62,7 @@ def is_path(value: ast.expr) -> bool:
     return all(isinstance(node, parts) for node in ast.walk(value) if isinstance(node, ast.expr))
 
 
-def _one_by_one(step: ast.stmt) -> list[ast.stmt]:
+def _separate_statements(step: ast.stmt) -> list[ast.stmt]:
     """Split `a, b = c, d` into two statements if neither value reads the target of the other."""
     if not (
         isinstance(step, ast.Assign) and isinstance(step.value, ast.Tuple) and isinstance(step.targets[0], ast.Tuple)

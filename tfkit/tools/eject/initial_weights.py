@@ -39,11 +39,11 @@ class InitialWeights:
     """
 
     def __init__(
-        self, init: InitConfig, plan: Mapping[str, Rule], modules: Mapping[str, nn.Module], whole: Specialiser
+        self, init: InitConfig, plan: Mapping[str, Rule], modules: Mapping[str, nn.Module], specialiser: Specialiser
     ) -> None:
         self.init = init
         self.modules = modules
-        self.whole = whole
+        self.whole = specialiser
         self.uses: dict[str, Any] = {"nn": nn}
         # The constructors of torch's classes already fill them as `init: torch` does.
         skipped = (nn.Linear, nn.Embedding) if init.kind_name() == "torch" else ()

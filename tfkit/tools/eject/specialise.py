@@ -172,16 +172,16 @@ class Function(Expressions):
         attributes: the attributes of the module that they read, including parameters and children.
     """
 
-    def __init__(self, whole: Specialiser, key: Key) -> None:
+    def __init__(self, specialiser: Specialiser, key: Key) -> None:
         module, called = key
-        called_function = called if module is None else whole.replaced(method_of(module, called))
+        called_function = called if module is None else specialiser.replaced(method_of(module, called))
         code = code_of(called_function, method=module is not None)
-        if whole.instead:
-            code = replace(code, names={name: whole.replaced(value) for name, value in code.names.items()})
+        if specialiser.instead:
+            code = replace(code, names={name: specialiser.replaced(value) for name, value in code.names.items()})
         if module is not None:
             code = replace(code, tree=patterns.with_patterns(code.tree, module))
-        super().__init__(module, code, whole.records, whole.read)
-        self.whole = whole
+        super().__init__(module, code, specialiser.records, specialiser.read)
+        self.whole = specialiser
         self.name: str = called.__name__ if module is None else called
         self.arguments: Env = {}
         self.result: AbstractValue = SOME_VALUE

@@ -63,8 +63,8 @@ def docs_text(docs: str) -> str:
 
 def in_docs(words: str) -> str:
     """Escape a text for a docstring."""
-    shown = "".join(letter for letter in words if letter.isprintable() or letter == "\n")
-    return shown.replace("\\", "\\\\").replace('"""', "'''")
+    printable = "".join(letter for letter in words if letter.isprintable() or letter == "\n")
+    return printable.replace("\\", "\\\\").replace('"""', "'''")
 
 
 def _parameter_text(function: Function, name: str, written: str) -> str:

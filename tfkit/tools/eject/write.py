@@ -67,15 +67,17 @@ def eject(graph: AnyModel, *, allow_change: bool = False) -> str:
     prepare_patterns(model)
     check_no_shared_tensors(model)
     merge_equal(model)
-    whole = Specialiser(model)
-    whole.run()
-    draw_in_expressions(whole.functions, whole.read)
-    draw_in(whole.functions, whole.read)
-    weights = InitialWeights(graph.spec.model.init, plan, {path: model.get_submodule(path) for path in plan}, whole)
-    classes = Classes(graph, whole, sizes, config)
+    specialiser = Specialiser(model)
+    specialiser.run()
+    draw_in_expressions(specialiser.functions, specialiser.read)
+    draw_in(specialiser.functions, specialiser.read)
+    weights = InitialWeights(
+        graph.spec.model.init, plan, {path: model.get_submodule(path) for path in plan}, specialiser
+    )
+    classes = Classes(graph, specialiser, sizes, config)
     weights.add_to(classes)
     with convert_errors():
-        return with_shapes(formatted_code(_file_text(graph, whole, classes, weights.uses)), graph)
+        return with_shapes(formatted_code(_file_text(graph, specialiser, classes, weights.uses)), graph)
 
 
 def check_no_shared_tensors(model: nn.Module) -> None:
@@ -105,31 +107,31 @@ def formatted_code(text: str) -> str:
     return text
 
 
-def _file_text(graph: Graph, whole: Specialiser, classes: Classes, uses: Mapping[str, Any]) -> str:
+def _file_text(graph: Graph, specialiser: Specialiser, classes: Classes, uses: Mapping[str, Any]) -> str:
     """Return the full file. `uses` holds the global names that the initialization uses."""
     config = classes.config
-    imports, parts = imports_and_definitions(whole, uses)
+    imports, parts = imports_and_definitions(specialiser, uses)
     parts += [ejected.source(config) for ejected in classes.order]
-    parts.append(_main_block(graph, classes.of[whole.model]))
+    parts.append(_main_block(graph, classes.of[specialiser.model]))
     head = f'"""{file_docstring(graph)}\n"""\n\n{imports}'
     return "\n\n\n".join([head, *filter(None, [config.source("\n".join(parts))]), *parts]) + "\n"
 
 
-def imports_and_definitions(whole: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[str]]:
+def imports_and_definitions(specialiser: Specialiser, uses: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return the imports of a model's functions, and its records, constants and functions outside of classes.
 
     `uses` holds additional global names.
     """
-    functions = whole.functions.values()
+    functions = specialiser.functions.values()
     outside = {name: value for function in functions for name, value in function.uses.items()} | {**uses}
-    records = [record for record in whole.records if whole.records.alone(record) is None]
-    parts = _in_order({record.__name__: record_text(record, whole.records) for record in records})
+    records = [record for record in specialiser.records if specialiser.records.alone(record) is None]
+    parts = _in_order({record.__name__: record_text(record, specialiser.records) for record in records})
     for name, value in outside.items():
         if not isinstance(value, _IMPORTED):
             with written_out(f"the constant `{name}`"):
                 parts.append(f"{name} = {text_of(value)}")
     parts += [function_text(called) for called in functions if called.module is None and called.returns is None]
-    ours = {*whole.records, *(called for _, called in whole.functions)}
+    ours = {*specialiser.records, *(called for _, called in specialiser.functions)}
     return "\n".join(sorted(_import_lines(outside, ours))), parts
 
 

@@ -52,8 +52,8 @@ class Caches:
 
     def __init__(self, graph: Graph, parts: DecodeSplit) -> None:
         self.parts = parts
-        layers_by_node = {name: pieces.caches for name, (_, pieces) in parts.step_nodes.items()}
-        self.of_memory = [f"{name}.memory" for name, (_, pieces) in parts.step_nodes.items() if pieces.memory_caches]
+        layers_by_node = {name: state.caches for name, (_, state) in parts.step_nodes.items()}
+        self.of_memory = [f"{name}.memory" for name, (_, state) in parts.step_nodes.items() if state.memory_caches]
         self.first = tuple(name for name in parts.static_sources if name not in parts.repeated_sources)
         self.limit = max_len(graph)
         locations = [
@@ -86,9 +86,9 @@ class Caches:
             return {0: Dim.DYNAMIC} | ({2: Dim.DYNAMIC} if free else {})
 
         free = {}
-        for name, (_, pieces) in self.parts.step_nodes.items():
-            free[name] = [[sizes(entry, False) for entry in layer] for layer in pieces.caches]
-            free[f"{name}.memory"] = [[sizes(entry, True) for entry in layer] for layer in pieces.memory_caches]
+        for name, (_, state) in self.parts.step_nodes.items():
+            free[name] = [[sizes(entry, False) for entry in layer] for layer in state.caches]
+            free[f"{name}.memory"] = [[sizes(entry, True) for entry in layer] for layer in state.memory_caches]
         return {name: free[name] for name in cache}
 
 
@@ -191,8 +191,8 @@ def _step_program(
     first = caches.first
     memory = next((values[name].size(1) for name in first), 1)
     if decode:
-        pieces = [name for name in arguments if name.removesuffix("_mask") in parts.step_inputs]
-        arguments |= {name: arguments[name][:, :1].contiguous() for name in pieces}
+        stepwise = [name for name in arguments if name.removesuffix("_mask") in parts.step_inputs]
+        arguments |= {name: arguments[name][:, :1].contiguous() for name in stepwise}
         arguments = {name: value for name, value in arguments.items() if name not in first}
     tokens = values[parts.step_inputs[0]]
     like = next(model.parameters(), torch.empty(0))

@@ -200,10 +200,10 @@ def _decoding_methods(model: fx.GraphModule, parts: DecodeSplit) -> dict[str, An
         methods["read"] = _forward_of(reading, "read")
         lines.append(f"made = self.read({_arguments_text(inputs_of(reading), {})})")
         values |= {name: f"made[{index}]" for index, name in enumerate(initial_value_names(parts))}
-    kept = {name: values[name] for name in inputs_of(stepping) if name in values}
-    lines += [f"keep_value(state, {name!r}, {value})" for name, value in kept.items()]
+    passed = {name: values[name] for name in inputs_of(stepping) if name in values}
+    lines += [f"keep_value(state, {name!r}, {value})" for name, value in passed.items()]
     methods["start"] = _start_method(model, parts, [*lines, *_cache_lines(parts, values)])
-    methods["step"] = _step_method(model, parts, inputs_of(stepping), kept)
+    methods["step"] = _step_method(model, parts, inputs_of(stepping), passed)
     return methods
 
 
@@ -214,12 +214,12 @@ def _start_method(model: fx.GraphModule, parts: DecodeSplit, lines: Sequence[str
     return _compiled_method(f"{type(model).__name__} start", parameters, STATE, body)
 
 
-def _step_method(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], kept: Collection[str]) -> Any:
-    """Write the method that runs a step; `kept` comes from the state, masks and lengths in every step."""
+def _step_method(model: fx.GraphModule, parts: DecodeSplit, taken: Sequence[str], passed: Collection[str]) -> Any:
+    """Write the method that runs a step; `passed` comes from the state, masks and lengths in every step."""
     parameters, main = argument_annotations(model, parts.step_inputs), parts.step_inputs[0]
     parameters.setdefault(f"{main}_mask", OPTIONAL)
     words = {"past": f"past_of(state, {main}, {main}_mask)", "cache": "state"}
-    for name in kept:
+    for name in passed:
         always = name.endswith("_mask") or name in parts.repeated_sources
         words[name] = f"{'kept' if always else 'first'}_value(state, {name!r})"
     body = [
@@ -241,10 +241,10 @@ def _forward_of(module: fx.GraphModule, name: str) -> Any:
 
 def _cache_lines(parts: DecodeSplit, values: Mapping[str, str]) -> Iterator[str]:
     """Return the lines of code that create the caches. Equal consecutive caches are created in one call."""
-    for name, (node, pieces) in parts.step_nodes.items():
-        for layer, count in _layer_counts(pieces.caches):
+    for name, (node, state) in parts.step_nodes.items():
+        for layer, count in _layer_counts(state.caches):
             yield f"add_caches(state, {name!r}, {count}, {_sizes_text(layer, 'length', 1)}, like)"
-        for layer, count in _layer_counts(pieces.memory_caches):
+        for layer, count in _layer_counts(state.memory_caches):
             length = f"{values[str(node.wires[memory_field(node)])]}.size(1)"
             yield f"add_caches(state, '{name}.memory', {count}, {_sizes_text(layer, length, 0)}, like)"
 

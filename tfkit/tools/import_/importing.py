@@ -193,9 +193,9 @@ def _paths_set_by_weights(family: FamilyConfig, folder: Path) -> Iterator[str]:
             )
 
 
-def _with_value(tree: Mapping, place: str, value: bool) -> Mapping:
+def _with_value(tree: Mapping, location: str, value: bool) -> Mapping:
     """Return the tree of a spec with a different value at a path in its graph."""
-    return merge(tree, nested_patch(["graph", *place.split(".")], Scalar(value, tree.span)))
+    return merge(tree, nested_patch(["graph", *location.split(".")], Scalar(value, tree.span)))
 
 
 def _tensors_left_out(family: FamilyConfig, folder: Path) -> dict[str, str]:
@@ -311,8 +311,8 @@ def _head_of_class(config: Mapping, family: FamilyConfig) -> str | None:
 
 def _stores_head(family: FamilyConfig, body: FamilyConfig, folder: Path) -> bool:
     """Return True if the weights in a folder have tensors of nodes of the family that the body lacks."""
-    kept = [entry for path, entry in body.tensors.items() if not body.removes(path)]
-    entries = [entry for path, entry in family.tensors.items() if body.removes(path) and entry not in kept]
+    stored = [entry for path, entry in body.tensors.items() if not body.removes(path)]
+    entries = [entry for path, entry in family.tensors.items() if body.removes(path) and entry not in stored]
     names = [
         name for entry in entries for name in expanded_names(entry if isinstance(entry, str) else next(iter(entry)))
     ]

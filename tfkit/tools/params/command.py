@@ -61,7 +61,7 @@ def params(reader: Reader, specs: tuple[str, ...], by: By, json: bool) -> None:
 
 
 def _show_count(count: Params) -> None:
-    rows = [_row_cells(shown, count) for shown in printed_rows(count)]
+    rows = [_row_cells(printed, count) for printed in printed_rows(count)]
     rows.append(
         [*_total_cells(count), "" if count.by == "layer" else percent(count.non_embedding, count.non_embedding)]
     )
@@ -70,7 +70,7 @@ def _show_count(count: Params) -> None:
         columns, rows = columns[:3], [row[:3] for row in rows]
     if count.by != "module" and _is_mostly_frozen(count):
         columns += ["trained", "frozen"]
-        sizes = [(shown.parameters, shown.trainable) for shown in printed_rows(count)]
+        sizes = [(printed.parameters, printed.trainable) for printed in printed_rows(count)]
         for row, (parameters, trained) in zip(rows, [*sizes, (count.total, count.trainable)], strict=True):
             row += [f"{trained:,}", f"{parameters - trained:,}"]
     lines = table(columns, rows, right=columns[1:], footer=1)
@@ -86,12 +86,12 @@ def _total_cells(count: Params) -> list[str]:
     return ["total", f"{count.total:,}", percent(count.total, count.total)]
 
 
-def _row_cells(shown: PrintedRow, count: Params) -> list[str]:
-    each = f"{shown.times} x {shown.parameters // shown.times:,}" if shown.times > 1 else ""
-    apart = shown.parameters and not shown.non_embedding
-    other = "-" if apart else percent(shown.non_embedding, count.non_embedding)
+def _row_cells(row: PrintedRow, count: Params) -> list[str]:
+    each = f"{row.times} x {row.parameters // row.times:,}" if row.times > 1 else ""
+    apart = row.parameters and not row.non_embedding
+    other = "-" if apart else percent(row.non_embedding, count.non_embedding)
     last = each if count.by == "layer" else other
-    return [shown.label, f"{shown.parameters:,}", percent(shown.parameters, count.total), last]
+    return [row.label, f"{row.parameters:,}", percent(row.parameters, count.total), last]
 
 
 def _count_summary(count: Params) -> str:
@@ -117,8 +117,8 @@ def _cache_note(size: CacheSize) -> str:
         each += f", {bytes_text(size.per_memory_token)} per token of the memory"
     if size.states:
         each += f", {bytes_text(size.states)} of states"
-    whole = "" if size.at_max_len is None else f", {bytes_text(size.at_max_len)} at {size.max_len:,} tokens"
-    return f"KV cache in {size.dtype}: {each}{whole}"
+    limit = "" if size.at_max_len is None else f", {bytes_text(size.at_max_len)} at {size.max_len:,} tokens"
+    return f"KV cache in {size.dtype}: {each}{limit}"
 
 
 def _show_side_by_side(counts: Sequence[Params]) -> None:
@@ -127,7 +127,7 @@ def _show_side_by_side(counts: Sequence[Params]) -> None:
 
     for start in range(0, len(counts), SIDE_BY_SIDE):
         group = counts[start : start + SIDE_BY_SIDE]
-        parts = [{shown.name: _row_cells(shown, count) for shown in printed_rows(count)} for count in group]
+        parts = [{row.name: _row_cells(row, count) for row in printed_rows(count)} for count in group]
         rows = []
         for name in merge_rows([list(part) for part in parts]):
             labels = {part[name][0] for part in parts if name in part}
@@ -155,10 +155,10 @@ class PrintedRow(NamedTuple):
 
 def printed_rows(count: Params) -> list[PrintedRow]:
     """Return the rows of a count, with equal layers merged: `decoder.layers.0-11`."""
-    shown = []
+    printed = []
     for label, rows in group_layers((row.label, row.parameters, row) for row in count.rows):
         name = rows[0].name if count.by == "component" else label
         parameters, non_embedding = sum(row.parameters for row in rows), sum(row.non_embedding for row in rows)
         trainable = sum(row.trainable for row in rows)
-        shown.append(PrintedRow(name, label, parameters, non_embedding, trainable, len(rows)))
-    return shown
+        printed.append(PrintedRow(name, label, parameters, non_embedding, trainable, len(rows)))
+    return printed

@@ -47,9 +47,9 @@ def memory_text(count: float | None) -> str:
     return NONE if count is None else bytes_text(round(count))
 
 
-def share_text(part: float | None, whole: float | None) -> str:
+def share_text(part: float | None, total: float | None) -> str:
     """Format a fraction: `68.3%`."""
-    return NONE if part is None or not whole else f"{100 * part / whole:.1f}%"
+    return NONE if part is None or not total else f"{100 * part / total:.1f}%"
 
 
 def ratio_text(value: float | None, base: float | None) -> str:
@@ -103,13 +103,13 @@ class BarSegment:
     hint: str
 
 
-def labelled_bar(label: str, segments: Iterable[BarSegment], whole: float, right: str, *, look: str = "bar") -> Element:
-    """Draw a stacked bar whose full width stands for `whole`, between its `label` and the text `right`."""
+def labelled_bar(label: str, segments: Iterable[BarSegment], total: float, right: str, *, look: str = "bar") -> Element:
+    """Draw a stacked bar whose full width stands for `total`, between its `label` and the text `right`."""
     bar = tag("div", class_=look)
     for segment in segments:
-        if segment.value <= 0 or whole <= 0:
+        if segment.value <= 0 or total <= 0:
             continue
-        share = segment.value / whole
+        share = segment.value / total
         texts = (f"{segment.text} {segment.share}".strip(), segment.text, "")
         text = next(text for text in texts if not text or len(text) + 2 <= share * LETTERS)
         kind, style = f"segment {colour_of(segment.name)}", f"width:{100 * share:.3f}%"

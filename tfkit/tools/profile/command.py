@@ -106,8 +106,8 @@ def profile(
         return
     show_profiles(profiles, by)
     if output is not None:
-        shown, tensorboard = printable_text(str(output)), shlex.join(["tensorboard", "--logdir", str(output)])
-        print_tables("", f"wrote {shown}: open {shown}/report.html, or {printable_text(tensorboard)}")
+        folder_text, tensorboard = printable_text(str(output)), shlex.join(["tensorboard", "--logdir", str(output)])
+        print_tables("", f"wrote {folder_text}: open {folder_text}/report.html, or {printable_text(tensorboard)}")
 
 
 def _available_device(name: str | None) -> Any:

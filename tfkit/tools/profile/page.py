@@ -147,8 +147,8 @@ def component_tables(profiles: Sequence[Profile]) -> list[PageContent]:
 def _component_tree(profile: Profile) -> list[PageContent]:
     tree = tag("div", tag("div", *(tag("span", name) for name in COLUMNS), class_="row head"), class_="tree")
     tree.extend(_component_row(profile, row) for row in summed_rows(profile))
-    rest = (REMAINDER, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
-    tree.append(_tree_row("rest", *rest, *[""] * 6))
+    remainder = (REMAINDER, time_text(profile.unattributed), share_text(profile.unattributed, profile.step))
+    tree.append(_tree_row("rest", *remainder, *[""] * 6))
     tree.append(_total_row(profile))
     return [tag("div", tree, class_="scroll")]
 
@@ -233,12 +233,12 @@ INPUTS_AND_OTHERS = "inputs and others"
 def memory_bars(profiles: Sequence[Profile]) -> list[PageContent]:
     """Draw the memory in use at the peak on one scale, with a table by component."""
     of = [_at_peak(profile) for profile in profiles]
-    largest = max(sum(piece.value for piece in pieces) for pieces in of)
+    largest = max(sum(piece.value for piece in parts) for parts in of)
     children: list[PageContent] = []
-    for profile, pieces in zip(profiles, of, strict=True):
+    for profile, parts in zip(profiles, of, strict=True):
         children += [optional_heading(profile.name, len(profiles) > 1), _peak_sentence(profile)]
-        children.append(labelled_bar("at the peak", pieces, largest, memory_text(profile.memory.peak)))
-    names = {piece.name: piece.text for pieces in of for piece in pieces if piece.value > 0}
+        children.append(labelled_bar("at the peak", parts, largest, memory_text(profile.memory.peak)))
+    names = {piece.name: piece.text for parts in of for piece in parts if piece.value > 0}
     return [*children, colour_legend(names), *by_model(profiles, _by_component)]
 
 
@@ -254,13 +254,13 @@ def _peak_sentence(profile: Profile) -> PageContent:
 def _at_peak(profile: Profile) -> list[BarSegment]:
     """Return the bytes that persist between steps, the bytes of each component including gradients, and the rest."""
     held = profile.memory
-    pieces = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
-    pieces.append(("cache", "cache", held.cache))
-    pieces += [(row.component, row.label, row.at_peak) for row in summed_rows(profile)]
-    pieces.append(("rest", INPUTS_AND_OTHERS, max(0, held.peak - sum(size for _, _, size in pieces))))
+    parts = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
+    parts.append(("cache", "cache", held.cache))
+    parts += [(row.component, row.label, row.at_peak) for row in summed_rows(profile)]
+    parts.append(("rest", INPUTS_AND_OTHERS, max(0, held.peak - sum(size for _, _, size in parts))))
     return [
         BarSegment(name, size, label, share_text(size, held.peak), f"{label}: {memory_text(size)}")
-        for name, label, size in pieces
+        for name, label, size in parts
     ]
 
 

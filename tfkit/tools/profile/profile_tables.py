@@ -22,14 +22,14 @@ TERA = 1e12
 def show_profiles(profiles: Sequence[Profile], by: By) -> None:
     """Print one profile, or a comparison of two."""
     if len(profiles) == 1:
-        _show_one(profiles[0], by)
+        _show_profile(profiles[0], by)
     else:
         _show_side_by_side(profiles, by)
         if notes := list(undecided_notes(profiles)):
             print_tables("", *notes)
 
 
-def _show_one(profile: Profile, by: By) -> None:
+def _show_profile(profile: Profile, by: By) -> None:
     print_tables(
         *_summary_lines(profile),
         "",
@@ -59,9 +59,9 @@ def _summary_lines(profile: Profile) -> list[str]:
     least = f"; the model takes at least {_milliseconds_text(floor)} ms" if floor else ""
     lines.append(f"limits{how}: {_rate_text(limits.flops, 'FLOP/s')}, {_rate_text(limits.bandwidth, 'B/s')}{least}")
     held = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
-    kept = [f"{name} {bytes_text(size)}" for name, size in {**held, "cache": memory.cache}.items() if size]
+    held_texts = [f"{name} {bytes_text(size)}" for name, size in {**held, "cache": memory.cache}.items() if size]
     lines.append(f"memory: peak {bytes_text(memory.peak)} in {memory.part or 'no component'}, {memory.phase}")
-    lines.append(f"  of it {', '.join(kept)}")
+    lines.append(f"  of it {', '.join(held_texts)}")
     return [*lines, *profile.notes]
 
 
@@ -90,8 +90,8 @@ def _time_table(profile: Profile, by: By) -> Table:
                 *_achieved_cells(row, scale),
             ]
         )
-    rest, empty = profile.unattributed, [""] * (len(columns) - 3)
-    lines.append(["not attributed", _milliseconds_text(rest), _share_text(rest, profile), *empty])
+    remainder, empty = profile.unattributed, [""] * (len(columns) - 3)
+    lines.append(["not attributed", _milliseconds_text(remainder), _share_text(remainder, profile), *empty])
     lines.append(["step", _milliseconds_text(profile.step), _share_text(profile.step, profile), *empty])
     return table(columns, lines, right=columns[1:], footer=1)
 

@@ -73,7 +73,7 @@ def compare_runs(
     check_different(all_variants)
     check_margin(comparison, len(all_variants))
     base, *remaining = all_variants
-    call_all(partial(check_alike, variant, base, on) for variant in remaining)
+    call_all(partial(check_comparable, variant, base, on) for variant in remaining)
     unfinished = [sweep_run for sweep_run in runs if not is_complete(sweep_run)]
     left_out = set() if so_far else {sweep_run.folder for sweep_run in unfinished}
     sides = [_side_of_variant(variant, base, on, left_out) for variant in all_variants]
@@ -170,7 +170,7 @@ def check_different(variants: Sequence[Variant]) -> None:
                 )
 
 
-def check_alike(variant: Variant, base: Variant, on: str) -> None:
+def check_comparable(variant: Variant, base: Variant, on: str) -> None:
     """Raise SpecError if two variants are not evaluated on the same data in the same way."""
     notes = evaluation_differences(base.run, variant.run, on)
     if notes:
@@ -219,10 +219,10 @@ def _variant_names(runs: Sequence[Run]) -> list[str]:
     names = []
     for number, run_values in enumerate(values):
         words = [word_of(path, run_values) for path in paths]
-        kept = [word != other for word, other in zip(words, first, strict=True)]
+        differing = [word != other for word, other in zip(words, first, strict=True)]
         if number == 0:
-            kept = [word != NONE for word in words]
-        parts = [f"{label} {word}".strip() for label, word, keep in zip(labels, words, kept, strict=True) if keep]
+            differing = [word != NONE for word in words]
+        parts = [f"{label} {word}".strip() for label, word, keep in zip(labels, words, differing, strict=True) if keep]
         names.append(", ".join(parts) or f"{labels[0]} {words[0]}")
     return names
 
@@ -242,7 +242,7 @@ def _distinguishing_paths(values: Sequence[Mapping[str, Value]]) -> list[str]:
 
 
 def _values_without_seed(run: Run) -> dict[str, Value]:
-    return {path: value for path, value in run.meaning.values.items() if path != SEED}
+    return {path: value for path, value in run.semantics.values.items() if path != SEED}
 
 
 def _is_kind(path: str) -> bool:

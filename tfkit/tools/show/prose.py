@@ -107,8 +107,8 @@ def papers_of(config: Config | type[Config]) -> tuple[str, ...]:
     stem, slot = re.sub(r"Config$", "", cls.__name__), re.escape(cls.slot if issubclass(cls, Component) else "-")
     names = (word, stem, re.sub(f"{slot}$", "", stem, flags=re.IGNORECASE))
     named = [link for label, link in module_links if _is_label_of(label, names)]
-    whole = [link for label, link in module_links if not label] if issubclass(cls, Component) else []
-    return tuple(named or whole[:1])
+    unlabelled = [link for label, link in module_links if not label] if issubclass(cls, Component) else []
+    return tuple(named or unlabelled[:1])
 
 
 def field_papers(config: Config, name: str, value: object) -> tuple[str, ...]:

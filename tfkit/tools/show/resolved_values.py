@@ -45,8 +45,8 @@ def values_of(graph: Graph) -> list[ResolvedValue]:
     walk = _Walk(graph.spec.provenance)
     values = list(walk.config(graph.spec.model, (), None))
     by_path = {value.path: value for value in values}
-    kept = [value.path for value in values if not _is_repeated_value(value, by_path, walk.variants)]
-    around = {path[:length] for path in kept for length in range(1, len(path) + 1)}
+    distinct = [value.path for value in values if not _is_repeated_value(value, by_path, walk.variants)]
+    around = {path[:length] for path in distinct for length in range(1, len(path) + 1)}
     return [value for value in values if value.path in around and not _of_the_map(value.path)]
 
 

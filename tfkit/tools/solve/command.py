@@ -117,17 +117,17 @@ def solve(
     from tfkit.tools.solve.sizes import Family
     from tfkit.tools.solve.solve import sizes_of
 
-    kept = [keep] if keep else []
+    fixed = [keep] if keep else []
     with stages() as stage:
         stage("looking for sizes")
-        run = _sized_run(reader, spec, kept, needed=memory is not None, varies=vary is not None)
+        run = _sized_run(reader, spec, fixed, needed=memory is not None, varies=vary is not None)
         budget = Budget("active", active) if active is not None else Budget("params", params or 1)
         if vary is not None:
             solved = _varied(reader, spec, run, vary, budget)
         elif run and memory is not None:
             solved = run.largest(Memory(memory, processes or 1))
         else:
-            family = run.family if run else Family.of(spec, reader.plugins, sets=reader.sets, keep=kept)
+            family = run.family if run else Family.of(spec, reader.plugins, sets=reader.sets, keep=fixed)
             solved = sizes_of(family, budget)
     if output is not None:
         _check_within_tolerance(solved)

@@ -126,10 +126,10 @@ def nearest_sizes(grid: Grid, budget: float) -> list[GridPoint]:
     points = [point for width in grid.widths(budget) for point in grid.around(budget, width)]
     if grid.width is not None or len(grid.depths) == 1:
         return sorted(points, key=miss)[:2]
-    alike: dict[int, list[GridPoint]] = {}
+    by_shape: dict[int, list[GridPoint]] = {}
     for point in points:
-        alike.setdefault(grid.kind_of(point), []).append(point)
-    best = [min(group, key=miss) for kind, group in alike.items() if abs(kind) <= KINDS]
+        by_shape.setdefault(grid.kind_of(point), []).append(point)
+    best = [min(group, key=miss) for kind, group in by_shape.items() if abs(kind) <= KINDS]
     if not best:
         return sorted(points, key=miss)[:1]
     least = min(map(miss, best))

@@ -162,8 +162,8 @@ class Family:
                 ratios.append(Fraction(attention.n_heads, attention.kv_heads))
             if not grows and attention.d_head is None:
                 ratios.append(Fraction(attention.d_model, attention.n_heads))
-        whole = Fraction(gcd(*(r.numerator for r in ratios)), lcm(*(r.denominator for r in ratios)))
-        return 1 / whole if whole else Fraction(1)
+        unit = Fraction(gcd(*(r.numerator for r in ratios)), lcm(*(r.denominator for r in ratios)))
+        return 1 / unit if unit else Fraction(1)
 
     def _grows(self, path: Path) -> bool:
         """Return True if a size of the resolved spec grows; a layer variant follows its stack."""

@@ -55,10 +55,10 @@ def solve(
         SpecError: the spec is invalid, no size is left to solve for, or even the smallest size has too many parameters.
         ValueError: `vary` is combined with `keep`.
     """
-    kept_sizes, loaded = (keep,) if isinstance(keep, str) else tuple(keep), plugins or load_plugins()
+    fixed, loaded = (keep,) if isinstance(keep, str) else tuple(keep), plugins or load_plugins()
     if vary is None:
-        return sizes_of(Family.of(os.fspath(spec), loaded, sets=as_changes(sets), keep=kept_sizes), budget)
-    if kept_sizes:
+        return sizes_of(Family.of(os.fspath(spec), loaded, sets=as_changes(sets), keep=fixed), budget)
+    if fixed:
         raise ValueError("`vary` cannot be combined with `keep`: it keeps all other values")
     file = str(find_spec(spec, loaded.specs))
     return vary_value(read_tree(spec, loaded.specs), file, loaded, vary, budget, as_changes(sets))
@@ -79,9 +79,9 @@ def sizes_of(family: Family, budget: Budget) -> Solved:
 
 def grid_of(family: Family, form: Form) -> Grid:
     """Return the grid of a family's sizes."""
-    kept = family.width if family.scale is not None else None
+    scaled = family.width if family.scale is not None else None
     shape = 1 / float(family.step) / max(family.depth, 1)
-    return Grid(family.depths, family.all_widths, kept, shape, form)
+    return Grid(family.depths, family.all_widths, scaled, shape, form)
 
 
 def size_of(family: Family, point: GridPoint, budget: Budget | Memory, peak: int = 0) -> Size:

@@ -128,7 +128,7 @@ def _evaluation_values(run: Run, on: str) -> dict[str, Value]:
     size = {} if evaluations.splits[split].batches == "all" else {"batch.sequences": run.config.batch.largest}
     values = {
         path.replace(metric, f"eval.{name}"): value
-        for path, value in run.meaning.values.items()
+        for path, value in run.semantics.values.items()
         if _is_within(path, parts) and not _is_within(path, [f"data.{field}" for field in idle])
     }
     return {**size, **values, **length}

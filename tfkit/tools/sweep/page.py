@@ -174,7 +174,7 @@ def _named_graph(name: str, run: Run) -> Graph:
 
 def differing_values(base: Run, run: Run) -> list[Difference]:
     """Return the values that differ between two runs, except the seed; values of the models come first."""
-    before, after = base.meaning.values, run.meaning.values
+    before, after = base.semantics.values, run.semantics.values
     changes = spec_differences(base.graph, run.graph)
     for path in {**before, **after}:
         texts = [word_of(path, values) if path in values else None for values in (before, after)]

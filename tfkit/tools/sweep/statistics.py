@@ -142,7 +142,9 @@ def max_t(arms: Sequence[Mapping[int, float]]) -> list[tuple[float, float, Inter
         adjusted[arm] = largest
     # A rejected arm does not widen the intervals of the remaining arms, as in the steps of the test.
     remaining = [arm for arm in order if adjusted[arm] > ALPHA]
-    return [(arm.p([]), adjusted[arm], arm.interval([rest for rest in remaining if rest is not arm])) for arm in flips]
+    return [
+        (arm.p([]), adjusted[arm], arm.interval([other for other in remaining if other is not arm])) for arm in flips
+    ]
 
 
 def _sign_patterns(seeds: int) -> Array:
@@ -174,9 +176,9 @@ class _Flips:
         total, square = float(values.sum()), float(values @ values)
         sums = signs @ values
         # The floor keeps t finite where all differences are equal.
-        rest = np.maximum(square - sums**2 / self._count, max(ROUNDING * square, np.finfo(float).tiny))
-        self._error = math.sqrt(rest[0] / (self._count * (self._count - 1)))
-        t = np.abs(sums) * np.sqrt((self._count - 1) / (self._count * rest))
+        variance = np.maximum(square - sums**2 / self._count, max(ROUNDING * square, np.finfo(float).tiny))
+        self._error = math.sqrt(variance[0] / (self._count * (self._count - 1)))
+        t = np.abs(sums) * np.sqrt((self._count - 1) / (self._count * variance))
         self.tails: Array = import_scipy().special.stdtr(self._count - 1, -t)
         flipped = np.sum(signs < 0, axis=1)
         is_mixed = (flipped > 0) & (flipped < self._count)
@@ -185,23 +187,23 @@ class _Flips:
         self._low = np.where(is_mixed, means.min(axis=0), -math.inf)
         self._high = np.where(is_mixed, means.max(axis=0), math.inf)
 
-    def p(self, rest: Sequence[_Flips]) -> float:
-        """Return the p-value of no difference, among the arms of `rest`."""
-        low, high = self._ends(rest)
+    def p(self, others: Sequence[_Flips]) -> float:
+        """Return the p-value of no difference, among the arms of `others`."""
+        low, high = self._ends(others)
         return float(np.mean((low <= 0) & (high >= 0)))
 
-    def interval(self, rest: Sequence[_Flips]) -> Interval | None:
-        """Return the differences whose p-value is above 5%, among the arms of `rest`; None if they have no end."""
-        low, high = self._ends(rest)
+    def interval(self, others: Sequence[_Flips]) -> Interval | None:
+        """Return the differences whose p-value is above 5%, among the arms of `others`; None if they have no end."""
+        low, high = self._ends(others)
         most = int(ALPHA * len(low))  # every range contains the mean, so its ends decide
         ends = float(np.sort(low)[most]), float(np.sort(high)[-1 - most])
         return ends if all(map(math.isfinite, ends)) else None
 
-    def _ends(self, rest: Sequence[_Flips]) -> tuple[Array, Array]:
+    def _ends(self, others: Sequence[_Flips]) -> tuple[Array, Array]:
         """Return the ends of the supposed differences that each pattern counts against."""
         low, high = self._low, self._high
-        if rest:
-            tails = np.min([arm.tails for arm in rest], axis=0)
+        if others:
+            tails = np.min([arm.tails for arm in others], axis=0)
             radius = -self._error * import_scipy().special.stdtrit(self._count - 1, tails)
             low, high = np.minimum(low, self._mean - radius), np.maximum(high, self._mean + radius)
         return low - self._slack, high + self._slack

@@ -162,7 +162,7 @@ def read_checkpoint(
     path = folder / weights_file(model)
     with TensorFiles.open(path) as opened:
         file = opened.adapters[-1] if opened.adapters else opened
-        if opened.adapters and content_of(read_adapter(folder).base) != run.meaning.values[WEIGHTS_CONTENT]:
+        if opened.adapters and content_of(read_adapter(folder).base) != run.semantics.values[WEIGHTS_CONTENT]:
             message = (
                 f"the adapter in {quoted_path(folder)} must change the `weights` of the run; got a different model"
             )
@@ -207,13 +207,13 @@ def read_branch(run: Run, model: fx.GraphModule) -> Restored:
     assert run.branch is not None
     try:
         facts = read_facts(run.branch.parent)
-        kinds = {path: value for path, value in run.meaning.values.items() if _OPTIMIZER_KIND.fullmatch(path)}
+        kinds = {path: value for path, value in run.semantics.values.items() if _OPTIMIZER_KIND.fullmatch(path)}
         before = {path: value for path, value in facts.meaning.items() if path in kinds} if facts else kinds
         if before != kinds:
             message = f"it has the optimizer {', '.join(map(str, before.values()))}"
             raise SpecError(Diagnostic(message, help="use the optimizer of the run, whose state the branch continues"))
         restored = read_checkpoint(run.branch, run, model, branch=True)[1]
-        loss = {path: value for path, value in run.meaning.values.items() if _LOSS_KIND.fullmatch(path)}
+        loss = {path: value for path, value in run.semantics.values.items() if _LOSS_KIND.fullmatch(path)}
         if facts and any(facts.meaning.get(path) != value for path, value in loss.items()):
             return replace(restored, tensors={})  # the state of a different loss
         return restored
@@ -221,7 +221,7 @@ def read_branch(run: Run, model: fx.GraphModule) -> Restored:
         first = error.diagnostics[0]
         message = f"cannot branch from {quoted_path(run.branch)}: {first.message}"
         path = ("branch",)
-        raise SpecError(Diagnostic(message, run.file.place(path), *path, first.notes, first.help)) from error
+        raise SpecError(Diagnostic(message, run.file.location(path), *path, first.notes, first.help)) from error
 
 
 def resume_error(folder: Path, error: SpecError) -> SpecError:

@@ -125,9 +125,9 @@ def heat_maps(history: History) -> list[ComponentHeatMap]:
         rows.setdefault(key, {})[int(match[3]), head] = values
     maps = [ComponentHeatMap(*key[:3], by_row) for key, by_row in rows.items()]
     sublayers = {heat_map.component.removesuffix(".out") for heat_map in maps if heat_map.quantity == "rms"}
-    shown = [m for m in maps if m.quantity not in ("gradient", "update") or m.component in sublayers]  # no norms
+    drawn = [m for m in maps if m.quantity not in ("gradient", "update") or m.component in sublayers]  # no norms
     order = list(_TITLES)
-    return sorted(shown, key=lambda m: (*m.line, order.index(m.quantity), m.component != "stream.out"))
+    return sorted(drawn, key=lambda m: (*m.line, order.index(m.quantity), m.component != "stream.out"))
 
 
 def component_findings(maps: Sequence[ComponentHeatMap]) -> Iterator[str]:

@@ -146,21 +146,21 @@ def _peak_moments(
     again = _recomputed_layers(memory, machine)
     products = machine.recompute == "selective"
     rerun = [memory.layers[path].kept - products * memory.layers[path].products for path in again]
-    kept = memory.activations - sum(
+    saved = memory.activations - sum(
         layer.freed - products * layer.products for path, layer in memory.layers.items() if path in again
     )
     casts = {path: inside * layer.casts for path, layer in memory.layers.items()}
     loss = {
         "gathered": gathered[0],
-        "activations": kept,
+        "activations": saved,
         "casts": memory.casts + sum(casts.values()),  # autocast keeps them until then, recomputed layers or not
         "logits": 3 * logits,
     }
-    kept_casts = sum(size for path, size in casts.items() if path not in again)
+    saved_casts = sum(size for path, size in casts.items() if path not in again)
     backward = {
         "gathered": gathered[1],
-        "activations": kept + max(rerun, default=0),
-        "casts": kept_casts + max((casts[path] for path in again), default=0),
+        "activations": saved + max(rerun, default=0),
+        "casts": saved_casts + max((casts[path] for path in again), default=0),
         "logits": 0,
     }
     return loss, backward

@@ -77,21 +77,21 @@ class RunFolder:
 
     def _facts(self, bits: Mapping[str, Any], environment: Mapping[str, Any]) -> Facts:
         """Read the contents of `run.json`, or create them; raise SpecError for a different run."""
-        facts, meaning = facts_of(self.folder, self._run, in_place=True), self._run.meaning.values
+        facts, semantics = facts_of(self.folder, self._run, in_place=True), self._run.semantics.values
         if facts is None:
             self._write(RUN, render_run(self._run.config, self._run.written))
-            return Facts(self._run.digest, meaning, bits, environment, [])
+            return Facts(self._run.digest, semantics, bits, environment, [])
         changed = [name for name in bits if facts.bits.get(name) != bits[name]]
         self.notes = [f"{name}: {facts.bits.get(name)} -> {bits[name]}" for name in changed]
         ended, earlier = facts.ended, facts.earlier
         self.changes = [
-            f"{path}: {facts.meaning.get(path)} -> {meaning.get(path)}"
-            for path in self._run.meaning.differences(facts.meaning)
+            f"{path}: {facts.meaning.get(path)} -> {semantics.get(path)}"
+            for path in self._run.semantics.differences(facts.meaning)
         ]
         if self.changes:
             # The run may have ended for a reason that no longer applies: a callback, or a step that was not finite.
             ended, earlier = None, {**earlier, facts.digest: callbacks_in(facts.meaning)}
-        return Facts(self._run.digest, meaning, bits, environment, facts.sessions, earlier, ended)
+        return Facts(self._run.digest, semantics, bits, environment, facts.sessions, earlier, ended)
 
     def begin(self, command: str, time: str, code: Mapping[str, Any]) -> None:
         """Record the start of a process; `code` is the result of `tfkit.run.run_code.session_code`."""
@@ -143,7 +143,7 @@ class RunFolder:
             os.truncate(path, position)
             self._metrics, self._size = path.open("ab"), position
         run = self._run
-        tracked = TrackedRun(run.config.name, self.folder, step, run.meaning.values, run.graph)
+        tracked = TrackedRun(run.config.name, self.folder, step, run.semantics.values, run.graph)
         for number, config in enumerate(run.config.track):
             with self._run.guarded(config, "`build`", "track", str(number)):
                 self._trackers[number] = _build_tracker(config, tracked)

@@ -58,9 +58,9 @@ def _latest_text(numbers: History) -> str:
 
 def _metric_charts(recorded: History, rates: Mapping[str, float]) -> Iterator[PageContent]:
     """Yield a chart for each kind of number, with a line for each split."""
-    shown = without_components(recorded.curves)
-    order = ["loss", *sorted({_metric_kind(name) for name in shown} - {"loss", RATE, NORM}), RATE, NORM]
-    by_kind = {kind: list(names) for kind, names in groupby(sorted(shown, key=_metric_kind), _metric_kind)}
+    drawn = without_components(recorded.curves)
+    order = ["loss", *sorted({_metric_kind(name) for name in drawn} - {"loss", RATE, NORM}), RATE, NORM]
+    by_kind = {kind: list(names) for kind, names in groupby(sorted(drawn, key=_metric_kind), _metric_kind)}
     for kind in order:
         names = by_kind.get(kind, [])
         lines = [

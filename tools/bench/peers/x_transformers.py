@@ -61,12 +61,14 @@ def weights(state: State, shape: Shape) -> State:
     """
     state = split_heads(state, shape)
     state = state if shape.family == "gpt2" else neighbours(state, shape)
-    kept = {name: value for name, value in state.items() if not re.search(r"(norm\w*|attention\.\w+)\.bias$", name)}
-    gated = [name for name in kept if name.endswith("gate_up.weight")]
-    kept |= {name.replace("weight", "bias"): torch.zeros(2 * shape.d_ff) for name in gated}
+    weights_used = {
+        name: value for name, value in state.items() if not re.search(r"(norm\w*|attention\.\w+)\.bias$", name)
+    }
+    gated = [name for name in weights_used if name.endswith("gate_up.weight")]
+    weights_used |= {name.replace("weight", "bias"): torch.zeros(2 * shape.d_ff) for name in gated}
     gamma, up = ("gamma", "0.0") if shape.family == "gpt2" else ("g", "0.proj")
     moved_weights = renamed(
-        {name: moved(name, value, shape) for name, value in kept.items()},
+        {name: moved(name, value, shape) for name, value in weights_used.items()},
         ("embedding.tokens.", "token_emb.emb."),
         ("embedding.position.table.", "pos_emb.emb."),
         ("logits.output.", "to_logits."),

@@ -188,8 +188,8 @@ class SinusoidalGrid(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         patches = torch.arange(self.rows * self.columns, device=x.device)
-        places = torch.stack((patches % self.columns, patches // self.columns), dim=1).float()
+        positions = torch.stack((patches % self.columns, patches // self.columns), dim=1).float()
         channels = torch.arange(self.width // 4, device=x.device)
-        angles = places[:, :, None] * torch.exp(channels * (-4 * math.log(10000.0) / self.width))
+        angles = positions[:, :, None] * torch.exp(channels * (-4 * math.log(10000.0) / self.width))
         added = torch.cat((angles.sin(), angles.cos()), dim=2).flatten(1).to(x.dtype)
         return torch.cat((x[:, : self.front], x[:, self.front :] + added), dim=1)

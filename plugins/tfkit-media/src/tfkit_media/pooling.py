@@ -93,12 +93,12 @@ class EndPool(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is not None:
             tokens = tokens.masked_fill(~mask.to(torch.bool), -1)
-        places = tokens.argmax(dim=1)
+        indices = tokens.argmax(dim=1)
         if self.end is not None:
             ends = tokens == self.end
             last = (tokens >= 0).int().cumsum(dim=1).argmax(dim=1)
-            places = torch.where(ends.any(dim=1), ends.int().argmax(dim=1), last)
-        return x[torch.arange(x.size(0), device=x.device), places]
+            indices = torch.where(ends.any(dim=1), ends.int().argmax(dim=1), last)
+        return x[torch.arange(x.size(0), device=x.device), indices]
 
 
 class AttentionPoolConfig(tfkit.BlockConfig):

@@ -37,9 +37,9 @@ def patches(part: Part, *, input: Value) -> Value:
     elif config.position == "sinusoidal":  # https://arxiv.org/abs/2111.06377
         n = config.d_model // 4
         frequencies = 10000.0 ** (-np.arange(n) / n)
-        for place in range(rows * columns):
-            angles = [coordinate * frequencies for coordinate in (place % columns, place // columns)]
-            x[len(front) + place] += np.concatenate([wave(angle) for angle in angles for wave in (np.sin, np.cos)])
+        for patch in range(rows * columns):
+            angles = [coordinate * frequencies for coordinate in (patch % columns, patch // columns)]
+            x[len(front) + patch] += np.concatenate([wave(angle) for angle in angles for wave in (np.sin, np.cos)])
     if config.registers:
         x = np.concatenate([x[: len(front)], part.weight("registers.weight"), x[len(front) :]])
     return unmasked(x)

@@ -61,10 +61,10 @@ class GridRope(nn.Module):
         patches = positions - self.front
         rows = (patches // self.columns + 0.5) / self.rows
         columns = (patches % self.columns + 0.5) / self.columns
-        places = 2 * torch.stack((rows, columns), dim=-1) - 1
+        coordinates = 2 * torch.stack((rows, columns), dim=-1) - 1
         channels = torch.arange(self.width // 4, device=positions.device)
         frequencies = 2 * math.pi * torch.exp(channels * (-4 * math.log(self.theta) / self.width))
-        angles = (places[..., None] * frequencies).flatten(2)
+        angles = (coordinates[..., None] * frequencies).flatten(2)
         angles = torch.cat((angles, angles), dim=-1)
         angles = angles.masked_fill((patches < 0)[..., None], 0.0)
         return torch.stack((angles.cos(), angles.sin()), dim=2)

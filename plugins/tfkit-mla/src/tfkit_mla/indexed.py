@@ -181,10 +181,10 @@ class Index(nn.Module):
         positions = context.key_positions
         if positions is not None:
             positions = positions[:, None, None]
-        kept = choose_top(scores, min(self.keep, scores.size(3)), positions)
+        chosen = choose_top(scores, min(self.keep, scores.size(3)), positions)
         if mask is None:
-            return kept
-        return mask & kept if mask.dtype == torch.bool else mask.masked_fill(~kept, -math.inf)
+            return chosen
+        return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, -math.inf)
 
     def turn(self, x: Tensor, context: Context) -> Tensor:
         """Rotate the first channels of queries or keys, [b, heads, t, d]."""

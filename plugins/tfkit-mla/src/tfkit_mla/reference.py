@@ -56,17 +56,17 @@ def scale_of(config: Any) -> float:
 
 def mla_indexed(part: Part, x: Any, scope: Scope) -> Any:
     """Attend to the visible keys with the best scores of the index. https://arxiv.org/abs/2512.02556, section 2."""
-    config, index, place = part.config, part.config.index, part.at("index")
+    config, index, index_part = part.config, part.config.index, part.at("index")
     if index is None:  # https://arxiv.org/abs/2603.12201
         return mla(part, x, replace(scope, visible=scope.wires[config.index_from]))
-    q = place.at("q").linear(query_latent(part, x), False).reshape(len(x), index.n_heads, -1)
-    k = place.at("k_norm", index.norm)(place.at("k").linear(x, False))[:, None]
+    q = index_part.at("q").linear(query_latent(part, x), False).reshape(len(x), index.n_heads, -1)
+    k = index_part.at("k_norm", index.norm)(index_part.at("k").linear(x, False))[:, None]
     if scope.position is not None and scope.position.config is not None:
         style = scope.position.config.model_copy(update={"style": index.style})
         turn = replace(scope.position, config=style, trace=[])
         q, k = (_turned(turn, y, config.d_rope, scope) for y in (q, k))
     products = np.maximum(np.einsum("qhd,kd->qhk", q, k[:, 0]), 0) / math.sqrt(index.n_heads * index.d_head)
-    scores = np.einsum("qhk,qh->qk", products, place.at("weight").linear(x, False))
+    scores = np.einsum("qhk,qh->qk", products, index_part.at("weight").linear(x, False))
     visible = np.zeros_like(scope.visible)
     for query, keys in enumerate(scope.visible):
         best = sorted(np.flatnonzero(keys), key=(-scores[query]).__getitem__)[: index.keep]

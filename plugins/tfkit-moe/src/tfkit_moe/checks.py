@@ -34,11 +34,11 @@ def idle_routers(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
     """Yield a warning for each router that has no gradient, because its only chosen expert always has weight 1."""
     for path, config in graph.configs(MoEConfig):
         router, single = config.router, config.n_experts == 1
-        softmax_of_one = router.score == "softmax" and (single or router.order == "topk_then_score")
+        constant_softmax = router.score == "softmax" and (single or router.order == "topk_then_score")
         divided = router.renormalize and (router.eps or 0.0) < VANISHING
-        if config.n_experts_per_token == 1 and (softmax_of_one or divided):
-            weight = "the softmax over it" if softmax_of_one else "its score over itself, by `renormalize`,"
-            way_out = "write `order: score_then_topk`" if softmax_of_one else "remove `renormalize`"
+        if config.n_experts_per_token == 1 and (constant_softmax or divided):
+            weight = "the softmax over it" if constant_softmax else "its score over itself, by `renormalize`,"
+            way_out = "write `order: score_then_topk`" if constant_softmax else "remove `renormalize`"
             help = f"{way_out}, which makes its score its weight; or choose two experts"
             yield tfkit.Diagnostic(
                 "the router learns nothing from the loss of the model: a token's single expert always has weight 1",

@@ -39,8 +39,8 @@ def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
     worth = scores + (part.weight("router.correction") if router.correction_bias else 0)
     if router.groups is not None:  # https://arxiv.org/abs/2405.04434, section 2.2.2
         groups, best = worth.reshape(router.groups.n, -1), 2 if router.groups.by == "top2sum" else 1
-        kept = np.argsort(-np.sort(groups, axis=1)[:, -best:].sum(axis=1), kind="stable")[: router.groups.keep]
-        worth = np.where(np.isin(np.arange(router.groups.n), kept)[:, None], groups, -np.inf).ravel()
+        kept_groups = np.argsort(-np.sort(groups, axis=1)[:, -best:].sum(axis=1), kind="stable")[: router.groups.keep]
+        worth = np.where(np.isin(np.arange(router.groups.n), kept_groups)[:, None], groups, -np.inf).ravel()
     chosen = np.argsort(-worth, kind="stable")[:k]  # among equal scores, the first experts
     weights = _scored(router, logits[chosen]) if router.order == "topk_then_score" else scores[chosen]
     if router.renormalize:
@@ -55,19 +55,19 @@ def _scored(router: Any, logits: Any) -> Any:
     return powers / powers.sum()
 
 
-def _network(part: Part, place: Part, x: Any, bias: bool, expert: Any) -> Any:
+def _network(part: Part, location: Part, x: Any, bias: bool, expert: Any) -> Any:
     """Compute a feed-forward network: an expert or, for `...`, the shared network."""
     config = part.config
 
     def layer(name: str, x: Any) -> Any:
-        b = place.weight(f"{name}.bias")[expert] if bias else 0
-        return x @ place.weight(f"{name}.weight")[expert].T + b
+        b = location.weight(f"{name}.bias")[expert] if bias else 0
+        return x @ location.weight(f"{name}.weight")[expert].T + b
 
-    activation = place.at("activation.activation" if config.gated else "activation", config.activation)
+    activation = location.at("activation.activation" if config.gated else "activation", config.activation)
     if not config.gated:
         return layer("down", activation(layer("up", x)))
     y = layer("gate_up", x)
-    gate, up = place.at("gate_up").split(y, dict.fromkeys(("gate", "up"), y.shape[-1] // 2))
+    gate, up = location.at("gate_up").split(y, dict.fromkeys(("gate", "up"), y.shape[-1] // 2))
     if config.limit is not None:
         gate, up = np.minimum(gate, config.limit), np.clip(up, -config.limit, config.limit)
     return layer("down", activation(gate) * (up + config.up_offset))

@@ -135,8 +135,8 @@ class Router(Linear):
             scores = scores + self.correction
         if self.split_groups is not None and self.merge_groups is not None:
             groups = self.split_groups(scores)
-            kept = self.merge_groups(self.best(groups).expand_as(groups))
-            scores = scores.masked_fill(~kept, -math.inf)
+            allowed = self.merge_groups(self.best(groups).expand_as(groups))
+            scores = scores.masked_fill(~allowed, -math.inf)
         n = scores.size(-1)
         experts = torch.arange(n, device=scores.device).expand_as(scores)
         return torch.topk(experts.masked_fill(~choose_top(scores, self.k), n), self.k, dim=-1, largest=False)[0]

@@ -50,27 +50,27 @@ class ExpertLinear(StackedLinear):
     def evenly(self, rows: Tensor) -> Tensor:
         """Multiply rows of unknown experts: rows are divided equally, and the first experts get the remaining rows."""
         each, more = divmod(rows.size(0), self.weight.size(0))
-        pieces: list[Tensor] = []
+        outputs: list[Tensor] = []
         for n, size in ((self.weight.size(0) * (each > 0), each), (more, 1)):
             if n > 0:
                 chunk = rows[: n * size].unflatten(0, [n, size])
-                pieces.append(
+                outputs.append(
                     _stacked(chunk, self.weight[:n], None if self.bias is None else self.bias[:n]).flatten(0, 1)
                 )
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def one_by_one(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Multiply rows [s a, i] sorted by expert -> [s a, o], expert by expert."""
         # Unbind all matrices together: the gradient of a single index would be as large as all matrices.
         weights, biases = self.weight.unbind(), _unbound(self.bias)
-        pieces: list[Tensor] = []
+        outputs: list[Tensor] = []
         bounds: list[int] = ends.tolist()
         start = 0
         for expert, end in enumerate(bounds):
             if end > start:
-                pieces.append(linear(rows[start:end], weights[expert], _at(biases, expert)))
+                outputs.append(linear(rows[start:end], weights[expert], _at(biases, expert)))
             start = end
-        return torch.cat(pieces) if pieces else rows.new_empty([0, self.weight.size(1)])
+        return torch.cat(outputs) if outputs else rows.new_empty([0, self.weight.size(1)])
 
 
 def takes_grouped(x: Tensor, widths: tuple[int, ...]) -> bool:

@@ -60,16 +60,16 @@ class BoundsConfig(FieldConfig):
             bounds = [0.0, INFINITY]
         if not isinstance(bounds, list) or len(bounds) != 2:
             raise tfkit.Invalid("", "the bounds must be a list of two numbers")
-        least, largest = bounds
-        for path, value in zip(self.bounds, (least, None if _is_infinite(largest) else largest), strict=True):
+        smallest, largest = bounds
+        for path, value in zip(self.bounds, (smallest, None if _is_infinite(largest) else largest), strict=True):
             if file.reaches(path):
                 file.put(path, value)
 
     def write(self, name: str, file: Writing) -> None:
-        least, largest = (file.value(path) for path in self.bounds)
-        if not isinstance(least, int | float):
+        smallest, largest = (file.value(path) for path in self.bounds)
+        if not isinstance(smallest, int | float):
             return
-        file.put(name, [least, INFINITY if largest is None else largest])
+        file.put(name, [smallest, INFINITY if largest is None else largest])
 
 
 def _is_infinite(value: Any) -> bool:

@@ -121,8 +121,8 @@ class Mamba(nn.Module):
             state = widened(cache.tensors[1][:, 0])
         outputs: list[Tensor] = []
         inputs = zip(x.split(self.chunk, 1), step.split(self.chunk, 1))  # noqa: B905  TorchScript has no `strict`
-        pieces = zip(inputs, b.split(self.chunk, 1), c.split(self.chunk, 1))  # noqa: B905
-        for index, ((tokens, steps), columns, rows) in enumerate(pieces):
+        chunks = zip(inputs, b.split(self.chunk, 1), c.split(self.chunk, 1))  # noqa: B905
+        for index, ((tokens, steps), columns, rows) in enumerate(chunks):
             decay, write = (steps[..., None] * rate).exp(), (steps * tokens)[..., None] * columns[:, :, None]
             if documents is not None:
                 first = index * self.chunk

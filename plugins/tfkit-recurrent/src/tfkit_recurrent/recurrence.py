@@ -110,8 +110,8 @@ def linear_attention(
         return q[:, :, None] @ state, state
     outputs: list[Tensor] = []
     # The backward of each slice would allocate the full length; the pieces of a split share a single tensor.
-    pieces = zip(q.split(chunk, 2), k.split(chunk, 2), v.split(chunk, 3), log_decay.split(chunk, -1))  # noqa: B905
-    for index, (queries, keys, values, decays) in enumerate(pieces):
+    chunks = zip(q.split(chunk, 2), k.split(chunk, 2), v.split(chunk, 3), log_decay.split(chunk, -1))  # noqa: B905
+    for index, (queries, keys, values, decays) in enumerate(chunks):
         total = decays.cumsum(dim=-1)
         between, since, until = decays_between(total), total.exp(), (total[..., -1:] - total).exp()
         if documents is not None:
@@ -170,8 +170,8 @@ def delta_rule(
         return q @ state, state
     outputs: list[Tensor] = []
     rates = zip(log_decay.split(chunk, 2), beta.split(chunk, 2))  # noqa: B905  TorchScript has no `strict`
-    pieces = zip(q.split(chunk, 2), k.split(chunk, 2), v.split(chunk, 2), rates)  # noqa: B905
-    for index, (queries, keys, values, (decays, share)) in enumerate(pieces):
+    chunks = zip(q.split(chunk, 2), k.split(chunk, 2), v.split(chunk, 2), rates)  # noqa: B905
+    for index, (queries, keys, values, (decays, share)) in enumerate(chunks):
         total = decays.cumsum(dim=2)
         decay, until = total.exp(), (total[:, :, -1:] - total).exp()
         read, overlap = scores_of(queries, keys, total)

@@ -148,8 +148,8 @@ class Write(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.scale)
 
-    def forward(self, streams: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
-        predictions, features, scale, weight = kept[0], kept[1], kept[2], kept[3]
+    def forward(self, streams: Tensor, y: Tensor, state: list[Tensor]) -> Tensor:
+        predictions, features, scale, weight = state[0], state[1], state[2], state[3]
         factors = self.correct(routed(y, scale, weight, self.eps)) + 1.0
         corrected = predictions + factors[..., None] * (y - predictions[:, :, 0])[:, :, None]
         first = corrected[:, :, 0]
@@ -200,8 +200,8 @@ class Normed(nn.Module):
 class Sum(nn.Module):
     """(x + y + kept) / sqrt(2)."""
 
-    def forward(self, x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
-        return (x + y + kept[0]) * 2.0**-0.5
+    def forward(self, x: Tensor, y: Tensor, state: list[Tensor]) -> Tensor:
+        return (x + y + state[0]) * 2.0**-0.5
 
 
 class SparseGLUConfig(tfkit.FFNConfig):

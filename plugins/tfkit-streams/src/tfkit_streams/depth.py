@@ -62,7 +62,7 @@ class Write(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.query)
 
-    def forward(self, stream: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    def forward(self, stream: Tensor, y: Tensor, state: list[Tensor]) -> Tensor:
         outputs = torch.cat((stream[:, :, 1:], y[:, :, None]), dim=2)
         keys = F.rms_norm(widened(outputs), self.width, eps=self.eps)
         weights = torch.softmax((keys * widened(self.query)).sum(dim=-1), dim=-1).to(stream.dtype)

@@ -60,5 +60,5 @@ class Read(Weights):
 class Write(nn.Module):
     """The streams, each with a multiple of y: [b, t, l, m], [b, t, m] -> [b, t, l, m]."""
 
-    def forward(self, streams: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
-        return streams + kept[0].to(streams.dtype)[..., None] * y[:, :, None]
+    def forward(self, streams: Tensor, y: Tensor, state: list[Tensor]) -> Tensor:
+        return streams + state[0].to(streams.dtype)[..., None] * y[:, :, None]

@@ -125,7 +125,7 @@ class ScaledSum(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.scale)
 
-    def forward(self, x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, state: list[Tensor]) -> Tensor:
         return (x + y) * self.scale
 
     def extra_repr(self) -> str:

@@ -128,8 +128,8 @@ class Read(Weights):
 class Write(nn.Module):
     """The mixed streams and, in each of them, a multiple of y: [b, t, l, m], [b, t, m] -> [b, t, l, m]."""
 
-    def forward(self, streams: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
-        post, comb = kept[0].to(streams.dtype), kept[1].to(streams.dtype)
+    def forward(self, streams: Tensor, y: Tensor, state: list[Tensor]) -> Tensor:
+        post, comb = state[0].to(streams.dtype), state[1].to(streams.dtype)
         return post[..., None] * y[:, :, None] + torch.matmul(comb.mT, streams)
 
 

@@ -80,8 +80,8 @@ class Read(nn.Module):
 class Write(nn.Module):
     """x + gate * y."""
 
-    def forward(self, x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
-        return x + kept[0] * y
+    def forward(self, x: Tensor, y: Tensor, state: list[Tensor]) -> Tensor:
+        return x + state[0] * y
 
 
 class AdaptiveNorm(nn.Module):

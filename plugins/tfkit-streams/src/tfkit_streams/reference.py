@@ -34,23 +34,23 @@ def rms(x: Any, eps: float) -> Any:
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
 
 
-def manifold(part: Part, place: str, stream: Any, *further: Any) -> Any:
+def manifold(part: Part, step: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the streams, [t, n, m], one token after the other."""
     config = part.config
     n = config.streams
-    if place == "enter":
+    if step == "enter":
         return np.stack([stream] * n, axis=1)
-    if place == "write":
+    if step == "write":
         y, (post, comb) = further
         # Stream k receives stream i with the weight comb[i, k].
         return np.array([[post[t, k] * y[t] + comb[t, :, k] @ stream[t] for k in range(n)] for t in range(len(y))])
-    names = ["pre"] if place == "leave" else ["pre", "post", "comb"]
+    names = ["pre"] if step == "leave" else ["pre", "post", "comb"]
     logits = rms(stream.reshape(len(stream), -1), config.norm_eps) @ part.weight("project.weight").T
     scale, base, ends = part.weight("scale"), part.weight("base"), np.cumsum([n, n, n * n])
     columns, offsets = np.split(logits, ends[: len(names) - 1], axis=1), np.split(base, ends[: len(names) - 1])
     pre, *rest = [x * s + b for x, s, b in zip(columns, scale, offsets, strict=True)]
     x = np.einsum("tn,tnm->tm", sigmoid(pre) + config.eps, stream)
-    if place == "leave":
+    if step == "leave":
         return x
     post, comb = rest
     comb = softmax(comb.reshape(-1, n, n)) + config.eps
@@ -59,53 +59,53 @@ def manifold(part: Part, place: str, stream: Any, *further: Any) -> Any:
     return x, (2 * sigmoid(post), comb)
 
 
-def independent(part: Part, place: str, stream: Any, *further: Any) -> Any:
+def independent(part: Part, step: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the streams, [t, n, m]."""
     config = part.config
-    if place == "enter":
+    if step == "enter":
         return np.stack([stream] * config.streams, axis=1)
-    if place == "write":
+    if step == "write":
         y, post = further
         return stream + np.einsum("tn,tm->tnm", post, y)
     logits = rms(stream.reshape(len(stream), -1), config.norm_eps) @ part.weight("project.weight").T
     weights = sigmoid(logits * np.repeat(part.weight("scale"), config.streams) + part.weight("base"))
     x = np.einsum("tn,tnm->tm", weights[:, : config.streams] + config.eps, stream)
-    return x if place == "leave" else (x, config.magnitude * weights[:, config.streams :] + config.eps)
+    return x if step == "leave" else (x, config.magnitude * weights[:, config.streams :] + config.eps)
 
 
-def gated(part: Part, place: str, stream: Any, *further: Any) -> Any:
+def gated(part: Part, step: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the streams, [t, n, m]."""
     config = part.config
-    if place == "enter":
+    if step == "enter":
         return np.stack([stream] * config.streams, axis=1)
-    if place == "write":
+    if step == "write":
         y, weights = further
         return stream + np.einsum("tn,tm->tnm", weights, y)
     normed = rms(stream, config.eps) * (1 + part.weight())
     flat = normed.reshape(len(stream), -1)
     gate = sigmoid(silu(flat @ part.weight("down.weight").T / config.streams) @ part.weight("up.weight").T)
     x = (gate.reshape(normed.shape) * normed).mean(axis=1)
-    if place == "leave":
+    if step == "leave":
         return x
     return x, 2 * sigmoid(flat @ part.weight("inject.weight").T / config.streams)
 
 
-def depth(part: Part, place: str, stream: Any, *further: Any) -> Any:
+def depth(part: Part, step: str, stream: Any, *further: Any) -> Any:
     """Compute a module; the stream is the next input and the outputs so far."""
-    if place == "enter":
+    if step == "enter":
         return stream, [stream]
-    if place == "leave":
+    if step == "leave":
         return stream[0]
-    if place == "read":
+    if step == "read":
         return stream[0], None
     outputs = [*stream[1], further[0]]
     scores = np.stack([rms(output, part.config.eps) @ part.weight("query") for output in outputs], axis=1)
     return np.einsum("tk,ktm->tm", softmax(scores), np.array(outputs)), outputs
 
 
-def modulated(part: Part, place: str, stream: Any, *further: Any) -> Any:
+def modulated(part: Part, step: str, stream: Any, *further: Any) -> Any:
     """Compute an addition with a gate that depends on the condition."""
-    if place == "read":
+    if step == "read":
         return stream, part.weight("gate.weight") @ silu(further[0]) + part.weight("gate.bias")
     y, gate = further
     return stream + gate * y
@@ -118,9 +118,9 @@ def adaptive(part: Part, x: Any, condition: Any) -> Any:
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + part.config.eps) * (1 + scale) + shift
 
 
-def scaled_sum(part: Part, place: str, stream: Any, *further: Any) -> Any:
+def scaled_sum(part: Part, step: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the stream, [t, m]."""
-    return (stream, []) if place == "read" else (stream + further[0]) * part.weight("scale")
+    return (stream, []) if step == "read" else (stream + further[0]) * part.weight("scale")
 
 
 def layer_inputs(part: Part, *, inputs: Any) -> Any:
@@ -158,18 +158,18 @@ def value_residual(part: Part, x: Any, scope: Scope) -> Any:
     return part.at("output").linear(np.concatenate(y, axis=1), config.bias)
 
 
-def altup(part: Part, place: str, stream: Any, *further: Any) -> Any:
+def altup(part: Part, step: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the streams, [t, n, m]: predictions before a layer, and their correction after it."""
     config = part.config
-    if place in ("enter", "leave"):
-        first = stream if place == "enter" else stream[:, 0]
+    if step in ("enter", "leave"):
+        first = stream if step == "enter" else stream[:, 0]
         projections = [part.at(f"projections.{i}") for i in range(config.streams - 1)]
-        inputs = [stream if place == "enter" else stream[:, i + 1] for i in range(len(projections))]
+        inputs = [stream if step == "enter" else stream[:, i + 1] for i in range(len(projections))]
         size = np.sqrt((first**2).mean(axis=-1, keepdims=True))
         projected = [matrix.linear(x, bias=False) for matrix, x in zip(projections, inputs, strict=True)]
         scaled = [y * size / np.sqrt(np.maximum((y**2).mean(axis=-1, keepdims=True), 1e-5)) for y in projected]
-        return np.stack([first, *scaled], axis=1) if place == "enter" else np.mean([first, *scaled], axis=0)
-    if place == "read":
+        return np.stack([first, *scaled], axis=1) if step == "enter" else np.mean([first, *scaled], axis=0)
+    if step == "read":
         _, features = further
         scale, router = part.weight("scale"), part.weight("router.weight")
         logits = np.tanh(rms(stream[:, 0], config.eps) * scale / stream.shape[-1] @ router.T)
@@ -186,9 +186,9 @@ def altup(part: Part, place: str, stream: Any, *further: Any) -> Any:
     return corrected
 
 
-def laurel(part: Part, place: str, stream: Any, *further: Any) -> Any:
+def laurel(part: Part, step: str, stream: Any, *further: Any) -> Any:
     """Compute a module of the stream, [t, m]."""
-    if place == "write":
+    if step == "write":
         y, (added,) = further
         return (stream + y + added) / np.sqrt(2)
     normed = part.at("norm_in", part.config.norm)(stream)

@@ -38,14 +38,14 @@ def _of_tfkit() -> tuple[Property, ...]:
         *(steps.states_without_padding, steps.cached_step),
         *(numbers.reference_agreement, choices.equal_scores, attention.backend_agreement),
         *(numbers.silent_sublayers, values.value_effects, values.neutral_values),
-        *(numbers.rounding_errors, numbers.large_inputs, numbers.inputs_kept),
+        *(numbers.rounding_errors, numbers.large_inputs, numbers.inputs_unchanged),
         *(training.finite_gradients, training.gradients_beside_padding),
         *(training.every_row, training.finite_differences),
         *(training.tied_gradients, training.shared_modules, training.recomputed_layers),
         *(training.train_mode, training.dropout_rates),
         *(basics.declared_init, basics.first_loss),
         *(forms.state_dict_copy, forms.model_copies, forms.saved_model, forms.published_model, forms.in_transformers),
-        *(costs.parameter_counts, costs.forward_flops, costs.kept_bytes, costs.cache_bytes),
+        *(costs.parameter_counts, costs.forward_flops, costs.saved_bytes, costs.cache_bytes),
         *(forms.scripted_model, forms.captured_model, forms.exported_files),
     )
 

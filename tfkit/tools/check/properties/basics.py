@@ -61,7 +61,7 @@ def unfilled_tensors(graph: Graph) -> Iterator[Deviation]:
         ]
         if plain:
             why = "is neither parameter nor buffer: it has no values once the model has memory"
-            yield Deviation.fault(f"{every_one(plain)} {why}")
+            yield Deviation.fault(f"{each_of(plain)} {why}")
             return
         model.to_empty(device="cpu")
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
@@ -73,13 +73,13 @@ def unfilled_tensors(graph: Graph) -> Iterator[Deviation]:
     first, second = models
     empty = [f"`{name}`" for name, tensor in first.items() if not tensor.isfinite().all()]
     if empty:
-        yield Deviation.fault(f"{every_one(empty)} is not filled when the model is built")
+        yield Deviation.fault(f"{each_of(empty)} is not filled when the model is built")
     other = [f"`{name}`" for name, tensor in first.items() if not torch.equal(tensor, second[name])]
     if other and not empty:
-        yield Deviation.fault(f"{every_one(other)} differs when a model is built again")
+        yield Deviation.fault(f"{each_of(other)} differs when a model is built again")
 
 
-def every_one(names: Sequence[str]) -> str:
+def each_of(names: Sequence[str]) -> str:
     """Return names as the subject of a singular verb: `a`, or `each of a, b`."""
     return names[0] if len(names) == 1 else f"each of {', '.join(names)}"
 

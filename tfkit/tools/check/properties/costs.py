@@ -62,7 +62,7 @@ def _model_cost(subject: ModelUnderTest, **options: Any) -> Cost:
 
 
 @property_of("kept-bytes", "saves the bytes that are counted")
-def kept_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
+def saved_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit cost` reports the bytes that autograd saves in a forward in train mode; weights do not count."""
     counted = _model_cost(subject, batch=2, mode="train", kernels="cpu").memory.activations
     model = subject.with_full_chunks.build().train()

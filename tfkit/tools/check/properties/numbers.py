@@ -315,7 +315,7 @@ def large_inputs(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 @property_of("inputs-kept", "changes none of its input tensors")
-def inputs_kept(subject: ModelUnderTest) -> Iterator[Deviation]:
+def inputs_unchanged(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The tensors that a module takes have equal bits before and after its forward."""
     received, changed = dict[str, list[Tensor]](), dict[str, float]()
 

@@ -72,13 +72,13 @@ def reading_schedules(batch: int, length: int) -> dict[str, Schedule]:
 
 def stepwise_schedule(length: int, *sizes: int) -> Schedule:
     """Repeat steps of these sizes up to `length` columns."""
-    pieces: Schedule = []
+    schedule: Schedule = []
     for size in cycle(sizes):
         if length <= 0:
-            return pieces
-        pieces.append(min(size, length))
+            return schedule
+        schedule.append(min(size, length))
         length -= size
-    return pieces
+    return schedule
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class SequenceBatch:
             if f"{name}_mask" in inputs_of(model):
                 row = torch.arange(value.size(0))[:, None]
                 once[f"{name}_mask"] = torch.arange(value.size(1)) < (value.size(1) - row).clamp(min=1)
-        pieces = {name: inputs[name] for name in parts.step_inputs if name in inputs}
-        return cls(model, parts.step_inputs[0], pieces, once)
+        stepwise = {name: inputs[name] for name in parts.step_inputs if name in inputs}
+        return cls(model, parts.step_inputs[0], stepwise, once)
 
     @property
     def blocks(self) -> set[str]:
@@ -124,21 +124,21 @@ class SequenceBatch:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> SequenceBatch:
         """Return a changed batch of rows."""
-        pieces, once = ({name: change(x) for name, x in tensors.items()} for tensors in (self.pieces, self.once))
-        return replace(self, pieces=pieces, once=once)
+        stepwise, once = ({name: change(x) for name, x in tensors.items()} for tensors in (self.pieces, self.once))
+        return replace(self, pieces=stepwise, once=once)
 
     def started_by(self, piece: InputChunk) -> SequenceBatch:
         """Return the rows with the prefixes and the blocks that this first step holds."""
         most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
         once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
         first = torch.arange(self.length) < most[:, None]
-        pieces = {name: x * first if name in self.blocks else x for name, x in self.pieces.items()}
+        stepwise = {name: x * first if name in self.blocks else x for name, x in self.pieces.items()}
         graph = graph_of(self.model)
         for node in (graph.node(name) for name in self.blocks - graph.inputs.keys()):
             for token in node.config.placeholders().values():  # another token of the text after the first step
-                later = (pieces[self.main] == token) & ~first
-                pieces[self.main] = pieces[self.main].masked_fill(later, token - 1 if token else 1)
-        return replace(self, pieces=pieces, once=once)
+                later = (stepwise[self.main] == token) & ~first
+                stepwise[self.main] = stepwise[self.main].masked_fill(later, token - 1 if token else 1)
+        return replace(self, pieces=stepwise, once=once)
 
     def alone(self) -> list[Tensor]:
         """Return the outputs [b, t, ...] of full forwards over each row alone, without padding."""
@@ -229,7 +229,7 @@ def states_without_padding(subject: ModelUnderTest) -> Iterator[Deviation]:
     padding = torch.zeros(rows.batch, rows.length - n_tokens, dtype=torch.bool)
     ways: list[Schedule] = [[n_tokens], [*(order < n_tokens).split(5, dim=1)], [n_tokens, padding]]
     with evaluation_mode(model), torch.no_grad():
-        states = [_states_after(rows.started_by(1), pieces) for pieces in ways]
+        states = [_states_after(rows.started_by(1), schedule) for schedule in ways]
     for (path, alone), (_, between), (_, after) in zip(*states, strict=True):
         error = relative_distance(between, alone)
         yield Deviation(error, f"with padding between the tokens, a state differs by {error:.1e}", where=path)
@@ -237,10 +237,10 @@ def states_without_padding(subject: ModelUnderTest) -> Iterator[Deviation]:
         yield Deviation(error, f"a piece of padding alone changes a state by {error:.1e}", 0.0, path)
 
 
-def _states_after(rows: SequenceBatch, pieces: Schedule) -> list[tuple[str, Tensor]]:
+def _states_after(rows: SequenceBatch, schedule: Schedule) -> list[tuple[str, Tensor]]:
     """Return the states of a model that has read these pieces, each with the path of its layer."""
     reading = _StepReader(CachedModel(rows.model, length=rows.length), rows, rows.alone(), "", TOLERANCE)
-    deque(reading.read(pieces), maxlen=0)
+    deque(reading.read(schedule), maxlen=0)
     return [(path, tensor) for path, entry, tensor in reading.cached.tensors() if isinstance(entry, State)]
 
 
@@ -271,16 +271,16 @@ def _kept_positions(model: fx.GraphModule, subject: ModelUnderTest) -> Iterator[
 def _typed_caches(model: fx.GraphModule, subject: ModelUnderTest, dtype: torch.dtype) -> Iterator[Deviation]:
     """Compare the types of the caches with the model's, and single tokens with a full forward in that type."""
     rows = SequenceBatch.of(model, subject.inputs())
-    pieces, once = (cast_inputs(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
-    rows = replace(rows, pieces=pieces, once=once)
+    stepwise, once = (cast_inputs(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
+    rows = replace(rows, pieces=stepwise, once=once)
     with evaluation_mode(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
         for path, entry, tensor in cached.tensors():
             wide = isinstance(entry, State) and entry.wide
             if tensor.dtype != (torch.promote_types(dtype, torch.float32) if wide else dtype):
-                kept = "wide states" if wide else "caches"
-                yield Deviation.fault(f"a model of {dtype} has {kept} of {tensor.dtype}", path)
+                names = "wide states" if wide else "caches"
+                yield Deviation.fault(f"a model of {dtype} has {names} of {tensor.dtype}", path)
         if dtype != torch.float64 and any(isinstance(module, StackedLinear) for module in model.modules()):
             return  # rounding may send a token to other experts
         limit = TOLERANCE if dtype == torch.float64 else BFLOAT16_TOLERANCE
@@ -300,13 +300,13 @@ def read_in_steps(model: fx.GraphModule, inputs: Inputs, *, tolerance: float = T
         plain, static = CachedModel(model, length=rows.length), CachedModel(model, length=rows.length)
         compile_step(static, lambda step: step)
         full, prefixes = rows.alone(), rows.blocks or any(value.dim() == 1 for value in rows.once.values())
-        for number, (way, pieces) in enumerate(reading_schedules(rows.batch, rows.length).items()):
-            batch = rows.rolled(number).started_by(pieces[0])
+        for number, (way, schedule) in enumerate(reading_schedules(rows.batch, rows.length).items()):
+            batch = rows.rolled(number).started_by(schedule[0])
             expected = batch.alone() if prefixes else [output.roll(number, dims=0) for output in full]
-            yield from _StepReader(plain, batch, expected, way, tolerance).read_all(pieces)
+            yield from _StepReader(plain, batch, expected, way, tolerance).read_all(schedule)
             if way in COMPILED:
                 compiled = _StepReader(static, batch, expected, f"{way}, by the compiled step", tolerance)
-                yield from compiled.read_all(pieces)
+                yield from compiled.read_all(schedule)
         yield from _repeated_rows(plain, rows, tolerance)
 
 
@@ -354,9 +354,9 @@ class _StepReader:
         self.done = torch.zeros(rows.batch, dtype=torch.long)
         cached.start(rows.batch, **rows.once)
 
-    def read(self, pieces: Schedule) -> Iterator[Deviation]:
+    def read(self, schedule: Schedule) -> Iterator[Deviation]:
         """Read further pieces, with arbitrary tokens at padded positions."""
-        for piece in pieces:
+        for piece in schedule:
             mask = None if isinstance(piece, int) else piece
             tokens = torch.ones(self.rows.batch, piece, dtype=torch.bool) if isinstance(piece, int) else piece
             columns = self.done[:, None] + tokens.long().cumsum(dim=1) - 1
@@ -388,9 +388,9 @@ class _StepReader:
         self.done = self.done.repeat_interleave(2)
         self.rows, self.expected, self.way = rows, rows.alone(), "after it was repeated"
 
-    def read_all(self, pieces: Schedule) -> Iterator[Deviation]:
+    def read_all(self, schedule: Schedule) -> Iterator[Deviation]:
         """Read to the last column; then the cache is full."""
-        yield from self.read(pieces)
+        yield from self.read(schedule)
         token: dict[str, Any] = {name: value[:, :1] for name, value in self.rows.pieces.items()}
         try:
             self.cached(token.pop(self.rows.main), **token)
@@ -406,8 +406,8 @@ def _repeated_rows(cached: CachedModel, rows: SequenceBatch, tolerance: float) -
     reading = _StepReader(cached, rows, rows.alone(), "before it is repeated", tolerance)
     yield from reading.read([first])
     twice = rows.changed(lambda value: value.repeat_interleave(2, dim=0))
-    pieces = {name: _crossed_rows(value, rows.length // 2) for name, value in twice.pieces.items()}
-    reading.repeat(replace(twice, pieces=pieces))
+    stepwise = {name: _crossed_rows(value, rows.length // 2) for name, value in twice.pieces.items()}
+    reading.repeat(replace(twice, pieces=stepwise))
     yield from reading.read(rest)
 
 

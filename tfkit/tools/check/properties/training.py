@@ -18,7 +18,7 @@ from tfkit.errors import listing
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation
 from tfkit.tools.check.model_under_test import ModelUnderTest, redraw_parameters
-from tfkit.tools.check.properties.basics import every_one
+from tfkit.tools.check.properties.basics import each_of
 from tfkit.tools.check.runs import Choices, Inputs, call, cast_inputs, eval_outputs, temporary_hooks
 
 BATCHES = 24
@@ -63,12 +63,12 @@ def parameter_gradients(model: nn.Module, inputs: Inputs, untrained: tuple[str, 
         f"`{name}`" for name, gradient in gradients.items() if gradient is None and not name.startswith(untrained)
     ]
     if unused:
-        yield Deviation.fault(f"{every_one(unused)} gets no gradient: nothing uses it", _module_of(unused[0]))
+        yield Deviation.fault(f"{each_of(unused)} gets no gradient: nothing uses it", _module_of(unused[0]))
     wild = [
         f"`{name}`" for name, gradient in gradients.items() if gradient is not None and not gradient.isfinite().all()
     ]
     if wild:
-        yield Deviation.fault(f"the gradient of {every_one(wild)} is not finite", _module_of(wild[0]))
+        yield Deviation.fault(f"the gradient of {each_of(wild)} is not finite", _module_of(wild[0]))
     if gradients and not any(gradient.any() for gradient in gradients.values() if gradient is not None):
         yield Deviation.fault("every gradient is zero")
 

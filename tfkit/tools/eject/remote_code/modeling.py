@@ -127,33 +127,35 @@ def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> W
     prepare_patterns(root)
     check_no_shared_tensors(root)
     merge_equal(root)
-    whole = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
+    specialiser = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
     scores = _scores_of(root, passing=passing) if dynamic else NO_SCORES
     if (passing and not scores.plain) or (dynamic and not scores.causal):
         return None
     modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
-    whole.run(
+    specialiser.run(
         ({root: {}} if parts.head else {})
-        | {module: _argument_values(body, whole, scores, dynamic=dynamic) for body, module in modules.items()}
+        | {module: _argument_values(body, specialiser, scores, dynamic=dynamic) for body, module in modules.items()}
     )
-    if dynamic and not dynamic_cache.join_updates(whole.functions):
+    if dynamic and not dynamic_cache.join_updates(specialiser.functions):
         return None
-    draw_in_expressions(whole.functions, whole.read)
+    draw_in_expressions(specialiser.functions, specialiser.read)
     if dynamic:
-        dynamic_cache.spread_records(whole.functions.values(), whole.records)
-    draw_in(whole.functions, whole.read)
-    for function in whole.functions.values():
+        dynamic_cache.spread_records(specialiser.functions.values(), specialiser.records)
+    draw_in(specialiser.functions, specialiser.read)
+    for function in specialiser.functions.values():
         _narrow_result(function)
         _type_lists(function)
-    chosen = choose_attention(whole.functions.values(), root, causal=dynamic, in_context=passing)
+    chosen = choose_attention(specialiser.functions.values(), root, causal=dynamic, in_context=passing)
     if passing and not (chosen.callers and chosen.callers == chosen.in_context):
         return None
     inside = [*modules.values(), root]
-    weights = InitialWeights(graph.spec.model.init, plan, {path: _module_at(inside, path) for path in plan}, whole)
+    weights = InitialWeights(
+        graph.spec.model.init, plan, {path: _module_at(inside, path) for path in plan}, specialiser
+    )
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
-    classes = Classes(graph, whole, sizes, config, prefixes)
+    classes = Classes(graph, specialiser, sizes, config, prefixes)
     return _ModelingWriter(
-        graph, parts, name, whole, classes, config, weights, modules, chosen, scores, dynamic=dynamic
+        graph, parts, name, specialiser, classes, config, weights, modules, chosen, scores, dynamic=dynamic
     ).code()
 
 
@@ -196,7 +198,9 @@ NO_SCORES = Scores(*[False] * len(Scores._fields))
 """The scores of other models."""
 
 
-def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic: bool) -> dict[str, AbstractValue]:
+def _argument_values(
+    body: Body, specialiser: Specialiser, scores: Scores, *, dynamic: bool
+) -> dict[str, AbstractValue]:
     """Return the known values of the arguments of a body, beyond whether they may be None."""
     if not body.decodes:
         return {}
@@ -204,12 +208,12 @@ def _argument_values(body: Body, whole: Specialiser, scores: Scores, *, dynamic:
         keys = SOME_VALUE if scores.biased else NONE
         options = SOME_VALUE if scores.passing else NONE
         values: dict[str, AbstractValue] = {
-            "past": whole.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys, options])
+            "past": specialiser.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys, options])
         }
         if scores.windows and scores.full:
-            values["mask"] = whole.records.add(dynamic_cache.Masks, [ANY_VALUE, ANY_VALUE])
+            values["mask"] = specialiser.records.add(dynamic_cache.Masks, [ANY_VALUE, ANY_VALUE])
         return values
-    values = {"past": Maybe(whole.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
+    values = {"past": Maybe(specialiser.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
     values |= {
         name: Maybe(Items(Items(Items(SOME_VALUE)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]
     }
@@ -275,7 +279,7 @@ class _ModelingWriter:
         graph: Graph,
         parts: Parts,
         name: str,
-        whole: Specialiser,
+        specialiser: Specialiser,
         classes: Classes,
         config: ConfigClass,
         weights: InitialWeights,
@@ -289,7 +293,7 @@ class _ModelingWriter:
         self.parts = parts
         self.name = name
         self.file = re.sub(r"\W", "_", graph.name).lower()
-        self.whole = whole
+        self.whole = specialiser
         self.classes = classes
         self.config = config
         self.weights = weights
@@ -457,7 +461,7 @@ class _ModelingWriter:
             # The paths of modules tell the attentions of a layer apart.
             texts = [f"OutputRecorder({kind}, 1, {path!r})" if body.memory else kind for kind, path in classes]
             outputs |= {name: [*dict.fromkeys(texts)]} if texts else {}
-        items = [f"{name!r}: {_one_or_list(texts)}" for name, texts in outputs.items()]
+        items = [f"{name!r}: {_text_or_list(texts)}" for name, texts in outputs.items()]
         return f"{{{', '.join(items)}}}"
 
     def _weighing_modules(self, body: Body, role: str) -> list[tuple[nn.Module, str]]:
@@ -604,7 +608,7 @@ def _has_variable(steps: Sequence[str], name: str) -> bool:
     return name in variable_names(ast.parse("\n".join(steps)))
 
 
-def _one_or_list(texts: Sequence[str]) -> str:
+def _text_or_list(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 

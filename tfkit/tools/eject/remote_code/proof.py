@@ -86,7 +86,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFact
     masks = _padding_masks(parts, length, inside=inside)
     outputs: dict[str, Tensor] = {}
     padded: dict[str, Tensor] = {}
-    steps, pieces, tolerance = parts.last.input, [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
+    steps, lengths, tolerance = parts.last.input, [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
     initial: dict[str, list[float]] = {}
     if runs:
         initial = {names(name): numbers for name, numbers in initial_moments(graph, dtype).items()}
@@ -98,7 +98,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFact
                 prefix = _named_results(model, parts, inputs | {steps: inputs[steps][:, :first]})["logits"]
                 difference = (prefix - outputs["logits"][:, :first]).abs().max()
             if not parts.decodes or (length > 6 and difference <= tolerance):
-                pieces = [first, *[1] * (length - first - 3), 3] if parts.decodes else []
+                lengths = [first, *[1] * (length - first - 3), 3] if parts.decodes else []
                 padded = _unpadded_results(model, parts, inputs, masks, outputs) if masks else {}
             else:  # positions depend on the length of the sequence, but a cache has keys of shorter lengths
                 masks = {name: mask | (torch.arange(3) == 2)[:, None] for name, mask in masks.items()}
@@ -114,7 +114,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFact
         outputs=outputs,
         padded=padded,
         steps=arguments[steps],
-        pieces=pieces,
+        pieces=lengths,
         tolerance=tolerance,
         threads=torch.get_num_threads(),
     )
@@ -169,10 +169,12 @@ def _unpadded_results(
     """
     padded = {name: torch.full_like(output, torch.nan) for name, output in outputs.items()}
     for row in range(3):
-        kept = {name: masks[name][row] if name in masks else slice(None) for name in inputs}
-        kept |= {types: kept[body.input] for body in parts.bodies if (types := body.types)}
-        results = _named_results(model, parts, {name: value[row, kept[name]][None] for name, value in inputs.items()})
+        selected = {name: masks[name][row] if name in masks else slice(None) for name in inputs}
+        selected |= {types: selected[body.input] for body in parts.bodies if (types := body.types)}
+        results = _named_results(
+            model, parts, {name: value[row, selected[name]][None] for name, value in inputs.items()}
+        )
         for name, result in results.items():
             is_sequence = result.shape[1:] != outputs[name].shape[1:] or name == "last_hidden_state"
-            padded[name][row, kept[parts.last.input] if is_sequence else slice(None)] = result[0]
+            padded[name][row, selected[parts.last.input] if is_sequence else slice(None)] = result[0]
     return padded

@@ -163,8 +163,8 @@ def _cached_steps_error(
     for count in facts["pieces"]:
         stop = start + count
         piece = inputs | {steps: inputs[steps][:, start:stop]}
-        own_mask = steps.replace("input_ids", "attention_mask")
-        piece_masks = {name: mask[:, :stop] if name == own_mask else mask for name, mask in masks.items()}
+        mask_of_steps = steps.replace("input_ids", "attention_mask")
+        piece_masks = {name: mask[:, :stop] if name == mask_of_steps else mask for name, mask in masks.items()}
         result = model(**piece, **piece_masks, past_key_values=cache, use_cache=True)
         cache = result.past_key_values
         if error := _difference_text(result.logits, logits[:, start:stop], facts["tolerance"]):

@@ -82,18 +82,18 @@ def _losses(subject: RunUnderTest, run: Run) -> list[Any]:
 def _data_contents(subject: RunUnderTest, run: Run) -> list[Any]:
     """Return the sizes of data and the first examples of each split, and the result for rows that are too long."""
     data, order = run.data, run.config.data.order
-    shown: list[Any] = [data.vocab_size, data.length, *data.splits]
+    facts: list[Any] = [data.vocab_size, data.length, *data.splits]
     for split in data.splits:
         examples = data.examples(split, order)
-        shown += [len(examples), *batch_arrays(examples.batch(np.arange(min(ROWS, len(examples)))))]
+        facts += [len(examples), *batch_arrays(examples.batch(np.arange(min(ROWS, len(examples)))))]
     if run.config.batch.length is not None:
         batch = run.config.batch.model_copy(update={"length": SHORT_LENGTH})
         try:
             short = read_data(run.config.model_copy(update={"batch": batch}))
-            shown += [len(short.examples(split, order)) for split in short.splits]
+            facts += [len(short.examples(split, order)) for split in short.splits]
         except (SpecError, ValueError, Invalid) as error:
-            shown.append(str(error))
-    return shown
+            facts.append(str(error))
+    return facts
 
 
 OBSERVED: Mapping[str, Callable[[RunUnderTest, Run], list[Any]]] = {
@@ -113,8 +113,8 @@ def batch_arrays(batch: Batch) -> list[Any]:
     return [*optional, *(array for names in named for array in names.values()), *inside]
 
 
-def _is_equal(shown: list[Any], expected: list[Any]) -> bool:
-    return len(shown) == len(expected) and all(map(equal_arrays, shown, expected))
+def _is_equal(facts: list[Any], expected: list[Any]) -> bool:
+    return len(facts) == len(expected) and all(map(equal_arrays, facts, expected))
 
 
 def equal_arrays(array: Any, other: Any) -> bool:

@@ -110,8 +110,8 @@ def digest_coverage(subject: RunUnderTest) -> Iterator[Deviation]:
             yield from _same_numbers(changed, expected, f"a different `{'.'.join(path)}`", path[0])
     for path, value in leaf_values(base.graph.spec.model):
         numbers = other_numbers(value) if isinstance(value, int | float) and path[0] not in LABELS else ()
-        model = _first_valid(partial(with_values, base.meaning.model, {path: other}) for other in numbers)
-        if model is not None and replace(base.meaning, model=model).digest == base.digest:
+        model = _first_valid(partial(with_values, base.semantics.model, {path: other}) for other in numbers)
+        if model is not None and replace(base.semantics, model=model).digest == base.digest:
             yield Deviation.fault(f"a different `model.{'.'.join(path)}` does not change the digest")
     yield Deviation(0.0, "")
 

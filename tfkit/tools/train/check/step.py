@@ -101,8 +101,8 @@ def _ragged_targets(batch: Batch, indices: Ids) -> Batch:
     def thinned(targets: Ids) -> Ids:
         by_row = targets.reshape(len(targets), -1)
         numbers = (by_row != IGNORE_INDEX).cumsum(1)  # number of each position that counts, from 1
-        kept = numbers <= np.ceil(numbers[:, -1:] * KEPT_FRACTIONS[indices % SEQUENCES][:, None])
-        return np.where(kept, by_row, IGNORE_INDEX).reshape(targets.shape)
+        remaining = numbers <= np.ceil(numbers[:, -1:] * KEPT_FRACTIONS[indices % SEQUENCES][:, None])
+        return np.where(remaining, by_row, IGNORE_INDEX).reshape(targets.shape)
 
     further = {name: thinned(targets) for name, targets in batch.further_targets.items()}
     targets = thinned(batch.ids) if batch.has_ids else batch.targets

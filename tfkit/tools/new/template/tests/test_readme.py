@@ -13,9 +13,9 @@ COMMANDS = re.findall(r"^\$ tfkit (.*)\n((?:(?!\$ |```).*\n)*)", README, re.MULT
 
 @pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=lambda text: text.partition("\n")[0])
 def test_a_command_prints_what_is_shown(
-    command: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(shlex.split(command)) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert [line for line in shown.splitlines() if line != "..." and line not in printed] == []
+    assert [line for line in output.splitlines() if line != "..." and line not in printed] == []

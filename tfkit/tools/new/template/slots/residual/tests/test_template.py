@@ -10,14 +10,14 @@ from tfkit.testing import check_component
 from tfkit_template import TemplateConfig
 
 
-def reference(part: Part, place: str, stream: Array, *further: Any) -> Any:
+def reference(part: Part, step: str, stream: Array, *further: Any) -> Any:
     """Compute a module in the slowest way, for one sequence: one stream after the other, each [t, d_model]."""
-    if place == "enter":
+    if step == "enter":
         return np.stack([stream] * part.config.streams, axis=1)
-    if place == "leave":
+    if step == "leave":
         return sum(stream[:, n] for n in range(part.config.streams)) / part.config.streams
     weight = part.weight()
-    if place == "read":
+    if step == "read":
         return sum(weight[n] * stream[:, n] for n in range(part.config.streams)), None
     y, _ = further
     return np.stack([stream[:, n] + weight[n] * y for n in range(part.config.streams)], axis=1)

@@ -61,7 +61,7 @@ class Write(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, mean=1.0, std=0.1)
 
-    def forward(self, streams: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    def forward(self, streams: Tensor, y: Tensor, state: list[Tensor]) -> Tensor:
         return streams + self.weight[:, None] * y[:, :, None]
 
 
