@@ -242,6 +242,14 @@ def test_linear_probe_equals_a_ridge_regression_for_each_example() -> None:
     assert metric.compute(parts[0] + parts[1]) == correct / 60
 
 
+def test_linear_probe_of_a_single_example_is_an_error() -> None:
+    metric = LinearProbeConfig().build(load_run("jepa_shapes", WITH_PLUGINS, sets=REDUCED).data)
+    single = Vectors(torch.ones(1, 4, dtype=torch.float64), torch.tensor([2]))
+    with pytest.raises(tfkit.Invalid, match="needs at least 2 examples of a split; got 1"):
+        metric.compute(single)
+    assert metric.compute(single + single) == 1
+
+
 def test_rankme_is_the_exponential_of_the_entropy_of_singular_values() -> None:
     metric = RankMeConfig().build(load_run("jepa_shapes", WITH_PLUGINS, sets=REDUCED).data)
     classes = torch.zeros(20, dtype=torch.int64)

@@ -109,6 +109,9 @@ class LinearProbe(VectorMetric):
         self._ridge = ridge
 
     def compute(self, sums: Vectors) -> float:
+        if len(sums.classes) < 2:
+            message = f"`linear_probe` needs at least 2 examples of a split; got {len(sums.classes)}"
+            raise Invalid("", message, help="evaluate more examples")
         x, y = F.normalize(sums.vectors - sums.vectors.mean(0), dim=0), F.one_hot(sums.classes).double()
         x = x * len(x) ** 0.5
         x = F.pad(x, (0, 1), value=1.0)
