@@ -110,6 +110,11 @@ def reductions(graph: Graph, layers: int = 2) -> Iterator[str]:
     yield from _everywhere(graph, "vocab_size", 13)
     yield from _everywhere(graph, "max_len", 8)
     for node in graph.built_nodes:
+        if node.config.placeholders():
+            yield f"{node.name}.token=12"
+            same_width = [other for other in graph.built_nodes if other.output.width == node.output.width]
+            stated = [other for other in same_width if ("graph", other.name, "d_model") in graph.spec.provenance.spans]
+            yield from (f"{other.name}.d_model=16" for other in stated)
         if hasattr(node.config, "n_layers"):
             changes = [*stack_reductions(node.config, layers)]
             yield from (f"{node.name}.{change}" for change in changes)

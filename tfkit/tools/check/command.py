@@ -18,7 +18,7 @@ from tfkit.console.options import json_option, seed_option, weights_option
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
-    from tfkit.tools.check.check import Checked, Work
+    from tfkit.tools.check.check import AnySubject, Checked, Work
     from tfkit.tools.check.measure import Outcome
     from tfkit.tools.check.mutants import Bug, PlantedBugs, Result
 
@@ -57,6 +57,9 @@ UNCOUNTED: tuple[Result, ...] = ("raises an error", "no effect", "not run")
     the first property that sees each bug. SPEC with --kind or --plugin plants
     them in these components only. Bugs that survive are a result, not an error.
 
+    --shrink removes and reduces values of the model as long as its first broken
+    property stays broken in the same component, and writes the rest as a spec.
+
     Exit status: 0 if no property is broken, else 1.
     """,
     examples="""
@@ -68,6 +71,7 @@ UNCOUNTED: tuple[Result, ...] = ("raises an error", "no effect", "not run")
     tfkit check --kind additive
     tfkit check --plugin tfkit-moe
     tfkit check --mutate --kind swiglu
+    tfkit check my_model.yaml --shrink small.yaml
     """,
 )
 @click.argument("spec", metavar="[SPEC | RUN]", required=False, shell_complete=complete_spec)
@@ -91,6 +95,12 @@ UNCOUNTED: tuple[Result, ...] = ("raises an error", "no effect", "not run")
     metavar="N",
     help=f"Plant at most N bugs, drawn by the seed. [default: {N_BUGS}]",
 )
+@click.option(
+    "--shrink",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the smallest model with the first broken property.",
+)
 @seed_option("Seed of weights, inputs and bugs.")
 @json_option
 def check(
@@ -104,19 +114,16 @@ def check(
     only: tuple[str, ...],
     mutate: bool,
     mutants: int | None,
+    shrink: Path | None,
     seed: int,
     json: bool,
 ) -> None:
     from tfkit.console.output import print_json, progress_bar
 
     _check_choices(spec, kind, plugin, model=full_size or weights is not None, mutate=mutate)
-    if mutants is not None and not mutate:
-        raise click.UsageError("--mutants has no effect without --mutate")
-    if mutate and level == "full":
-        raise click.UsageError(
-            "--mutate cannot be combined with --level full: compiled programs contain no planted bug"
-        )
+    _check_combination(level, mutate=mutate, mutants=mutants, shrink=shrink)
     from tfkit.tools.check.check import Work
+    from tfkit.tools.common.atomic_files import check_file
 
     work = Work(reader.plugins, level=level, only=only, seed=seed)
     if spec is None:
@@ -126,10 +133,14 @@ def check(
         print_warnings([] if document is None else document.notes)
         graph = reader.load(spec) if document is None else document.graph
         weights = reader.weights(spec, weights)
+        if shrink is not None and weights is not None:
+            raise click.UsageError("--shrink cannot be combined with trained weights: smaller models do not fit them")
         subjects_of = partial(work.of_model, graph, full_size=full_size, weights=weights)
     if mutate:
         _plant_bugs(work, subjects_of, kind, plugin, graph, mutants or N_BUGS, json=json)
         return
+    if shrink is not None:
+        check_file(shrink)
     subjects = [*subjects_of(), *([] if document is None else [(document, document.words)])]
     print_warnings(work.faults)
     done, total = count(1), work.total(subjects)
@@ -149,6 +160,8 @@ def check(
             if number:
                 click.echo()
             _show_outcomes(results, work, arguments)
+    if shrink is not None:
+        _write_shrunk_model(shrink, work, subjects, checked, reader.plugin_options, json=json)
     if not all(result.ok for result in checked):
         raise click.exceptions.Exit(1)
 
@@ -160,6 +173,18 @@ def _check_choices(spec: str | None, kind: str | None, plugin: str | None, *, mo
         raise click.UsageError("a SPEC, `--kind NAME` or `--plugin NAME` is missing")
     if spec is None and model:
         raise click.UsageError("--full-size and --weights have no effect without a SPEC")
+
+
+def _check_combination(level: str, *, mutate: bool, mutants: int | None, shrink: Path | None) -> None:
+    """Raise UsageError if options contradict each other."""
+    if mutants is not None and not mutate:
+        raise click.UsageError("--mutants has no effect without --mutate")
+    if shrink is not None and mutate:
+        raise click.UsageError("--shrink cannot be combined with --mutate")
+    if mutate and level == "full":
+        raise click.UsageError(
+            "--mutate cannot be combined with --level full: compiled programs contain no planted bug"
+        )
 
 
 def _plant_bugs(
@@ -206,6 +231,43 @@ def _change(bug: Bug) -> str:
     start = max(0, equal - 8) if max(len(bug.before), len(bug.after)) > CHANGE_WIDTH - 3 else 0
     lines = (f"{'...' * (start > 0)}{text[start:]}" for text in (bug.before, bug.after))
     return "\n-> ".join(line if len(line) <= CHANGE_WIDTH - 3 else f"{line[: CHANGE_WIDTH - 6]}..." for line in lines)
+
+
+def _write_shrunk_model(
+    file: Path,
+    work: Work,
+    subjects: Sequence[tuple[AnySubject, str]],
+    checked: Sequence[Checked],
+    options: Sequence[str],
+    *,
+    json: bool,
+) -> None:
+    """Write the smallest model in which the first broken property of a model is broken."""
+    from tfkit.console.output import print_tables, progress_bar
+    from tfkit.tools.check.shrink import shrink
+    from tfkit.tools.common.atomic_files import write_file
+
+    results = [
+        (subject, outcome) for (subject, _), model in zip(subjects, checked, strict=True) for outcome in model.failed
+    ]
+    broken = [(subject, outcome) for subject, outcome in results if subject.of == "model"]
+    if not broken:
+        reason = f"only properties of a {results[0][0].of} are broken" if results else "no property is broken"
+        click.echo(f"{file} is not written: {reason}", err=True)
+        return
+    subject, outcome = broken[0]
+    (prop,) = [prop for prop in work.chosen if prop.name == outcome.name]
+    with progress_bar() as on_progress:
+        shrunk = shrink(
+            subject, prop, outcome, on_progress=lambda left, n: on_progress(n - left, n, f"shrinking to {left} values")
+        )
+    write_file(file, shrunk.text)
+    if not json:
+        number = f"{shrunk.n_values} of {shrunk.n_values_before} values"
+        again = ["tfkit", "check", str(file), "--full-size", f"--only={outcome.name}"]
+        again += [f"--seed={work.seed}"] * (work.seed != 0)
+        print_tables("", f"{outcome.name}, in {file} with {number}: {shrunk.outcome.fault}")
+        print_tables(f"again: {shlex.join([*again, *options])}")
 
 
 def _show_outcomes(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:

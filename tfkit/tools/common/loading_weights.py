@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,7 @@ def tokenizer_beside(weights: Path) -> Path | None:
 
     The weights are a file or a folder.
     """
-    folder = weights if weights.is_dir() else weights.parent
+    folder = weights if os.path.isdir(weights) else weights.parent
     return tokenizer_in(folder) or tokenizer_in(base_folder(folder))
 
 
