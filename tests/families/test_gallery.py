@@ -97,7 +97,7 @@ def stored(model: torch.fx.GraphModule, theirs: nn.Module) -> int:
     entries = dict(theirs.named_parameters(remove_duplicate=False))
     read = {name for link in published_map(model, family).for_names(entries).links for name in link.file}
     patterns = [*family.ignored, *family.zeros, *family.constants, *family.computed]
-    further_layer = re.compile(r"\.layers\.\d+\.\*")  # in files; another model of the type has a layer of this number
+    further_layer = re.compile(r".*\.layers\.\d+\.\*")  # in files; another model of the type has a layer of this number
     ignored = name_matcher([pattern for pattern in patterns if not further_layer.fullmatch(pattern)])
     counted = {id(p): p for name, p in entries.items() if name in read or not ignored.fullmatch(name)}
     saved = {name: value for name, value in theirs.state_dict().items() if name not in entries}

@@ -126,8 +126,8 @@ class ByteTokenizer:
 def _byte_alphabet() -> dict[str, int]:
     """Map each printable character to the byte for which it stands in the format of `tokenizers`."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
 
 
 class FileTokenizer:

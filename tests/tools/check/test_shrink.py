@@ -34,7 +34,7 @@ graph:
     ffn: {kind: swiglu, d_ff: 31}
   logits: {block: lm_head, bias: true}
 """
-SMALLEST = """\
+SHRUNK = """\
 tfkit: 1
 name: small
 d_model: 2
@@ -61,7 +61,7 @@ def test_only_what_breaks_the_property_is_left() -> None:
     prop = Property("groups", "has no groups", broken_groups)
     numbers: list[tuple[int, int]] = []
     shrunk = shrink(model(), prop, outcome_of(prop, model()), on_progress=lambda *counts: numbers.append(counts))
-    assert shrunk.text == SMALLEST
+    assert shrunk.text == SHRUNK
     assert (shrunk.n_values, shrunk.n_values_before) == (10, numbers[0][1])
     assert [left for left, _ in numbers] == sorted((left for left, _ in numbers), reverse=True)
     assert (shrunk.outcome.worst, shrunk.outcome.component) == (0.2, "decoder.layers.2.attention")

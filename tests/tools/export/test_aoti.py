@@ -9,6 +9,7 @@ import pytest
 import tfkit
 from tfkit.tools.export.export import check_format, export
 from tfkit.tools.export.pt2 import Aoti
+from tfkit.torch_private import programs
 
 from ...small_specs import reduced
 from .odd import one_layer
@@ -31,13 +32,12 @@ def test_the_weights_are_in_it_once(tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import cpp_builder
     from torch._inductor.exc import InvalidCxxCompiler
 
     def missing() -> str:
         raise InvalidCxxCompiler
 
-    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    monkeypatch.setattr(programs, "private_name", lambda name, feature: missing)
     with pytest.raises(tfkit.SpecError, match="AOTInductor needs a C\\+\\+ compiler, but there is none"):
         check_format(one_layer(block="encoder").meta["graph"], Aoti())
 

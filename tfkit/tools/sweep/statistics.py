@@ -187,23 +187,23 @@ class _Flips:
         self._low = np.where(is_mixed, means.min(axis=0), -math.inf)
         self._high = np.where(is_mixed, means.max(axis=0), math.inf)
 
-    def p(self, others: Sequence[_Flips]) -> float:
-        """Return the p-value of no difference, among the arms of `others`."""
-        low, high = self._ends(others)
+    def p(self, family: Sequence[_Flips]) -> float:
+        """Return the p-value of no difference, among the arms of `family`."""
+        low, high = self._ends(family)
         return float(np.mean((low <= 0) & (high >= 0)))
 
-    def interval(self, others: Sequence[_Flips]) -> Interval | None:
-        """Return the differences whose p-value is above 5%, among the arms of `others`; None if they have no end."""
-        low, high = self._ends(others)
+    def interval(self, family: Sequence[_Flips]) -> Interval | None:
+        """Return the differences whose p-value is above 5%, among the arms of `family`; None if they have no end."""
+        low, high = self._ends(family)
         most = int(ALPHA * len(low))  # every range contains the mean, so its ends decide
         ends = float(np.sort(low)[most]), float(np.sort(high)[-1 - most])
         return ends if all(map(math.isfinite, ends)) else None
 
-    def _ends(self, others: Sequence[_Flips]) -> tuple[Array, Array]:
+    def _ends(self, family: Sequence[_Flips]) -> tuple[Array, Array]:
         """Return the ends of the supposed differences that each pattern counts against."""
         low, high = self._low, self._high
-        if others:
-            tails = np.min([arm.tails for arm in others], axis=0)
+        if family:
+            tails = np.min([arm.tails for arm in family], axis=0)
             radius = -self._error * import_scipy().special.stdtrit(self._count - 1, tails)
             low, high = np.minimum(low, self._mean - radius), np.maximum(high, self._mean + radius)
         return low - self._slack, high + self._slack
