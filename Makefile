@@ -16,9 +16,9 @@ PINS    := $(if $(TORCH)$(NEWEST),$(VENV)/)constraints.txt
 SCHEMA  := specs/schema.json
 INPUTS  := pyproject.toml $(PINS) $(PLUGINS:%=%/pyproject.toml)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS)
-# One thread per worker, so that the workers share the cores; no test may reach for a model hub; bytecode is kept for
-# the many processes that tests start.
-PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -p tools.ledger
+# One thread per worker, so that the workers share the cores, and where a test needs more, they sleep while they wait; no
+# test may reach for a model hub; bytecode is kept for the many processes that tests start.
+PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -p tools.ledger
 
 # Parts of the tests, for PART=: training, code writing and plugins build on the core, and the core on none of them.
 TESTS_train   := tests/run $(wildcard $(addprefix tests/tools/,train eval_ sweep runs solve tokenizer test_tokens.py))

@@ -108,7 +108,10 @@ def small(name: str) -> tfkit.Graph:
     for old, new in sizes.items():
         sets = [f"{value.removesuffix(old)}{new}" if value.endswith(old) else value for value in sets]
     scales = {node.name: getattr(node.config, "scale", None) for node in graph.nodes if node.output.type == "logits"}
-    return tfkit.load(name, sets=[*sets, *(f"{node}.scale={scale}" for node, scale in scales.items() if scale)])
+    sets += [f"{node}.scale={scale}" for node, scale in scales.items() if scale]
+    origins = graph.spec.provenance.origins  # a table may have a vocabulary that no other node has
+    tables = [path for path, origin in origins.items() if path[2:] == ("vocab_size",) and origin.how == "given"]
+    return tfkit.load(name, sets=[*sets, *(f"{node}.vocab_size={VOCAB}" for _, node, _ in tables)])
 
 
 @pytest.mark.parametrize("name", chosen(MODELS, spread(COVERING, 8)))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import transformers
 
@@ -20,6 +20,8 @@ from .changed_fields import NOT_THE_MODEL, quiet
 from .config_mutations import Mutation, at, config_of, imported
 
 Verdict = Literal["equal", "required", "refused", "illegal", "wrong"]
+Meanings: TypeAlias = dict[str, tuple[str | None, str]]
+"""Digests of models, or errors, by the text of a config.json."""
 
 
 def places(config: Mapping[str, Any], around: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -39,8 +41,8 @@ def spelt_out(config: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps({"model_type": config["model_type"], **kept}))
 
 
-def verdict(name: str, place: tuple[str, ...], folder: Path) -> tuple[Verdict, str]:
-    """The outcome of a case without the field at a place, and the reason.
+def verdict(name: str, place: tuple[str, ...], folder: Path, meanings: Meanings) -> tuple[Verdict, str]:
+    """The outcome of a case without the field at a place, and the reason; `meanings` are those of earlier places.
 
     A field without a default in its family is required; otherwise the file is refused only if it is with the value
     that transformers has for the field.
@@ -53,7 +55,10 @@ def verdict(name: str, place: tuple[str, ...], folder: Path) -> tuple[Verdict, s
     actual, why = meaning(name, config, folder)
     if re.search(rf"\b{place[-1]}(\.\w+)?` is missing", why):
         return "required", why
-    expected, why_not = meaning(name, full, folder)
+    key = json.dumps(full)  # often the config of the case, whose value is the default
+    if key not in meanings:
+        meanings[key] = meaning(name, full, folder)
+    expected, why_not = meanings[key]
     if actual != expected:
         return "wrong", why or why_not or "with all fields it is another model"
     return ("refused", why) if actual is None else ("equal", "")
@@ -71,4 +76,5 @@ def outcomes(name: str, folder: Path) -> dict[str, tuple[Verdict, str]]:
     """The outcome for each field of a case that no earlier case of its family has with that value."""
     tried = [(place, at(config_of(other), place)) for other in earlier(name) for place in places(config_of(other))]
     untried = [place for place in places(config_of(name)) if (place, at(config_of(name), place)) not in tried]
-    return {".".join(place): verdict(name, place, folder) for place in untried}
+    meanings: Meanings = {}
+    return {".".join(place): verdict(name, place, folder, meanings) for place in untried}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_a_loop_fixes_the_length_of_a_program(name: str, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_short_convolutions_are_exported(tmp_path: Path) -> None:
     assert tfkit.export(model_of("short_conv"), tmp_path / "model.pt2", plugins=PLUGINS).difference <= 1e-5
+
+
+@pytest.mark.slow
+def test_a_comment_names_the_length_that_a_chunked_mixer_reads() -> None:
+    text = tfkit.eject(model_of("mamba").meta["graph"])
+    assert "x, gate = self.input(x).chunk(2, dim=-1)  # [b, t, 48]" in text
+    assert "state = torch.addcmul(addend, factor, state)  # [b, 48, 6]" in text
+    assert not re.search(r"# .*\b(10\d\d|\d{5,})\b", text)
 
 
 @pytest.mark.slow

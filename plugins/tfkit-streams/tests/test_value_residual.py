@@ -108,5 +108,10 @@ def test_it_is_its_formula() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fields", [{}, {"position": "alibi", "bias": False}, {"mask": {"left": 4, "right": 0}}])
 def test_it_has_every_property(fields: dict[str, Any]) -> None:
-    sets = {f"attention.{name}": value for name, value in fields.items()}
-    check_model(graph_of(**sets), plugins=PLUGINS, level="full")
+    """Exports, which take most of the time, only without fields: positions and masks are not the kind's."""
+    graph = graph_of(**{f"attention.{name}": value for name, value in fields.items()})
+    if not fields:
+        check_model(graph, plugins=PLUGINS, level="full")
+    else:
+        check_model(graph, plugins=PLUGINS)
+        check_model(graph, plugins=PLUGINS, only=["cached-step", "capture", "eject"])

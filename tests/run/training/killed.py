@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from tests.tools.train.killed import check_latest
 
-from .launches import finish, forked, latest, numbers, options, start_forks, tensors
+from .launches import Launch, finish, forked, latest, numbers, options, start_forks, tensors
 from .runs import same, write_run
 
 SETS = ("batch.sequences=8", "model.dropout=0.2", "steps=60", "machine.shard=2", "checkpoint={every: 2, last: 2}")
@@ -62,11 +61,11 @@ def stage(folder: Path) -> str | None:
     return "joined" if any(shards.glob("*.safetensors")) else "parts"
 
 
-def wait_for_moment(running: subprocess.Popen[str], folder: Path, draw: random.Random) -> bool:
+def wait_for_moment(running: Launch, folder: Path, draw: random.Random) -> bool:
     """Return at a random moment: mostly in a save, else in steps; False for a moment while the processes begin."""
     before, target = latest(folder), draw.choice(["parts", "joined", "checkpoint", "parts", "any", "begin"])
     if target == "begin":
-        time.sleep(draw.uniform(0, 8))
+        time.sleep(draw.uniform(0, 2))
         return False
     while running.poll() is None and latest(folder) == before:
         time.sleep(0.02)
@@ -77,7 +76,7 @@ def wait_for_moment(running: subprocess.Popen[str], folder: Path, draw: random.R
     return True
 
 
-def kill(running: subprocess.Popen[str], folder: Path, draw: random.Random, deaths: Deaths) -> bool:
+def kill(running: Launch, folder: Path, draw: random.Random, deaths: Deaths) -> bool:
     """Kill all processes, or a single process, after which the others must end; False if they had ended before."""
     before = latest(folder)
     # Processes that have not connected wait for the launcher to end them, and forks have none.
@@ -107,7 +106,7 @@ def kill(running: subprocess.Popen[str], folder: Path, draw: random.Random, deat
     return True
 
 
-def forks(running: subprocess.Popen[str]) -> list[int]:
+def forks(running: Launch) -> list[int]:
     """The processes of a launch by forks."""
     return [int(word) for word in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
 

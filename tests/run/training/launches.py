@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from select import select
+from socket import AF_UNIX, SOCK_SEQPACKET, create_server, recv_fds, send_fds, socket, socketpair
+from tempfile import TemporaryFile, gettempdir
+from typing import Any, NoReturn
 
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from tfkit.cli import main
+import tfkit
+from tfkit.run.reach import digests_of_class
+from tfkit.run.training.loop import Trainer
 
+TFKIT = "import sys; from tfkit.cli import main; sys.exit(main(sys.argv[1:]))"
 TIMEOUT = 150
 """Seconds until a launch is ended as one that hangs."""
 
@@ -43,7 +53,7 @@ def start(folder: Path, processes: int, *arguments: str, script: str | None = No
     )
 
 
-def finish(started: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(started: subprocess.Popen[str] | Launch) -> tuple[int, str, str]:
     """The status, the output and the errors of a launch; ends one that hangs, with all of its processes."""
     try:
         out, errors = started.communicate(timeout=TIMEOUT)
@@ -61,27 +71,112 @@ def launched(folder: Path, processes: int, *arguments: str) -> str:
     return out
 
 
-def forked(folder: Path, processes: int, *arguments: str) -> None:
-    """The same in forks of one process, which imports torch once; not of this one, whose threads they would lack."""
-    status, _, errors = finish(start_forks(folder, processes, *arguments))
+def forked(folder: Path, processes: int, *arguments: str, program: str = TFKIT) -> None:
+    """The same in forks of the template."""
+    status, _, errors = finish(start_forks(folder, processes, *arguments, program=program))
     assert status == 0, errors
 
 
-def start_forks(folder: Path, processes: int, *arguments: str) -> subprocess.Popen[str]:
-    """Start forks of one process, which ends with them."""
-    return subprocess.Popen(
-        [sys.executable, str(Path(__file__)), str(processes), "train", "--no-plugins", *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def start_forks(folder: Path, processes: int, *arguments: str, program: str = TFKIT) -> Launch:
+    """Start forks of the template, a process that has imported torch; not of this one, whose threads they would lack.
+
+    They execute the text of a program.
+    """
+    return Launch([str(folder.absolute()), processes, program, ["train", "--no-plugins", *arguments]])
+
+
+class Launch:
+    """Forks of the template, and their parent, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, request: Sequence[Any]) -> None:
+        self._files = TemporaryFile("w+"), TemporaryFile("w+")  # noqa: SIM115  closed after they have been read
+        self._answers, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        with theirs:
+            descriptors = [*(file.fileno() for file in self._files), theirs.fileno()]
+            send_fds(template()[0], [json.dumps(request).encode()], descriptors)
+        self.returncode: int | None = None
+        self.pid = int(self._answers.recv(20))
+
+    def poll(self) -> int | None:
+        """Return the status; None while a process runs."""
+        if self.returncode is None and select([self._answers], [], [], 0)[0]:
+            self.returncode = int(self._answers.recv(20) or -signal.SIGKILL)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end, and return the output and the errors."""
+        select([self._answers], [], [], timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("tfkit train", timeout or 0)
+        self._answers.close()
+        texts = []
+        for file in self._files:
+            with file:
+                file.seek(0)
+                texts.append(file.read())
+        return texts[0], texts[1]
+
+
+@cache
+def template() -> tuple[socket, subprocess.Popen[bytes]]:
+    """Start the template, which ends with this process, and return the socket that takes its requests."""
+    requests, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+    with theirs:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        process = subprocess.Popen(
+            [sys.executable, __file__], cwd=gettempdir(), env=environment, stdin=theirs, start_new_session=True
+        )
+    atexit.register(lambda: (requests.close(), process.wait()))
+    return requests, process
+
+
+def serve(requests: socket) -> None:
+    """Fork a launch for each request, until nobody is left to send one."""
+    while True:
+        request, descriptors, _, _ = recv_fds(requests, 1 << 16, 3)
+        if not request:
+            return
+        if os.fork() == 0:
+            run_request(*json.loads(request), *descriptors)
+        for number in descriptors:
+            os.close(number)
+        with contextlib.suppress(ChildProcessError):  # when all have been waited for
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def run_request(
+    folder: str, processes: int, program: str, arguments: list[str], output: int, errors: int, answers: int
+) -> NoReturn:
+    """Launch processes with these files as their output, and answer with the number of this one, then its status."""
+    failed = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), output, errors)):
+            os.dup2(file, number)
+        os.write(answers, b"%d" % os.getpid())
+        sys.argv = ["tfkit", *arguments]
+        failed = fork(processes, lambda: run_program(program))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os.write(answers, b"%d" % min(failed, 1))
+        os._exit(failed)
+
+
+def run_program(program: str) -> int:
+    """Execute the text of a program, and return its status."""
+    try:
+        exec(program, {"__name__": "__main__"})
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def fork(processes: int, action: Callable[[], int]) -> int:
     """Run an action in processes that know of each other; returns how many of them failed."""
-    with socket.create_server(("localhost", 0)) as free:
+    with create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     # The store, by which the processes agree on who prints, outlives each of them, as the store of torchrun does.
@@ -121,7 +216,7 @@ def latest(folder: Path) -> int:
     return int(file.read_text().strip()[5:]) if file.exists() else -1
 
 
-def children(started: subprocess.Popen[str]) -> list[int]:
+def children(started: subprocess.Popen[str] | Launch) -> list[int]:
     """The processes of a launch, by rank."""
     pids = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()
     ranks = {}
@@ -133,15 +228,32 @@ def children(started: subprocess.Popen[str]) -> list[int]:
     return [number for _, number in sorted(ranks.items())]
 
 
+PRELOADED = (
+    "numpy.ma",
+    "packaging.requirements",
+    "rich.progress",
+    "torch._dynamo",
+    "tfkit.cli",
+    "tfkit.decoding.generate",
+    "tfkit.run.training.parallel",
+    "tfkit.tools.common.plugin_checks",
+    "tfkit.tools.cost.cost",
+    "tfkit.tools.train.command",
+    "tfkit.tools.train.plan",
+    "tfkit.tools.train.progress",
+    "tfkit.tools.train.train",
+)
+"""Modules that launches import."""
+
+
 if __name__ == "__main__":
-    # Everything that every fork needs is imported once.
-    import tfkit.decoding.generate
-    import tfkit.run.training.parallel
-    import tfkit.tools.cost.cost
-    import tfkit.tools.train.command
-    import tfkit.tools.train.progress
-    import tfkit.tools.train.train
-
-    tfkit.load_plugins(entry_points=False)
-
-    sys.exit(fork(int(sys.argv[1]), lambda: main(sys.argv[2:])))
+    for module in PRELOADED:
+        import_module(module)
+    # The digests of code take as long as the imports of tfkit, and do not change.
+    kinds = tfkit.load_plugins(entry_points=False).registry
+    for cls in (Trainer, *(entry.config for slot in kinds.slots() for entry in kinds.kinds(slot).values())):
+        digests_of_class(cls)
+    assert len(os.listdir("/proc/self/task")) == 1, "forks would lack the threads"
+    gc.collect()
+    gc.freeze()
+    serve(socket(fileno=0))

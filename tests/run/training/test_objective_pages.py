@@ -9,7 +9,7 @@ import pytest
 
 from tfkit.cli import main
 
-from .launches import finish, numbers, options, start, tensors
+from .launches import forked, numbers, options, tensors
 from .runs import PLUGIN_OPTIONS, same, write_objectives
 
 pytestmark = pytest.mark.slow
@@ -53,8 +53,7 @@ def _train(folder: Path, name: str, loss: str, processes: int, *sets: str, stop_
     common += [f"steps={STEPS}", "checkpoint={every: 1}", metrics, *sets]
     arguments = [*PLUGIN_OPTIONS[1:], "--plugin-dir", "plugins", run, "-o", name, "--stop-after", str(stop_after)]
     if processes > 1:
-        status, _, errors = finish(start(folder, processes, *arguments, *options(*common)))
-        assert status == 0, errors
+        forked(folder, processes, *arguments, *options(*common))
     else:
         with contextlib.chdir(folder):
             assert main(["train", "--no-plugins", *arguments, *options(*common)]) == 0

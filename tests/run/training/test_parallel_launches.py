@@ -1,6 +1,6 @@
 """Launches of several processes as users start them: one or more in each test, all slow.
 
-Where only numbers are compared, the processes are forks of one, which imports torch once.
+Where torch's launcher ends no process, the processes are forks of one, which imports torch once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,21 @@ from pathlib import Path
 import pytest
 
 from .killed import killed_at_random, stage
-from .launches import TIMEOUT, children, finish, forked, latest, launched, numbers, options, start, tensors
+from .launches import (
+    TFKIT,
+    TIMEOUT,
+    Launch,
+    children,
+    finish,
+    forked,
+    latest,
+    launched,
+    numbers,
+    options,
+    start,
+    start_forks,
+    tensors,
+)
 from .runs import RECURRENT, same, write_run
 from .test_parallel_start import CASES, MOE
 
@@ -134,8 +148,11 @@ def test_dropout_and_all_continue_with_the_same_bits_for_the_same_number(folder:
 
 
 def test_launches_end_well_every_time(folder: Path) -> None:
-    for number in range(3):
-        out = launched(folder, 2, "small.yaml", "-o", f"again-{number}", "--json", *options(*SETS, "steps=2"))
+    words = ["small.yaml", "--json", *options(*SETS, "steps=2")]
+    assert '"ended": "finished"' in launched(folder, 2, *words, "-o", "again")
+    for number in range(9):
+        status, out, errors = finish(start_forks(folder, 2, *words, "-o", f"again-{number}"))
+        assert status == 0, errors
         assert '"ended": "finished"' in out
 
 
@@ -160,18 +177,16 @@ sys.exit(main(sys.argv[1:]))
 
 def test_all_processes_together_read_what_one_does(folder: Path) -> None:
     """Also after they were stopped, and with evaluations between."""
-    (folder / "reading.py").write_text(READING)
     for processes in (1, 2):
         for last in ("3", "6"):
             words = ["small.yaml", "-o", f"reading-{processes}", "--stop-after", last, *options(*SETS)]
-            status, _, errors = finish(start(folder, processes, *words, script="reading.py"))
-            assert status == 0, errors
+            forked(folder, processes, *words, program=READING)
     for step in range(1, 7):
         parts = [(folder / f"read-2-{step}-{rank}").read_bytes() for rank in (0, 1)]
         assert b"".join(parts) == (folder / f"read-1-{step}-0").read_bytes()
 
 
-def until(running: subprocess.Popen[str], folder: Path, step: int) -> None:
+def until(running: subprocess.Popen[str] | Launch, folder: Path, step: int) -> None:
     """Wait until a run has a checkpoint of that step, or a later one; one that does not get there is ended."""
     end = time.monotonic() + TIMEOUT
     while latest(folder) < step:
@@ -195,7 +210,7 @@ def test_a_process_that_is_killed_ends_the_others(folder: Path, rank: int) -> No
     assert errors.count("error: ") == 1
     assert "error: another process of the run has ended, or does not answer" in errors
     newest = latest(folder / name)
-    goes_on = start(folder, 2, "small.yaml", "-o", name, "--stop-after", str(newest + 2), *ENDLESS)
+    goes_on = start_forks(folder, 2, "small.yaml", "-o", name, "--stop-after", str(newest + 2), *ENDLESS)
     status, _, errors = finish(goes_on)
     assert status == 0, errors
     assert f"continued after step {newest}" in errors
@@ -218,7 +233,7 @@ def test_a_process_that_hangs_in_a_save_ends_the_others(folder: Path, rank: int)
     (folder / "impatient.py").write_text(IMPATIENT)
     name = f"hangs-{rank}"
     words = ["small.yaml", "-o", name, *ENDLESS, "--set", "checkpoint={every: 2, last: 2}"]
-    running = start(folder, 2, *words, script="impatient.py")
+    running = start(folder, 2, *words, script="impatient.py")  # torch's launcher ends a process that hangs
     until(running, folder / name, 10)
     while running.poll() is None and stage(folder / name) != "parts":
         time.sleep(0.0005)
@@ -245,9 +260,8 @@ def test_a_signal_lets_all_save_and_end_well(folder: Path) -> None:
     assert latest(folder / "told") == last
 
 
-WRONG = {  # found by the spec, by a step, by the processes together
+WRONG = {  # found by the spec, by the processes together
     "a key that does not exist": ("model.d_modell=3", "no node or key `d_modell`"),
-    "a loss that is not finite": ("optimizer.lr=1e30", "is not finite"),
     "a number of processes": (
         "machine.shard=3",
         "the number of processes must be a multiple of `machine.shard`, 3; got 2",
@@ -258,10 +272,18 @@ WRONG = {  # found by the spec, by a step, by the processes together
 @pytest.mark.parametrize("what", WRONG)
 def test_an_error_is_said_once(folder: Path, what: str) -> None:
     change, words = WRONG[what]
-    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", what, *options(*SETS, change)))
+    status, _, errors = finish(start_forks(folder, 2, "small.yaml", "-o", what, *options(*SETS, change)))
     assert status == 1
     assert errors.count("error: ") == 1
     assert words in errors
+
+
+def test_an_error_of_a_step_is_said_once(folder: Path) -> None:
+    """While torch's launcher, which sees one of the processes end, ends the other."""
+    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "infinite", *options(*SETS, "optimizer.lr=1e30")))
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert "is not finite" in errors
 
 
 def test_an_error_of_the_writer_alone_ends_all(folder: Path) -> None:
@@ -273,19 +295,17 @@ def test_an_error_of_the_writer_alone_ends_all(folder: Path) -> None:
     assert "must hold only the files of a run" in errors
 
 
+BEGIN = f"import os; os.chdir('machine-' + os.environ['RANK']); {TFKIT}"
+
+
 def test_data_that_differ_between_processes(folder: Path) -> None:
     """Each process reads a file of its own, as machines without a common folder do."""
-    code = (
-        "import os, sys; from tfkit.cli import main;"
-        "os.chdir('machine-' + os.environ['RANK']); sys.exit(main(sys.argv[1:]))"
-    )
-    (folder / "begin.py").write_text(code)
     for rank in (0, 1):
         machine = folder / f"machine-{rank}"
         machine.mkdir()
         write_run(machine)
         (machine / "symbols.txt").write_text((folder / "symbols.txt").read_text() + "ĀĀĀ" * rank)
-    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "out", *options(*SETS), script="begin.py"))
+    status, _, errors = finish(start_forks(folder, 2, "small.yaml", "-o", "out", *options(*SETS), program=BEGIN))
     assert status == 1
     assert errors.count("error: ") == 1
     assert "reads a different run: its file, its data or its versions differ" in errors

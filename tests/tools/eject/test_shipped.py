@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tfkit
+from tfkit.tools.eject import shapes
 from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.runner import build_model, loaded_module
 from tfkit.tools.eject.text import in_docs
@@ -75,6 +76,12 @@ def test_shapes_stand_in_comments() -> None:
     text = eject(tfkit.load("llama3_8b", sets=["decoder.n_layers=2"]))
     assert "x = x + self.attention(self.attention_norm_in(x), context)  # [b, t, 4096]" in text
     assert "gate, up = self.gate_up(x).chunk(2, dim=-1)  # [b, t, 14336]" in text
+
+
+def test_sizes_in_comments_are_products_of_letters() -> None:
+    sizes = [(shapes.BATCH * length * 2, length, 7) for length in (shapes.LENGTHS[0], shapes.CHUNKED_LENGTHS[1])]
+    texts = [shapes._shape_text(torch.empty(size, device="meta")) for size in sizes]
+    assert texts == ["[b * t * 2, t, 7]", "[b * s * 2, s, 7]"]
 
 
 def test_the_config_says_the_sizes() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Mapping
+from functools import cache
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tfkit.component import SublayerConfig
 from tfkit.graph.decode_split import memory_field
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import fixed_lengths
@@ -20,6 +22,8 @@ from tfkit.tools.eject.runner import FILE, build_model, loaded_module
 WIDTH = 120
 BATCH, LENGTHS = 10007, (10009, 10037, 10039, 10061)
 """Primes that no width of a model equals, which identify the batch size and lengths in a shape."""
+CHUNKED_LENGTHS = (1031, 1033, 1039, 1049)
+"""Primes for a model that reads its tokens in chunks, in a loop whose time grows with the length."""
 LETTERS = "tsuv"
 MAX_CALLS = 100_000
 """Maximum number of Python calls within a statement. A recurrence makes more, and would take minutes."""
@@ -49,10 +53,12 @@ def with_shapes(text: str, graph: Graph) -> str:
 def _meta_inputs(graph: Graph) -> dict[str, Tensor]:
     """Build inputs on the meta device. Lengths differ unless two inputs must have the same length."""
     few, fixed = random_inputs(graph, batch=2, length=2), fixed_lengths(graph)
+    chunked = any(config.chunk_attributes for _, config in graph.configs(SublayerConfig))
+    lengths = CHUNKED_LENGTHS if chunked else LENGTHS
     later = len(few) > 1 and any(memory_field(node) for node in graph.nodes)
     inputs = {}
     for index, (name, value) in enumerate(few.items()):
-        length = fixed.get(name) or LENGTHS[min(index, len(LENGTHS) - 1) if later else 0]
+        length = fixed.get(name) or lengths[min(index, len(lengths) - 1) if later else 0]
         shape = (BATCH, length, *value.shape[2:])[: value.dim()]
         inputs[name] = torch.empty(shape, dtype=value.dtype, device="meta")
     return inputs
@@ -120,6 +126,19 @@ def _targets_by_line(text: str) -> dict[int, list[str]]:
 
 def _shape_text(tensor: Tensor) -> str:
     """Return a shape as text, such as `[b, t, 768]`."""
-    letters = {BATCH: "b", **dict(zip(LENGTHS, LETTERS, strict=True))}
-    letters |= {BATCH * length: f"b * {letters[length]}" for length in LENGTHS}
-    return f"[{', '.join(letters.get(size, str(size)) for size in tensor.shape)}]"
+    return f"[{', '.join(map(_size_text, tensor.shape))}]"
+
+
+@cache
+def _size_text(size: int) -> str:
+    """Return a size as text: `b`, `t`, and `b * t * 2` for two parts of each token."""
+    letters = {
+        length: letter
+        for lengths in (LENGTHS, CHUNKED_LENGTHS)
+        for length, letter in zip(lengths, LETTERS, strict=True)
+    }
+    for length, letter in letters.items():
+        parts, rest = divmod(size, BATCH * length)
+        if parts and not rest:
+            return f"b * {letter}" + (f" * {parts}" if parts > 1 else "")
+    return letters.get(size, "b" if size == BATCH else str(size))
