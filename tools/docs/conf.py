@@ -24,6 +24,7 @@ html_title = f"tfkit {release}"
 html_theme = "furo"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
+html_js_files = [("copy.js", {"defer": "defer"})]
 html_search_scorer = str(HERE / "static" / "scorer.js")
 html_extra_path = [str(HERE.parents[1] / "out" / "docs" / "extra")]
 html_copy_source = False
