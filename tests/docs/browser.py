@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,6 +60,11 @@ class _Handler(SimpleHTTPRequestHandler):
         self.results.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)
         self.end_headers()
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        """Send a file, unless the browser has left its page."""
+        with suppress(ConnectionError):
+            super().copyfile(source, outputfile)
 
     def log_message(self, *args: object) -> None:
         """Write nothing."""

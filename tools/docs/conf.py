@@ -80,7 +80,12 @@ def sidebar(page: str, build: Callable[[], str]) -> str:
     """Return the sidebar of a page; `build` returns the contents for the page, and is called for the first page."""
     folder, name = posixpath.split(page)
     if not TREE:
-        html = _CURRENT.sub("", build().replace('href="#"', f'href="{name}.html"'))
+        html = (
+            build()
+            .replace('href="#"', f'href="{name}.html"')
+            .replace('role="heading"', 'role="heading" aria-level="2"')
+        )
+        html = _CURRENT.sub("", html)
         TREE.append(
             get_navigation_tree(_LINK.sub(lambda link: posixpath.normpath(posixpath.join(folder, link[0])), html))
         )

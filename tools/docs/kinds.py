@@ -27,6 +27,7 @@ from tools.docs.page import (
     link,
     plugins,
     prose,
+    search_entries,
     stacked,
     table,
 )
@@ -97,6 +98,7 @@ def _kind(registered: Registered) -> str:
     return joined(
         [
             f"{ORPHAN}# {doc.kind} ({doc.slot})",
+            search_entries([doc.kind]) if doc.slot in models.MECHANISMS else "",
             f"A kind of the slot {link(doc.slot, path_of(doc.slot))}, {_origin(doc)}.",
             docstring(doc.doc),
             "## Fields" if doc.fields else "",

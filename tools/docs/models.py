@@ -20,7 +20,7 @@ from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.list_.gallery import Shipped, shipped_specs
 from tfkit.tools.show.differences import spec_differences
-from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, table
+from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, search_entries, table
 
 PICTURES = "pictures"
 """The folder of the site with a picture of each model."""
@@ -123,6 +123,7 @@ def _page(name: str) -> str:
     return joined(
         [
             f"{ORPHAN}# {name}",
+            search_entries([name]),
             prose(spec.description or ""),
             table(["", ""], _facts(model)),
             f'<figure class="model"><img src="../{PICTURES}/{name}.svg" alt="The layers of {name}"></figure>',
@@ -221,7 +222,8 @@ def _card(model: Model) -> str:
     return (
         f'<figure data-name="{spec.name}" data-year="{model.year}" data-size="{spec.parameters or 0}" '
         f'data-mechanism="{mechanisms}" data-words="{escape(words.casefold())}">'
-        f'<a href="{spec.name}.html"><img src="../{PICTURES}/{spec.name}.svg" alt="" loading="lazy"></a>'
+        f'<a href="{spec.name}.html" tabindex="-1" aria-hidden="true">'
+        f'<img src="../{PICTURES}/{spec.name}.svg" alt="" loading="lazy"></a>'
         f'<figcaption><a href="{spec.name}.html">{spec.name}</a><small>{facts}</small>'
         f'<button type="button" data-pick="{spec.name}">compare</button></figcaption></figure>'
     )
