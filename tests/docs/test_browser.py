@@ -106,8 +106,8 @@ def test_the_first_result_answers_the_question(site: Path, tmp_path: Path) -> No
         """
     )
     results: dict[str, list[str]] = evaluate(site, script, tmp_path)
-    wrong = {query: results[query] for query, page in SEARCHES.items() if results[query][0] != f"{page}.html"}
-    assert wrong == {}
+    misses = {query: results[query] for query, page in SEARCHES.items() if results[query][0] != f"{page}.html"}
+    assert misses == {}
 
 
 def test_a_console_block_is_copied_without_prompts(site: Path, tmp_path: Path) -> None:
