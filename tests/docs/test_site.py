@@ -233,6 +233,8 @@ def test_sphinx_builds_the_site_without_a_warning() -> None:
     pytest.importorskip("furo")
     site = build().site
     assert (site / "searchindex.js").exists()
+    foreign = re.compile(r'<(script|img|link|iframe)\b[^>]*(src|href)="https?:')
+    assert [page for page in site.rglob("*.html") if foreign.search(page.read_text(encoding="utf-8"))] == []
     pictures = {path.stem for path in (site / "pictures").glob("*.svg")}
     assert pictures == {path.stem for path in (site / "models").glob("*.html")} - {"index"}
     entries = search_entries(site)
