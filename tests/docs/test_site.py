@@ -34,7 +34,7 @@ SEARCHES = {
     "docs/own_loop": ["flash attention", "custom training loop"],
     "docs/training": ["perplexity", "bf16", "mixed precision", "gradient accumulation", "patience"],
     "docs/data": ["custom dataset", "dataloader"],
-    "docs/around": ["lora", "lora fine-tune"],
+    "docs/adapters": ["lora", "lora fine-tune"],
     "docs/resuming": ["seed", "reproducible", "loss nan"],
     "docs/decoding": ["kv cache"],
     "docs/weights": ["hf download", "hugging face hub"],
