@@ -34,7 +34,7 @@ $(error PART must be core, train, code or plugins; got '$(PART)')
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-near test-all test-around proof lint ruff format-check mypy imports format docs release pictures clean
+.PHONY: help demo test test-near test-all test-around test-site proof lint ruff format-check mypy imports format docs release pictures clean
 .DELETE_ON_ERROR:
 
 help: ## print this list
@@ -59,6 +59,9 @@ test-all: $(if $(TORCH)$(NEWEST),$(VENV)/.dev,lint) $(VENV)/.pyright $(SCHEMA) #
 
 test-around: .venv-around/.created ## run the tests that need the tools around tfkit, in .venv-around
 	OMP_NUM_THREADS=1 .venv-around/bin/pytest -m "" $(TESTS_around) $(ARGS)
+
+test-site: $(VENV)/.docs ## build the site, and test it in chromium
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "" tests/docs/test_site.py tests/docs/test_browser.py $(ARGS)
 
 proof: $(VENV)/.dev $(VENV)/.pyright $(SCHEMA) ## run all tests, but those that are green for the current files
 	$(PYTEST) -m "" --unproved $(ARGS)

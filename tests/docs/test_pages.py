@@ -34,7 +34,7 @@ PLUGINS = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_d
 NEEDED_PLUGINS = {page: {"tfkit-media", "tfkit-streams"} for page in ("custom_objectives", "jepa", "objectives")}
 """The plugins that a page asks its reader to install."""
 README = ROOT / "README.md"
-ELSEWHERE = {"around.md", "first.md", "hybrids.md", "media.md", "retention.md"}
+ELSEWHERE = {"around.md", "first.md", "hybrids.md", "learn.md", "media.md", "retention.md"}
 """Pages that have tests of their own, or that only the slow test runs."""
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
 LONG_PAGES = {
@@ -195,6 +195,20 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target.partition("#")[0]).exists(), target
 
 
+def headings(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_sections(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", prose(page)):
+        file = page.parent / target if target else page
+        if file.suffix == ".md":
+            assert anchor in headings(file), f"{target}#{anchor}"
+
+
 APPENDICES = {"check_bugs", "decisions", "experiments", "names"}
 """Pages of tables, which readers search and do not read from the top."""
 
@@ -203,8 +217,15 @@ APPENDICES = {"check_bugs", "decisions", "experiments", "names"}
     "page", [page for page in sorted(DOCS.glob("*.md")) if page.stem not in APPENDICES], ids=lambda page: page.stem
 )
 def test_a_page_has_at_most_1500_words(page: Path) -> None:
-    """Blocks do not count."""
-    assert len(prose(page).split()) <= 1500
+    """Blocks and words for the search do not count."""
+    assert len(re.sub(r"<!-- .* -->", "", prose(page)).split()) <= 1500
+
+
+def test_a_newcomer_reads_few_words_before_a_new_attention() -> None:
+    """From the top of the README to the first command of docs/first.md that uses the attention."""
+    readme, first = prose(README), prose(DOCS / "first.md")
+    before = readme.partition("(docs/first.md)")[0] + first.partition("`check`\nmeasures")[0]
+    assert 100 < len(before.split()) <= 150
 
 
 def test_the_index_lists_every_page() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from functools import cache
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -20,9 +18,12 @@ from tfkit.plugin.manager import load_plugins
 
 pytest.importorskip("tools.docs.build", reason="the site is built in a checkout")
 from tfkit.tools.components.component_docs import component_doc
-from tools.docs import guide, kinds, models, names, runs
+from tfkit.tools.list_.gallery import shipped_specs
+from tools.docs import guide, home, kinds, models, names, runs
 from tools.docs.build import all_pages, write_pages
 from tools.docs.page import ROOT, Page, docstring, table
+
+from .site import build
 
 SEARCHES = {
     "docs/questions": [
@@ -33,7 +34,7 @@ SEARCHES = {
     "docs/own_loop": ["flash attention", "custom training loop"],
     "docs/training": ["perplexity", "bf16", "mixed precision", "gradient accumulation", "patience"],
     "docs/data": ["custom dataset", "dataloader"],
-    "docs/around": ["lora", "lora fine-tune"],
+    "docs/adapters": ["lora", "lora fine-tune"],
     "docs/resuming": ["seed", "reproducible", "loss nan"],
     "docs/decoding": ["kv cache"],
     "docs/weights": ["hf download", "hugging face hub"],
@@ -123,6 +124,36 @@ def test_each_kind_that_computes_has_a_formula() -> None:
     assert missing == [("attention", "additive"), ("residual", "add")]  # a tutorial, and no computation
 
 
+def test_required_fields_are_first_and_inherited_fields_last() -> None:
+    registered = load_plugins().registry.find("attention", "gqa")
+    assert registered is not None
+    fields = sorted(component_doc(registered).fields, key=kinds._order)
+    assert [field.name for field in fields[:2]] == ["n_heads", "n_kv_heads"]
+    inherited = [field.inherited for field in fields]
+    assert inherited == sorted(inherited)
+    assert "d_model" in [field.name for field in fields if field.inherited]
+
+
+def test_a_model_has_its_weights_licence_and_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = {spec.name: spec for spec in shipped_specs()}
+    monkeypatch.setattr(models, "shipped_specs", specs.values)  # they are slow to list
+    assert models.weights().keys() <= {name for name, spec in specs.items() if spec.model_type}
+    model = models.Model(specs["gpt2"], tfkit.load("gpt2"), ROOT / "specs" / "gpt2.yaml", None)
+    facts = dict(models._facts(model))
+    assert facts["weights"] == "[openai-community/gpt2](https://huggingface.co/openai-community/gpt2)"
+    assert facts["licence of the weights"] == "MIT"
+    assert "[gpt2_xl](/models/gpt2_xl.md)" in facts["family"]
+    assert "(/models/gpt2.md)" not in facts["family"]
+
+
+def test_the_model_of_the_first_screen_is_drawn_for_each_choice_of_lines() -> None:
+    texts = dict(home.files())
+    assert len(texts) == len(set(texts.values())) == 2 ** len(home.LINES)
+    html = home.figure()
+    assert all(escape(line) in html for lines in home.LINES.values() for line in lines)
+    assert tfkit.count_params(tfkit.loads(home._spec((0, 0, 0, 0)))).total == 124_439_808  # GPT-2
+
+
 def test_a_plan_is_what_the_command_prints() -> None:
     (entry,) = [entry for entry in runs.shipped_documents() if entry.name == "reverse"]
     assert runs.plan_of(entry) == ["train", "reverse", "--plan"]
@@ -148,6 +179,12 @@ def test_text_of_a_docstring_has_no_other_meaning_in_markdown() -> None:
 
 def test_the_site_has_titles_for_names_of_files_and_words_for_its_search() -> None:
     links = guide.Links(ROOT / "docs" / "questions.md", {})
+    address = "https://arxiv.org/abs/1706.03762"
+    assert (
+        links.rewrite(f"see {address}, `{address}`, [it]({address})")
+        == f"see <{address}>, `{address}`, [it]({address})"
+    )
+    assert links.rewrite("[it](examples/learn.ipynb)") == "[it](/docs/examples/learn.ipynb)"
     text = links.rewrite("<!-- search: cite, bibtex -->\n[data.md](data.md#a-classifier), [your data](data.md)\n")
     assert text == (
         "```{index} ! cite, ! bibtex\n```\n\n*[](/docs/data.md#a-classifier)*, [your data](/docs/data.md)\n"
@@ -194,12 +231,10 @@ def test_a_sidebar_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_sphinx_builds_the_site_without_a_warning() -> None:
     pytest.importorskip("furo")
-    environment = {**os.environ, "TFKIT_DISABLE": ""}
-    command = [sys.executable, "-m", "tools.docs.build"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    site = ROOT / "out" / "docs" / "site"
+    site = build().site
     assert (site / "searchindex.js").exists()
+    foreign = re.compile(r'<(script|img|link|iframe)\b[^>]*(src|href)="https?:')
+    assert [page for page in site.rglob("*.html") if foreign.search(page.read_text(encoding="utf-8"))] == []
     pictures = {path.stem for path in (site / "pictures").glob("*.svg")}
     assert pictures == {path.stem for path in (site / "models").glob("*.html")} - {"index"}
     entries = search_entries(site)

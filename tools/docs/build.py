@@ -14,11 +14,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tfkit.tools.list_.gallery import shipped_documents
-from tools.docs import commands, guide, kinds, models, names, runs
+from tools.docs import commands, guide, home, kinds, models, names, runs
 from tools.docs.page import ROOT, Page, hidden_index, joined, plugins
 
 OUT = ROOT / "out" / "docs"
 HOME = ROOT / "tools" / "docs" / "index.md"
+ASSETS = ("docs/pictures", "docs/examples")
+"""Folders with pictures and notebooks of pages."""
 REFERENCE = ("commands/index", "kinds/index", "api/index", "models/index", "runs/index")
 
 
@@ -28,8 +30,13 @@ def main() -> int:
     gc.set_threshold(1_000_000, 50, 50)
     source, site = OUT / "source", OUT / "site"
     write_pages(all_pages(), source)
-    shutil.copytree(ROOT / "docs" / "pictures", source / "docs" / "pictures", dirs_exist_ok=True)
+    for folder in ASSETS:
+        shutil.copytree(
+            ROOT / folder, source / folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.md", "*.py")
+        )
     write_pictures(OUT / "extra" / models.PICTURES)
+    for name, text in home.files():
+        _write(OUT / "extra" / home.FOLDER / name, text)
     from sphinx.cmd.build import main as sphinx
 
     # Build all pages, because a new page changes the sidebars of unchanged pages.
@@ -63,7 +70,7 @@ def files_in_site() -> dict[str, str]:
 
 
 def _home() -> str:
-    parts = [HOME.read_text(encoding="utf-8")]
+    parts = [HOME.read_text(encoding="utf-8").replace("<!-- model -->", home.figure())]
     parts += [hidden_index(paths, caption=title) for title, paths in guide.sections().items()]
     project = [Path(name).stem for name in guide.PROJECT if (ROOT / name).exists()]
     parts += [hidden_index(REFERENCE, caption="Reference"), hidden_index(project, caption="Project")]

@@ -24,6 +24,7 @@ html_title = f"tfkit {release}"
 html_theme = "furo"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
+html_js_files = [("copy.js", {"defer": "defer"})]
 html_search_scorer = str(HERE / "static" / "scorer.js")
 html_extra_path = [str(HERE.parents[1] / "out" / "docs" / "extra")]
 html_copy_source = False
@@ -79,7 +80,12 @@ def sidebar(page: str, build: Callable[[], str]) -> str:
     """Return the sidebar of a page; `build` returns the contents for the page, and is called for the first page."""
     folder, name = posixpath.split(page)
     if not TREE:
-        html = _CURRENT.sub("", build().replace('href="#"', f'href="{name}.html"'))
+        html = (
+            build()
+            .replace('href="#"', f'href="{name}.html"')
+            .replace('role="heading"', 'role="heading" aria-level="2"')
+        )
+        html = _CURRENT.sub("", html)
         TREE.append(
             get_navigation_tree(_LINK.sub(lambda link: posixpath.normpath(posixpath.join(folder, link[0])), html))
         )

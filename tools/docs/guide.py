@@ -29,6 +29,7 @@ LONGEST_LISTING = 30
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=<img src=\")([^\"]+)(?=\")")
 _FILE_NAME = re.compile(r"\[[\w./-]+\.md\](\([^)]*\))")
+_ADDRESS = re.compile(r"(`[^`]*`|<[\w/!][^>]*>|\]\([^)]*\))|(https://[^\s,;:)]*[^\s,;:).])")
 _SEARCH = re.compile(r"^<!-- search: (.*) -->$", re.MULTILINE)
 _ROW = re.compile(r"^\| [^|]* \| (.*) \|$", re.MULTILINE)
 
@@ -83,28 +84,30 @@ class Links:
         self.generated = generated
 
     def rewrite(self, text: str) -> str:
-        """Return the text with converted links and search words. Blocks of code do not change."""
+        """Return the text with converted links, linked addresses and search words. Blocks of code do not change."""
         parts = _FENCE.split(text)
         return "".join(part if index % 2 else self._rewrite(part) for index, part in enumerate(parts))
 
     def _rewrite(self, text: str) -> str:
         text = _SEARCH.sub(lambda match: search_entries(match[1].split(", ")), text)
         # Without a text, a link has the title of its page or section.
-        return _LINK.sub(self._target, _FILE_NAME.sub(r"*[]\1*", text))
+        text = _LINK.sub(self._target, _FILE_NAME.sub(r"*[]\1*", text))
+        # Markdown links an address only between angle brackets.
+        return _ADDRESS.sub(lambda match: match[1] or f"<{match[2]}>", text)
 
     def files(self) -> set[Path]:
         """Return the linked files and folders that have no page yet."""
         text = "".join(_FENCE.split(self.text)[::2])
         targets = [match[0] for match in _LINK.finditer(text)]
         locations = {location for target in targets if (location := self._place(target)) is not None}
-        return {location for location in locations if not _is_picture(location) and self._page(location) is None}
+        return {location for location in locations if not _is_asset(location) and self._page(location) is None}
 
     def _target(self, match: re.Match[str]) -> str:
         target, location = match[0], self._place(match[0])
         if location is None:
             return target
         anchor = f"#{target.partition('#')[2]}" if "#" in target else ""
-        if _is_picture(location):
+        if _is_asset(location):
             return f"/{location.relative_to(ROOT).as_posix()}"
         return f"/{self._page(location) or code_path(location)}.md{anchor}"
 
@@ -128,8 +131,9 @@ def pages_by_file() -> tuple[tuple[str, Path], ...]:
     return tuple(written().items())
 
 
-def _is_picture(path: Path) -> bool:
-    return path.suffix in (".svg", ".png")
+def _is_asset(path: Path) -> bool:
+    """Return True for files that the site contains unchanged: pictures, and notebooks to download."""
+    return path.suffix in (".svg", ".png", ".ipynb")
 
 
 def code_path(path: Path) -> str:
@@ -143,7 +147,8 @@ def source_page(place: Path) -> str:
     name = place.relative_to(ROOT).as_posix()
     if place.is_file():
         return f"{ORPHAN}# {name}\n\n{_source(place)}"
-    files = [path for path in sorted(place.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    listed = (path for path in sorted(place.rglob("*")) if path.is_file() and not _is_asset(path))
+    files = [path for path in listed if "__pycache__" not in path.parts]
     names = [path.relative_to(place).as_posix() for path in files]
     if len(files) > LONGEST_LISTING:
         folders = sorted({path.relative_to(place).parts[0] for path in files})

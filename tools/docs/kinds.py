@@ -27,6 +27,7 @@ from tools.docs.page import (
     link,
     plugins,
     prose,
+    search_entries,
     stacked,
     table,
 )
@@ -97,10 +98,11 @@ def _kind(registered: Registered) -> str:
     return joined(
         [
             f"{ORPHAN}# {doc.kind} ({doc.slot})",
+            search_entries([doc.kind]) if doc.slot in models.MECHANISMS else "",
             f"A kind of the slot {link(doc.slot, path_of(doc.slot))}, {_origin(doc)}.",
             docstring(doc.doc),
             "## Fields" if doc.fields else "",
-            stacked(table(["field", "type", "default", "meaning"], map(_field, doc.fields))),
+            stacked(table(["field", "type", "default", "meaning"], map(_field, sorted(doc.fields, key=_order)))),
             *_formula(doc),
             "## Papers and source",
             "\n".join(f"- <{paper}>" for paper in papers),
@@ -118,6 +120,11 @@ def _origin(doc: ComponentDoc) -> str:
 
 def _relative(file: str) -> str:
     return Path(file).relative_to(ROOT).as_posix()
+
+
+def _order(field: FieldDoc) -> int:
+    """Return the rank of a field in the table: required fields first, and inherited fields last."""
+    return 2 if field.inherited else 1 if field.default is not None else 0
 
 
 def _field(field: FieldDoc) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from functools import cache, partial
 from html import escape
 from pathlib import Path
 
+import yaml
+
 from tfkit.component import Component
 from tfkit.graph.expand import Graph, load
 from tfkit.spec.source import plain_data, read
@@ -18,12 +20,16 @@ from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
 from tfkit.tools.list_.gallery import Shipped, shipped_specs
 from tfkit.tools.show.differences import spec_differences
-from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, table
+from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, search_entries, table
 
 PICTURES = "pictures"
 """The folder of the site with a picture of each model."""
 MECHANISMS = ("attention", "mixer", "ffn", "position", "residual")
 """Slots whose kinds characterize the mechanism of a model."""
+WEIGHTS = Path(__file__).with_name("weights.yaml")
+"""The repositories of weights, by licence and model."""
+MAX_RELATIVES = 12
+"""Maximum number of models of the same family on a page."""
 MAX_CHANGES = 60
 """Maximum number of differences from the parent on a page."""
 
@@ -89,6 +95,23 @@ def users() -> dict[tuple[str, str], list[str]]:
     return names
 
 
+@cache
+def weights() -> dict[str, tuple[str, str]]:
+    """Return the repository of a model's weights, and their licence."""
+    licences = yaml.safe_load(WEIGHTS.read_text(encoding="utf-8"))
+    return {name: (path, licence) for licence, paths in licences.items() for name, path in paths.items()}
+
+
+@cache
+def families() -> dict[str, list[str]]:
+    """Return the names of the models of each family."""
+    names: dict[str, list[str]] = {}
+    for spec in shipped_specs():
+        if spec.model_type:
+            names.setdefault(spec.model_type, []).append(spec.name)
+    return names
+
+
 def picture(model: Model) -> str:
     """Return the picture of a model as SVG."""
     return to_svg(draw(model.graph))
@@ -100,6 +123,7 @@ def _page(name: str) -> str:
     return joined(
         [
             f"{ORPHAN}# {name}",
+            search_entries([name]),
             prose(spec.description or ""),
             table(["", ""], _facts(model)),
             f'<figure class="model"><img src="../{PICTURES}/{name}.svg" alt="The layers of {name}"></figure>',
@@ -113,6 +137,8 @@ def _page(name: str) -> str:
 
 
 def _commands(spec: Shipped) -> Iterator[str]:
+    if spec.name in weights():
+        yield f"hf download {weights()[spec.name][0]} --local-dir FOLDER"
     if spec.model_type:
         yield f"tfkit build {spec.name} --weights FOLDER      # load published weights from a downloaded folder"
     yield from (f"tfkit show {spec.name} --prose", f"tfkit draw {spec.name} -o {spec.name}.svg")
@@ -129,7 +155,16 @@ def _facts(model: Model) -> Iterator[tuple[str, str]]:
         yield f"cache in {cache.dtype}", f"{bytes_text(cache.per_token)} per token{states}"
     yield "type", spec.kind
     if spec.model_type:
-        yield "family", f"`{spec.model_type}`"
+        relatives = [name for name in families()[spec.model_type] if name != spec.name]
+        links = [link(name, path_of(name)) for name in relatives[:MAX_RELATIVES]]
+        more = f" and {len(relatives) - MAX_RELATIVES} more" if len(relatives) > MAX_RELATIVES else ""
+        yield "family", f"`{spec.model_type}`" + (f", with {', '.join(links)}{more}" if links else "")
+        if spec.name in weights():
+            repository, licence = weights()[spec.name]
+            yield "weights", f"[{repository}](https://huggingface.co/{repository})"
+            yield "licence of the weights", licence
+        else:
+            yield "weights", f"{link('how to load them', 'docs/weights')}; the page of the weights has their licence"
     if spec.source:
         yield "source", f"<{spec.source}>"
     if spec.requires:
@@ -187,7 +222,8 @@ def _card(model: Model) -> str:
     return (
         f'<figure data-name="{spec.name}" data-year="{model.year}" data-size="{spec.parameters or 0}" '
         f'data-mechanism="{mechanisms}" data-words="{escape(words.casefold())}">'
-        f'<a href="{spec.name}.html"><img src="../{PICTURES}/{spec.name}.svg" alt="" loading="lazy"></a>'
+        f'<a href="{spec.name}.html" tabindex="-1" aria-hidden="true">'
+        f'<img src="../{PICTURES}/{spec.name}.svg" alt="" loading="lazy"></a>'
         f'<figcaption><a href="{spec.name}.html">{spec.name}</a><small>{facts}</small>'
         f'<button type="button" data-pick="{spec.name}">compare</button></figcaption></figure>'
     )
