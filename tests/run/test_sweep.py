@@ -15,6 +15,7 @@ from tfkit.errors import SpecError
 from tfkit.run.checked_run import load_run
 from tfkit.tools.params.count import count_params
 from tfkit.tools.sweep.arms import Arms, all_choices
+from tfkit.tools.sweep.comparison import _transfer_remarks
 from tfkit.tools.sweep.result import Tuned
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
@@ -78,6 +79,7 @@ WRONG: dict[str, Any] = {
     "size_too_small": SWEEP + "sizes: {params: [100]}\n",
     "sizes_of_two_lengths": SWEEP + "sizes: {model.d_model: [16, 32], model.decoder.ffn.d_ff: [32]}\n",
     "sizes_of_params_and_a_path": SWEEP + "sizes: {params: [4k], model.d_model: [16]}\n",
+    "size_of_a_variant": SWEEP.replace("relu: {}", "relu: {model.d_model: 8}") + "sizes: {model.d_model: [16, 32]}\n",
     "misspelt_path_of_a_size": SWEEP + "sizes: {model.d_modl: [16]}\n",
     "largest_size_first": SWEEP + TUNE.replace("seeds", "at: smallest, seeds") + "sizes: {model.d_model: [32, 16]}\n",
     "tuned_at_no_size": SWEEP + TUNE.replace("seeds", "at: smallest, seeds"),
@@ -298,6 +300,8 @@ def test_larger_sizes_have_the_values_of_the_smallest(monkeypatch: pytest.Monkey
     }
     assert sweep._choices()["relu, d_model 32"].values == {"optimizer.lr": 1e-2}
     assert sweep._choices()["deeper, d_model 32"].values == {"optimizer.lr": 1e-3}
+    words = "has no `parametrization`: the values tuned at its smallest size may not fit larger sizes"
+    assert list(_transfer_remarks(sweep.arms, sweep._chosen())) == [f"relu {words}"]
     rows = {row.name: row.runs for row in sweep.outline().rows if row.name.startswith("relu")}
     assert rows == {"relu, d_model 16, tuning": 2, "relu, d_model 16": 2, "relu, d_model 32": 2}
 

@@ -216,7 +216,7 @@ class SweepSpec(Document):
         counts = {len(values) for values in sizes.values()}
         if len(counts) > 1:
             lengths = listing(map(str, sorted(counts)))
-            raise Invalid("sizes", f"all paths must have a value for each size; got {lengths} values")
+            raise Invalid("sizes", f"the lists of all paths must have equal lengths; got {lengths}")
         if counts == {0}:
             help = "list sizes, for instance `params: [0.25M, 0.5M, 1M, 2M]`"
             raise Invalid(f"sizes.{next(iter(sizes))}", "there is no size", help=help)
@@ -270,8 +270,17 @@ class SweepSpec(Document):
         if self.fit is not None and self.fitted.rpartition(".")[2] not in LOWER_IS_BETTER:
             message = f"a scaling law must be fitted to a loss; got `{self.fitted}`"
             raise Invalid("fit", message, help="add `loss: val.loss`")
+        self._check_sizes()
         if self.tune is not None:
             self._check_tuning(self.tune)
+
+    def _check_sizes(self) -> None:
+        """Raise `Invalid` for a path of `sizes` that is also set elsewhere, which would have no effect."""
+        over = {"grid": self.grid, "tune.over": self.tune.over if self.tune else {}}
+        for location, paths in {**over, **{f"variants.{name}": keys for name, keys in self.variants.items()}}.items():
+            if repeated := sorted(self.sizes.keys() & paths.keys()):
+                message = f"`{repeated[0]}` cannot be both in `sizes` and in `{location}`"
+                raise Invalid(f"{location}.{repeated[0]}", message, help="remove one of them")
 
     def _check_tuning(self, tune: TuneConfig) -> None:
         if tune.at != "each" and not self.sizes:

@@ -32,6 +32,8 @@ STEEPEST = 4.0
 """Maximum exponent."""
 HUBER = 1e-3
 """Difference of logarithms beyond which a loss counts less, if all seeds have equal losses."""
+NEGLIGIBLE = 1e-9
+"""Fraction of the loss below which E is 0."""
 PARAMETERS = 3
 """Number of parameters of a law, and minimum number of sizes."""
 
@@ -208,6 +210,8 @@ def _fitted_parameters(x: Numbers, values: Numbers, delta: float) -> Numbers:
         for guess in STARTS
     ]
     parameters: Numbers = min(fits, key=lambda fit: fit.cost).x
+    if parameters[0] < NEGLIGIBLE * values.min():
+        parameters[0] = 0  # the search ends near its bounds, not at them
     return parameters
 
 
