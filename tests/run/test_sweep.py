@@ -225,7 +225,8 @@ def test_equal_parameters_by_a_number_of_the_model(prefix: str) -> None:
 
 def test_equal_parameters_of_the_variant_before() -> None:
     """Each variant equals the one before it, as that variant is after its own change."""
-    text = SWEEP.replace("to: relu", "to: previous") + "grid: {model.d_model: [16, 24]}\n"
+    text = SWEEP.replace("to: relu", "to: previous").replace("d_ff: 21", "d_ff: 48")
+    text += "grid: {model.d_model: [16, 24]}\n"
     counts = parameters_of(arms_of(text + "equal: {params: 3%, by: decoder.ffn.d_ff}\n"))
     for width in (16, 24):
         relu, swiglu, deeper = (counts[f"{name}, d_model {width}"] for name in ("relu", "swiglu", "deeper"))

@@ -91,7 +91,7 @@ def size_difference(name: str, size: float, words: str, base_name: str, base_siz
 
 def short_size(size: float, words: str) -> str:
     """Format a size with its unit: `1.2M` parameters, `3.4E` FLOPs."""
-    return flops_text(size) if words == SIZES["flops"][0] else count_text(round(size))
+    return flops_text(round(size)) if words == SIZES["flops"][0] else count_text(round(size))
 
 
 def _size_text(size: float) -> str:

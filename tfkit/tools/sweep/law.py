@@ -23,6 +23,7 @@ from tfkit.tools.sweep.statistics import Interval, half_width
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from scipy.optimize import OptimizeResult
 
     Numbers = NDArray[np.float64]
 
@@ -32,6 +33,8 @@ STEEPEST = 4.0
 """Maximum exponent."""
 HUBER = 1e-3
 """Difference of logarithms beyond which a loss counts less, if all seeds have equal losses."""
+TOLERANCE = 1e-12
+"""Relative changes at which the search ends."""
 NEGLIGIBLE = 1e-9
 """Fraction of the loss below which E is 0."""
 PARAMETERS = 3
@@ -193,23 +196,19 @@ def _fitted_parameters(x: Numbers, values: Numbers, delta: float) -> Numbers:
     def jacobian(at: Numbers) -> Numbers:
         return _slopes(at, x).repeat(y.shape[1], axis=0)
 
-    robust = {} if math.isinf(delta) else {"loss": "huber", "f_scale": delta}
-    bounds = ([0, -50, 0], [values.max(), 50, STEEPEST])
-    fits = [
-        import_scipy().optimize.least_squares(
-            residuals,
-            _initial_parameters(x, values, guess),
-            jacobian,
-            bounds=bounds,
-            x_scale=[values.min(), 1, 1],
-            xtol=1e-12,
-            ftol=1e-12,
-            gtol=1e-12,
-            **robust,
+    def solved(start: Numbers, loss: str, threshold: float = 1.0) -> OptimizeResult:
+        # The bounds of the search keep its steps finite.
+        bounds = ([0, -50, 0], [values.max(), 50, STEEPEST])
+        scale = [values.min(), 1, 1]
+        tolerances = {"xtol": TOLERANCE, "ftol": TOLERANCE, "gtol": TOLERANCE}
+        return import_scipy().optimize.least_squares(
+            residuals, start, jacobian, bounds=bounds, x_scale=scale, loss=loss, f_scale=threshold, **tolerances
         )
-        for guess in STARTS
-    ]
+
+    fits = [solved(_initial_parameters(x, values, guess), "linear") for guess in STARTS]
     parameters: Numbers = min(fits, key=lambda fit: fit.cost).x
+    if math.isfinite(delta):
+        parameters = solved(parameters, "huber", delta).x
     if parameters[0] < NEGLIGIBLE * values.min():
         parameters[0] = 0  # the search ends near its bounds, not at them
     return parameters

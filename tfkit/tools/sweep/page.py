@@ -102,8 +102,8 @@ TUNING = (
 )
 LAWS = (
     "L = E + A / N^a, fitted to the logarithms of all losses with the Huber loss. Intervals: 95%, from the effects of "
-    "seeds and, for more than three sizes, from the differences of sizes from the law. Vertical lines: predictions of "
-    "the largest size by the smaller sizes, and of the target."
+    "seeds and, for more than three sizes, from the differences of sizes from the law. Large points with vertical "
+    "lines: predictions of the largest size by the smaller sizes, and of the target, with their intervals."
 )
 GAINS = (
     "Difference: the law of a variant, minus the law of its baseline, at an equal size. To equal: the factor of the "
@@ -295,8 +295,9 @@ def draw_scaling_laws(laws: Sequence[Scaling]) -> Element:
         line = " ".join(f"{x(step):.1f},{y(variant.law.at(math.exp(step))):.1f}" for step in steps)
         picture.append(tag("polyline", points=line, class_=f"mean {colour_class(index)}"))
         for forecast in row:
+            at = x(math.log(forecast.size))
+            picture.append(tag("circle", cx=at, cy=y(forecast.loss), r=5.0, class_=f"point {colour_class(index)}"))
             if forecast.interval is not None:
-                at = x(math.log(forecast.size))
                 low, high = (y(min(max(end, y.low), y.high)) for end in forecast.interval)
                 picture.append(tag("line", x1=at, x2=at, y1=low, y2=high, class_=f"mean {colour_class(index)}"))
         for size, of_size in zip(variant.sizes, variant.losses, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import combinations
 from statistics import fmean
 
 from tfkit.tools.sweep.arms import Arms, SweepRun
@@ -91,7 +91,8 @@ def scaling_laws(
         losses = tuple(tuple(row[seed] for seed in seeds) for row in rows.values())
         law = law_of(list(sizes.values()), losses, fit.to)
         laws.append(Scaling(variant, SIZES[fit.on][0], tuple(sizes.values()), losses, law, seeds))
-        notes += _law_remarks(variant, len(sizes), seeds, arms.config.seeds)
+        means = {name: fmean(row) for name, row in zip(sizes, losses, strict=True)}
+        notes += _law_remarks(variant, means, seeds, arms.config.seeds)
     return laws, notes
 
 
@@ -108,18 +109,28 @@ def _reason_without_law(
     for name, row in rows.items():
         if not all(0 < row[seed] < math.inf for seed in seeds):
             return f"the loss of {name} must be a number above 0"
-    names = list(means)
-    for smaller, larger in pairwise(names):
-        if means[larger] >= means[smaller]:
-            return f"the loss does not decrease from {smaller} ({means[smaller]:.4f}) to {larger} ({means[larger]:.4f})"
+    first, *_, last = means.values()
+    smaller, larger = _largest_increase(means)
+    if means[larger] - means[smaller] >= first - last:
+        return f"the loss does not decrease from {smaller} ({means[smaller]:.4f}) to {larger} ({means[larger]:.4f})"
     return None
 
 
-def _law_remarks(variant: str, sizes: int, seeds: Sequence[int], all_seeds: Sequence[int]) -> Iterator[str]:
-    """Yield remarks about a law from few sizes or seeds."""
+def _largest_increase(means: Mapping[str, float]) -> tuple[str, str]:
+    """Return the names of a size and of a larger size between which the loss increases most, or decreases least."""
+    return max(combinations(means, 2), key=lambda pair: means[pair[1]] - means[pair[0]])
+
+
+def _law_remarks(
+    variant: str, means: Mapping[str, float], seeds: Sequence[int], all_seeds: Sequence[int]
+) -> Iterator[str]:
+    """Yield remarks about a law from few sizes or seeds, or from a loss that increases between sizes."""
+    smaller, larger = _largest_increase(means)
+    if means[larger] > means[smaller]:
+        yield f"the loss of {larger} is higher than the loss of {smaller}: more seeds would narrow the law of {variant}"
     if len(seeds) < len(all_seeds):
         yield f"the law of {variant} is fitted to {len(seeds)} of {len(all_seeds)} seeds, which have runs at all sizes"
-    if sizes == PARAMETERS:
+    if len(means) == PARAMETERS:
         intervals = "its intervals are from seeds alone" if len(seeds) > 1 else "it has no intervals"
         yield f"the law of {variant} is not tested: it goes through all its {PARAMETERS} sizes, and {intervals}"
 
