@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from tfkit.tools.sweep.statistics import Interval, half_width
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from scipy.optimize import OptimizeResult
 
     Numbers = NDArray[np.float64]
 
@@ -196,7 +195,7 @@ def _fitted_parameters(x: Numbers, values: Numbers, delta: float) -> Numbers:
     def jacobian(at: Numbers) -> Numbers:
         return _slopes(at, x).repeat(y.shape[1], axis=0)
 
-    def solved(start: Numbers, loss: str, threshold: float = 1.0) -> OptimizeResult:
+    def solved(start: Numbers, loss: str, threshold: float = 1.0) -> Any:
         # The bounds of the search keep its steps finite.
         bounds = ([0, -50, 0], [values.max(), 50, STEEPEST])
         scale = [values.min(), 1, 1]
