@@ -17,6 +17,7 @@ from tfkit.tools.sweep.law import fit_law
 from tfkit.tools.sweep.page import draw_scaling_laws
 from tfkit.tools.sweep.result import Curve, Scaling
 from tfkit.tools.sweep.scaling import check_laws, law_gains, law_of, scaling_laws
+from tools import ladders
 
 SIZES = [0.25e6, 0.5e6, 1e6, 2e6, 4e6]
 E, A, EXPONENT = 1.2, 30.0, 0.3
@@ -132,6 +133,14 @@ def test_the_largest_size_is_foretold_from_the_others_alone() -> None:
     assert law.missed == pytest.approx(0.25, abs=1e-4)
     assert law.held_out is not None
     assert law.held_out.interval == pytest.approx((E + A * 4e6**-EXPONENT,) * 2, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ladder", ladders.LADDERS, ids=str)
+def test_intervals_contain_the_truth_as_often_as_they_say(ladder: tuple[int, int, float, float, float, float]) -> None:
+    """In 100 ladders of each sort; `tools/ladders.py` draws 400."""
+    fractions = ladders.coverage(*ladder, 100)
+    assert all(stats.binomtest(round(100 * fraction), 100, 0.95).pvalue > 0.005 for fraction in fractions), fractions
 
 
 def test_sizes_that_differ_from_the_law_widen_the_intervals() -> None:
