@@ -163,7 +163,10 @@ class SublayerConfig(Component):
 
     @property
     def inner_values(self) -> Mapping[str, InnerValue]:
-        """Values inside the module that `tfkit.trace` reads and writes, by name."""
+        """Values inside the module that `tfkit.trace` reads and writes, by name.
+
+        `router_logits` of an FFN, the output of a module, is also what transformers records as router logits.
+        """
         return {}
 
 

@@ -197,6 +197,9 @@ class Data(Protocol):
     `classes`, the names of the classes of the main output in order, or None. Generation stops at `end`, and exported
     models have these values.
 
+    Data with images may have `pixel_scale`, means and standard deviations by channel, if integers from 0 to 255 become
+    (pixel / 255 - mean) / std: exported models then have an image processor.
+
     Data whose targets are standardized has `mean` and `std`, a number for each number of a target: a target times `std`
     plus `mean` is the number in the units of the data.
 

@@ -35,6 +35,7 @@ class GuardedData:
             self.n_classes: int | Mapping[str, int] | None = getattr(data, "n_classes", None)
             self.start, self.end = (self._id(name) for name in ("start", "end"))
             self.classes: Sequence[str] | None = getattr(data, "classes", None)
+            self.pixel_scale: Sequence[Sequence[float]] | None = getattr(data, "pixel_scale", None)
             self.mean: Sequence[float] = getattr(data, "mean", (0.0,))
             self.std: Sequence[float] = getattr(data, "std", (1.0,))
             self.splits: Sequence[str] = data.splits

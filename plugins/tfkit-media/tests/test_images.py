@@ -81,6 +81,7 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     batch = data.examples("train", "shuffled").batch(np.arange(9))
     assert batch.inputs["image"].shape == (9, 1, 4, 5)
     assert ((batch.inputs["image"][:, 0, 0, 0] > 0.1) == (batch.targets == 0)).all()
+    assert data.classes == ["a", "b"]
 
 
 def test_the_target_of_a_pair_is_the_number_of_its_image(tmp_path: Path) -> None:

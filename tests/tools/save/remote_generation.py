@@ -130,7 +130,7 @@ def computed(model: Any, inputs: Inputs, masks: Inputs, main: str) -> Iterator[t
         yield "labels", loss, nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     last_logits = model(**inputs, **masks, logits_to_keep=2).logits
     yield "logits_to_keep", last_logits, output.logits[:, -2:]
-    if hasattr(model.config, "sliding_window"):  # a window counts columns, as in transformers
+    if not {"sliding_window", "attention_chunk_size"}.isdisjoint(vars(model.config)):  # windows count columns
         return
     name = main.replace("input_ids", "attention_mask")
     inside = torch.ones_like(inputs[main])

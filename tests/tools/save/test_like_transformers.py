@@ -67,6 +67,34 @@ extends: gemma2_2b
     ffn: {{d_ff: 48}}
     layers: {{variants: {{local: {{attention: {{mask: {{left: 3}}}}}}}}}}
 """
+LLAMA4 = f"""tfkit: 1
+extends: llama4_scout
+{SIZES}graph:
+  decoder:
+    n_layers: 2
+    attention: {{n_heads: 4, n_kv_heads: 2, d_head: 8, mask: {{rule: {{size: 4}}}}}}
+    ffn: {{n_experts: 4, d_ff: 48, shared: {{d_ff: 48}}}}
+    layers: {{pattern: [base, full], variants: {{full: {{attention: {{mask: null}}}}}}}}
+"""
+MAMBA2 = """tfkit: 1
+extends: mamba2_130m
+name: small
+parameters: null
+vocab_size: 50
+d_model: 32
+graph: {decoder: {n_layers: 2, mixer: {n_heads: 4, d_head: 16, d_state: 8}}}
+"""
+QWEN3_NEXT = f"""tfkit: 1
+extends: qwen3_next_80b_a3b
+{SIZES}graph:
+  decoder:
+    n_layers: 2
+    attention: {{n_heads: 4, n_kv_heads: 2, d_head: 16, position: {{width: 4}}}}
+    ffn: {{n_experts: 4, n_experts_per_token: 2, d_ff: 16, shared: {{d_ff: 16}}}}
+    layers:
+      pattern: [linear, base]
+      variants: {{linear: {{mixer: {{n_heads: 4, n_key_heads: 2, d_key: 8, d_value: 8}}}}}}
+"""
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -223,10 +251,15 @@ def test_any_cache_is_read_incrementally(models: Pair, kind: str, implementation
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "spec", [pytest.param(MISTRAL, id="mistral", marks=pytest.mark.slow), pytest.param(GEMMA, id="gemma2")]
+    "spec",
+    [
+        pytest.param(MISTRAL, id="mistral", marks=pytest.mark.slow),
+        pytest.param(GEMMA, id="gemma2"),
+        pytest.param(LLAMA4, id="llama4", marks=pytest.mark.slow),
+    ],
 )
-def test_windows(spec: str, tmp_path: Path) -> None:
-    """All layers have a window, or some of them. Gemma's scores have a cap."""
+def test_windows_and_chunks(spec: str, tmp_path: Path) -> None:
+    """All layers have a window, or some of them, or chunks. Gemma's scores have a cap."""
     ours, theirs = pair(spec, tmp_path)
     tokens, lengths = ids(1, 14), (6, 8)
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -246,6 +279,82 @@ def test_windows(spec: str, tmp_path: Path) -> None:
         assert torch.equal(ours.generate(ids(), cache_implementation=implementation, **options), generated)
     with pytest.raises(NotImplementedError, match="continuous batching needs attention"):
         ours.generate_batch([[3, 4]])
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(GEMMA, id="gemma2"),
+        pytest.param(LLAMA4, id="llama4"),
+        pytest.param(MAMBA2, id="mamba2"),
+        pytest.param(QWEN3_NEXT, id="qwen3_next"),
+    ],
+)
+def test_a_compiled_step_with_a_static_cache(spec: str, tmp_path: Path) -> None:
+    ours, theirs = pair(spec, tmp_path)
+    step = torch.compile(ours, backend="eager", fullgraph=True)
+    cache = StaticCache(ours.config, max_cache_len=12)
+    logits = [step(token, past_key_values=cache).logits for token in ids().split(1, dim=1)]
+    close(torch.cat(logits, dim=1), theirs(ids()).logits)
+    if spec == QWEN3_NEXT:
+        with pytest.raises(RuntimeError, match="the states would mix them"):
+            step(ids(1), position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]), use_cache=False)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(MAMBA2, id="mamba2", marks=pytest.mark.slow), pytest.param(QWEN3_NEXT, id="qwen3")],
+)
+def recurrent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Models of states alone, and of states, attention and experts."""
+    return pair(request.param, tmp_path_factory.mktemp("recurrent"))
+
+
+PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
+
+
+@torch.no_grad()
+def test_states_are_in_the_caches_of_transformers(recurrent: Pair) -> None:
+    ours, theirs = recurrent
+    expected = theirs(ids(), attention_mask=PADDED).logits
+    caches: list[Cache] = [DynamicCache(config=ours.config), StaticCache(ours.config, max_cache_len=14)]
+    for cache in caches:
+        parts, end = [], 0
+        for part in ids().split((5, 2, 1, 1), dim=1):
+            end += part.size(1)
+            parts.append(ours(part, attention_mask=PADDED[:, :end], past_key_values=cache).logits)
+        close(torch.cat(parts, dim=1)[PADDED == 1], expected[PADDED == 1])
+    with pytest.raises(ValueError, match="past_key_values has no states: create it with the config"):
+        ours(ids(), past_key_values=DynamicCache())
+    with pytest.raises((ValueError, TypeError), match="position_ids"):
+        ours(ids(1), position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_generation_with_states(recurrent: Pair) -> None:
+    """The cache of Mamba counts its columns, which `generate` needs."""
+    ours, theirs = recurrent
+    options = {"attention_mask": PADDED, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = theirs.generate(ids(), **options)
+    for implementation in (None, "static"):
+        assert torch.equal(ours.generate(ids(), cache_implementation=implementation, **options), expected)
+    beams = options | {"num_beams": 3}
+    assert torch.equal(ours.generate(ids(), **beams), ours.generate(ids(), use_cache=False, **beams))
+
+
+@torch.no_grad()
+def test_router_logits(recurrent: Pair) -> None:
+    if recurrent.theirs.config.model_type == "mamba2":
+        pytest.skip("no experts")
+    values, expected = (model(ids(), labels=ids(), output_router_logits=True) for model in recurrent)
+    assert len(values.router_logits) == len(expected.router_logits) == 2
+    for logits in zip(values.router_logits, expected.router_logits, strict=True):
+        close(*logits)
+    assert values.aux_loss is None
+    close(values.loss, expected.loss - recurrent.theirs.config.router_aux_loss_coef * expected.aux_loss)
 
 
 LOCAL = """tfkit: 1

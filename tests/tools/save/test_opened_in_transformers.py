@@ -63,6 +63,13 @@ graph:
   encoder: {{block: encoder, n_layers: 1, {LAYERS}}}
   pooled: {{block: pooler, select: mean}}
 """
+IMAGES = f"""{BEGIN}inputs: {{image: {{type: image, channels: 3, height: 4, width: 8}}}}
+graph:
+  patches: {{block: patches, size: 4}}
+  encoder: {{block: encoder, n_layers: 1, {LAYERS}}}
+  pooled: pooler
+  classes: {{block: classifier, n_classes: 3}}
+"""
 Pair = tuple[fx.GraphModule, Any]
 
 
@@ -195,6 +202,17 @@ def test_rules_of_masks(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_chunks(tmp_path: Path) -> None:
+    mask = "mask: {right: 0, rule: {kind: chunk, size: 3}}"
+    model, written = opened(CAUSAL.replace("n_heads: 2", f"n_heads: 2, {mask}"), tmp_path)
+    tokens, expected = ids(8), model(ids(8))
+    cache = DynamicCache(config=written.config)
+    parts = [written(part, past_key_values=cache).logits for part in tokens.split((5, 2, 1), dim=1)]
+    close(torch.cat(parts, dim=1), expected)
+    assert cache.layers[0].keys.size(2) == 2  # and the next token
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("labels", "fields"),
     [
@@ -207,6 +225,17 @@ def test_classes_of_padded_rows(labels: str, fields: dict[str, Any], tmp_path: P
     tokens, mask = ids(6), torch.tensor([[1, 1, 0, 1, 1, 0]] * 2)  # padding between tokens is no position
     close(written(tokens, attention_mask=mask).logits, model(tokens[:, mask[0] == 1]))
     assert written.config.id2label == {0: "a", 1: "b", 2: "c"}
+
+
+@torch.no_grad()
+def test_images_have_the_size_of_the_model(tmp_path: Path) -> None:
+    model, written = opened(IMAGES, tmp_path)
+    images = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(3))
+    close(written(images).logits, model(images))
+    with pytest.raises(ValueError, match=r"pixel_values must be \[batch, 3, 4, 8\]; got \[2, 3, 8, 4\]"):
+        written(images.transpose(2, 3))
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text())["size"] == {"height": 4, "width": 8}
+    assert "The weights came without an image processor" in (tmp_path / "README.md").read_text()
 
 
 @torch.no_grad()

@@ -353,7 +353,9 @@ def test_the_router_chooses_the_experts_that_are_written() -> None:
         model(TOKENS)
     ffn: Any = model.get_submodule(path)
     tokens = values[f"{path}.in"].flatten(0, 1)
-    probabilities, experts = ffn.router.weight.mul(1).matmul(tokens.T).T.topk(2)
+    logits = tokens @ ffn.router.weight.T
+    torch.testing.assert_close(values[f"{path}.router_logits"], logits)
+    probabilities, experts = logits.topk(2)
     torch.testing.assert_close(values[f"{path}.router"].sort().values, probabilities.softmax(dim=-1).sort().values)
     assert torch.equal(values[f"{path}.experts"].sort().values, experts.sort().values)
     chosen = torch.tensor([1, 0]).expand(12, 2)
@@ -372,6 +374,7 @@ INNER = {
     "cross_attention.heads": ("cross_attention.core", None),
     "ffn.hidden": ("ffn.down", 0),
     "ffn.router": ("ffn.router", None),
+    "ffn.router_logits": ("ffn.router.bound", None),
     "mixer.inner": ("mixer.output", 0),
     "mixer.q": ("mixer.rule", 0),
     "mixer.beta": ("mixer.rule", 4),

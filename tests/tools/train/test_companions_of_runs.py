@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import ViTImageProcessorPil
 
 import tfkit
 from tests.run.kinds.small import small_run
+from tfkit.run.checked_run import load_run
 from tfkit.tools.common.companions import Companions
 from tfkit.tools.save.save import save
 from tfkit.tools.train.checkpoints import run_companions
@@ -67,6 +71,46 @@ def test_the_names_of_classes(labels: Sequence[str], names: list[str] | None, tm
     )
     expected = None if names is None else {str(number): name for number, name in enumerate(names)}
     assert run_companions(run, None).fields.get("id2label") == expected
+
+
+IMAGES = """tfkit: 1
+name: small
+model:
+  requires: [tfkit-media]
+  d_model: 16
+  inputs: {image: {type: image, channels: CHANNELS, height: 4, width: 8}}
+  graph:
+    patches: {block: patches, size: 4}
+    encoder: {block: encoder, n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: gelu, d_ff: 32}}
+    pooled: pooler
+    logits: {block: classifier, n_classes: data.vocab_size}
+data: {kind: images, images: images.npy, labels: labels.npy, mean: MEAN, std: 0.2}
+batch: {sequences: 4}
+steps: 2
+optimizer: {kind: adamw, lr: 1e-2}
+"""
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(3, np.uint8), (1, np.uint8), (3, np.float32)])
+def test_the_processor_of_images_computes_the_inputs_of_the_run(
+    channels: int, kind: type[np.number[Any]], tmp_path: Path
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, channels, 4, 8)).astype(kind)
+    np.save("images.npy", pixels)
+    np.save("labels.npy", np.arange(20) % 2)
+    mean = "[0.4, 0.5, 0.6]" if channels == 3 else "0.4"
+    Path("images.yaml").write_text(IMAGES.replace("CHANNELS", str(channels)).replace("MEAN", mean))
+    run = load_run(tmp_path / "images.yaml", tfkit.load_plugins())
+    companions = run_companions(run, None)
+    if channels == 1 or kind is np.float32:  # neither is what transformers reads
+        assert "preprocessor_config.json" not in companions.files
+        return
+    companions.write_files(tmp_path)
+    processor = ViTImageProcessorPil.from_pretrained(tmp_path)
+    images = [Image.fromarray(np.moveaxis(image, 0, 2)) for image in pixels]
+    values = np.stack([processor(image, return_tensors="np")["pixel_values"][0] for image in images])
+    batch = run.data.examples("train", "sequential").batch(np.arange(4)).inputs["image"]
+    assert np.abs(batch[:, None] - values).max(axis=(2, 3, 4)).min(axis=1).max() < 1e-5
 
 
 def test_the_end_replaces_ids_that_lack_it() -> None:

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfkit.checkpoint.config_json import LABELS, contains_text_model, further_fields, text_config_in, text_fields
+from tfkit.component import Signal
 from tfkit.decoding.text import FileTokenizer, load_tokenizer
 from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, listing
 from tfkit.run.contract import Tokenizer
@@ -74,7 +75,8 @@ TOKENIZER_FILES = frozenset(
 )
 """The names in transformers: https://huggingface.co/docs/transformers/main_classes/tokenizer, and the
 `vocab_files_names` of its tokenizers."""
-PROCESSOR_FILES = frozenset({"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"})
+PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR_FILES = frozenset({PREPROCESSOR, "processor_config.json", "video_preprocessor_config.json"})
 FILES = TOKENIZER_FILES | PROCESSOR_FILES | {GENERATION}
 """Names and patterns of all files that are copied."""
 NOT_COPIED = (
@@ -249,6 +251,27 @@ class Companions:
             fields["id2label"] = {str(number): name for number, name in enumerate(names)}
             fields["label2id"] = {name: number for number, name in enumerate(names)}
         return replace(self, fields=fields)
+
+    def with_image_processor(self, image: Signal, mean: Sequence[float], std: Sequence[float]) -> Companions:
+        """Return the companions with the processor of RGB images, which resizes and normalizes them for a model.
+
+        Images with a different number of channels have no processor: transformers reads all images as RGB.
+        """
+        files = {name: self.files[name] for name in self.files.keys() - PROCESSOR_FILES}
+        if image.channels == 3:
+            files[PREPROCESSOR] = _json_bytes(
+                {
+                    "image_processor_type": "ViTImageProcessor",
+                    "do_resize": True,
+                    "size": {"height": image.rows, "width": image.width},
+                    "do_rescale": True,
+                    "rescale_factor": 1 / 255,
+                    "do_normalize": True,
+                    "image_mean": [*mean],
+                    "image_std": [*std],
+                }
+            )
+        return replace(self, files=files)
 
     def ids(self, name: str) -> list[int]:
         """Return the ids of a field, in the generation config or in config.json; empty without the field."""

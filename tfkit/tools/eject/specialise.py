@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -58,11 +58,15 @@ class Specialiser:
         records: the named tuples, with the values of their fields as far as they are known.
         read: the attributes of each module that other modules use.
         instead: replacements of functions and records, by the module and the name of the original.
+        recorded: modules whose output hooks record: their calls are neither removed nor inlined.
     """
 
-    def __init__(self, model: nn.Module, instead: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, instead: Mapping[str, Any] | None = None, recorded: Collection[nn.Module] = ()
+    ) -> None:
         self.model = model
         self.instead = instead or {}
+        self.recorded = frozenset(recorded)
         self.functions: dict[Key, Function] = {}
         self.records = Records()
         self.read: dict[nn.Module, set[str]] = {}
@@ -206,7 +210,7 @@ class Function(Expressions):
     @property
     def returns(self) -> str | None:
         """The parameter that the function only returns, if it does nothing else. Such calls are removed."""
-        value = self.expression
+        value = None if self.module in self.whole.recorded else self.expression
         return value.id if isinstance(value, ast.Name) and value.id in self.code.parameters else None
 
     def run(self) -> None:
@@ -495,7 +499,7 @@ class Function(Expressions):
             return argument if _record_type(value) is _record_type(argument) else value, text
         if value == NONE and not any(function.body for function in functions):
             return value, ast.Constant(None)
-        if first.module is not None and first.name == "forward":
+        if first.module not in (None, *self.whole.recorded) and first.name == "forward":
             body = _inlined_expression(functions, {name: argument for name, (_, argument) in arguments.items()})
             if body is not None:
                 self.uses |= first.uses

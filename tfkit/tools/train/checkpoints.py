@@ -88,8 +88,8 @@ STATES = TypeAdapter(CheckpointState)
 def run_companions(run: Run, checkpoint: Path | None) -> Companions:
     """Return the companions of a run's next checkpoint, from its latest checkpoint, or from its weights and its data.
 
-    The data determines the tokenizer, the token that ends a text, and the names of the classes; the loss determines the
-    mask token.
+    The data determines the tokenizer, the token that ends a text, the names of the classes, and the processor of
+    images; the loss determines the mask token.
     """
     family = run.graph.spec.family
     if checkpoint is not None:
@@ -100,9 +100,14 @@ def run_companions(run: Run, checkpoint: Path | None) -> Companions:
         companions = companions.with_tokenizer(data.tokenizer)
     mask = None if run.generation is None else run.generation.mask_token
     companions = companions.with_ids(getattr(data, "start", None), getattr(data, "end", None), mask)
-    if getattr(data, "n_classes", None) is None:
+    image = next((signal for signal in run.graph.inputs.values() if signal.type == "image"), None)
+    scale = getattr(data, "pixel_scale", None)
+    if image is not None and scale is not None:
+        companions = companions.with_image_processor(image, *scale)
+    classes = getattr(data, "classes", None)
+    if getattr(data, "n_classes", None) is None and classes is None:
         return companions
-    return companions.with_classes(getattr(data, "classes", None))
+    return companions.with_classes(classes)
 
 
 def write_checkpoint(

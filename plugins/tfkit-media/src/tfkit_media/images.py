@@ -6,7 +6,7 @@ b examples, t positions, c channels, p and q rows and columns of a patch, i and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -54,7 +54,12 @@ class PixelsConfig(tfkit.DataConfig):
         return pixels
 
     def data(
-        self, pixels: Array, arrays: Mapping[str, Array], vocab_size: int, n_classes: int | None = None
+        self,
+        pixels: Array,
+        arrays: Mapping[str, Array],
+        vocab_size: int,
+        n_classes: int | None = None,
+        classes: Sequence[str] | None = None,
     ) -> ImageData:
         """Divide images, and arrays of equal length, into the splits."""
         drawn = self.drawn(len(pixels))
@@ -66,7 +71,11 @@ class PixelsConfig(tfkit.DataConfig):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         t = 1 if self.patch is None else pixels[0, 0].size // self.patch**2
-        return ImageData(parts, vocab_size, digest.hexdigest(), t, n_classes=n_classes)
+        scale = None
+        if pixels.dtype.kind == "u" and self.patch is None:
+            scale = tuple(np.broadcast_to(value, pixels.shape[1]).tolist() for value in (self.mean, self.std))
+        digest_text = digest.hexdigest()
+        return ImageData(parts, vocab_size, digest_text, t, n_classes=n_classes, classes=classes, pixel_scale=scale)
 
 
 class ShapesConfig(PixelsConfig):
@@ -117,10 +126,11 @@ class ImagesConfig(ImageFilesConfig):
         return ("images",) if self.labels is None else ("images", "labels")
 
     def build(self, length: int | None) -> ImageData:
+        classes = None
         if Path(self.images).is_dir():
             if self.labels is not None:
                 raise Invalid("labels", "`labels` has no effect: the folders of `images` are the classes")
-            pixels, labels = _folders(Path(self.images))
+            pixels, labels, classes = _folders(Path(self.images))
             pixels = self.checked_pixels(pixels)
         elif self.labels is None:
             raise Invalid("labels", "`labels` is missing", help="name a file `.npy` with the class of each image")
@@ -129,7 +139,9 @@ class ImagesConfig(ImageFilesConfig):
             if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
                 message = f"`labels` must have a number from 0 for each of {len(pixels)} images"
                 raise Invalid("labels", f"{message}; got {labels.dtype} {list(labels.shape)}")
-        return self.data(pixels, {"targets": labels.astype(np.int64)}, int(labels.max(initial=0)) + 1)
+        targets = {"targets": labels.astype(np.int64)}
+        count = int(labels.max(initial=0)) + 1
+        return self.data(pixels, targets, count, classes=None if classes is None else classes[:count])
 
 
 class ImagePairsConfig(ImageFilesConfig):
@@ -191,6 +203,8 @@ class ImageData:
     length: int = 1
     tokenizer: None = None
     n_classes: int | None = None
+    classes: Sequence[str] | None = None
+    pixel_scale: tuple[Sequence[float], ...] | None = None
 
     @property
     def splits(self) -> list[str]:
@@ -248,8 +262,8 @@ def _array(field: str, path: Path) -> Array:
     return array
 
 
-def _folders(folder: Path) -> tuple[Array, Array]:
-    """Read a folder of images for each class with Pillow."""
+def _folders(folder: Path) -> tuple[Array, Array, list[str]]:
+    """Read a folder of images for each class with Pillow; return pixels, labels and the names of the classes."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -272,8 +286,6 @@ def _folders(folder: Path) -> tuple[Array, Array]:
         message = f"the folder must have a folder of images for each class; got {folder.name}"
         raise Invalid("images", message)
     if len(sizes := {image.shape for image in images}) > 1:
-        sizes_text = " and ".join(str(list(size)) for size in sorted(sizes, key=str)[:2])
-        raise Invalid(
-            "images", f"all images must have the same size and channels; got {sizes_text}", help="resize them"
-        )
-    return np.stack(images), np.array(labels)
+        shown = " and ".join(str(list(size)) for size in sorted(sizes, key=str)[:2])
+        raise Invalid("images", f"all images must have the same size and channels; got {shown}", help="resize them")
+    return np.stack(images), np.array(labels), [path.name for path in classes]

@@ -103,9 +103,10 @@ class MoEConfig(tfkit.FFNConfig):
 
     @property
     def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
-        """The weights of the experts that each token goes through, and the numbers of these experts."""
+        """The logits of all experts, the weights of each token's experts, and the numbers of these experts."""
         shape = f"[b*t, {self.n_experts_per_token}]"
-        return {name: tfkit.InnerValue("router", None, shape, item=i) for i, name in enumerate(("router", "experts"))}
+        chosen = {name: tfkit.InnerValue("router", None, shape, item=i) for i, name in enumerate(("router", "experts"))}
+        return {"router_logits": tfkit.InnerValue("router.bound", None, f"[b*t, {self.n_experts}]"), **chosen}
 
     def build(self, make: tfkit.Make) -> nn.Module:
         return MoE(self, experts=self._build_activation(make), shared=self._build_activation(make))

@@ -79,6 +79,23 @@ class RouterConfig(Config):
             raise Invalid("eps", "`eps` has no effect without `renormalize: true`: nothing is divided")
 
 
+class SoftBound(nn.Module):
+    """Logits [s, e] -> softcap * tanh(logits / softcap), or the logits themselves without a softcap.
+
+    A module, so that hooks can record the logits.
+    """
+
+    def __init__(self, softcap: float | None) -> None:
+        super().__init__()
+        self.softcap = softcap
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def extra_repr(self) -> str:
+        return named(softcap=self.softcap)
+
+
 class Router(Linear):
     """Tokens [s, m] -> weights [s, a], float32, and the indices of the experts [s, a].
 
@@ -90,7 +107,7 @@ class Router(Linear):
         self.k = n_experts_per_token
         self.softmax = config.score == "softmax"
         self.topk_first = config.order == "topk_then_score"
-        self.softcap = config.softcap
+        self.bound = SoftBound(config.softcap)
         self.renormalize = config.renormalize
         self.eps = config.eps or 0.0
         self.scale = config.scale
@@ -120,9 +137,7 @@ class Router(Linear):
         bias: Tensor | None = self.bias
         if bias is not None:
             bias = bias.float()
-        logits = _linear_without_autocast(x.float(), self.weight.float(), bias)
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
+        logits: Tensor = self.bound(_linear_without_autocast(x.float(), self.weight.float(), bias))
         return logits
 
     def score(self, logits: Tensor) -> Tensor:
@@ -151,7 +166,7 @@ class Router(Linear):
         by = "top2sum" if self.n_best == 2 else "max"
         groups = {"keep": self.n_kept, "by": by} if self.split_groups is not None else None
         correction = self.correction is not None
-        choice = named(score, n_experts_per_token=self.k, correction=correction, groups=groups, softcap=self.softcap)
+        choice = named(score, n_experts_per_token=self.k, correction=correction, groups=groups)
         return f"{super().extra_repr()}\n{named(choice, renormalize=self.renormalize, eps=self.eps, scale=self.scale)}"
 
 

@@ -23,6 +23,14 @@ NO_START = (
     "`model.generation_config` before you call `generate` or train with `labels`."
 )
 """A note for encoder-decoders without this token."""
+NO_PROCESSOR = {
+    True: (
+        "The weights came without an image processor: preprocessor_config.json maps pixels from 0 to 255 to numbers "
+        "from -1 to 1. Change it if the model was trained with different images."
+    ),
+    False: "The folder has no image processor, because transformers reads all images as RGB: give it `pixel_values`.",
+}
+"""Notes for models of images: True for 3 channels."""
 
 
 def picture_of(graph: Graph) -> str:
@@ -30,15 +38,17 @@ def picture_of(graph: Graph) -> str:
     return to_svg(draw(graph))
 
 
-def model_card(parts: Parts, weights: Path | None, *, has_start: bool = True) -> str:
+def model_card(parts: Parts, weights: Path | None, *, has_start: bool = True, has_processor: bool = True) -> str:
     """Return the text of a model card.
 
     Args:
         parts: the model.
         weights: the source of its weights, which may be in the folder of the run that trained them.
         has_start: whether the config has the token that begins a generated text.
+        has_processor: whether the weights have an image processor.
     """
     graph = parts.graph
+    image = graph.inputs[parts.bodies[0].input]
     model, count, auto = graph.spec.model, count_params(graph), f"AutoModel{parts.task.auto}"
     rows = {"parameters": f"{count.total:,}"}
     rows |= {"of these active for a token": f"{count.active:,}"} if count.active != count.total else {}
@@ -66,6 +76,7 @@ def model_card(parts: Parts, weights: Path | None, *, has_start: bool = True) ->
         "```",
         "",
         *([] if has_start or len(parts.bodies) == 1 else [NO_START, ""]),
+        *([] if has_processor or image.type != "image" else [NO_PROCESSOR[image.channels == 3], ""]),
         f"![The layers of {_escaped_text(model.name)}]({PICTURE})",
     ]
     return "\n".join([*text, *_training_lines(weights)]) + "\n"

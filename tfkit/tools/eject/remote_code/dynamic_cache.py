@@ -1,9 +1,12 @@
 """Causal attention with the positions, masks and caches of transformers: a slot for each column of the input.
 
 tfkit counts positions, caches tokens, and writes its masks, so windows are rings and padding takes no slot. A decoder
-without states can use the caches of transformers instead, which store all columns, with the masks of its
-`masking_utils`. The functions here replace their counterparts in tfkit. Their argument `mask` is the mask of the
-scores, `past` holds positions, and `caches` is the cache of all layers.
+can use the caches of transformers instead, which store all columns, with the masks of its `masking_utils`. The
+functions here replace their counterparts in tfkit. Their argument `mask` is the mask of the scores, `past` holds
+positions, and `caches` is the cache of all layers.
+
+If layers carry states, `mask` is the padding of the new tokens, and `past` also holds the mask of the scores. The state
+with index i among the cached tensors of a layer is the recurrent state i of its layer in the cache.
 """
 
 # Annotations are evaluated as in `tfkit.nn.context`.
@@ -11,7 +14,7 @@ import ast
 import copy
 import inspect
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -36,27 +39,36 @@ TYPES = {
 
 
 class Masks(NamedTuple):
-    """The masks of the layers with full attention and of the layers with a window."""
+    """The masks of the layers with full attention and of the layers with windows or chunks."""
 
     full: Tensor | None
-    sliding: Tensor | None
+    local: Tensor | None
 
 
 class TokenPositions(NamedTuple):
-    """Positions of the new tokens, [b or 1, t], and of the keys, [b or 1, k]; the options of the attention."""
+    """Positions of new tokens [b or 1, t] and keys [b or 1, k], and the options and mask of the attention."""
 
     positions: Tensor
     keys: Tensor | None
     options: dict[str, object] | None
+    score_mask: Tensor | None
 
 
 class CachedKeys(NamedTuple):
-    """Positions of the new tokens and of the keys, the number of positions, and the options of the attention."""
+    """Positions of the new tokens and of the keys, their number, and the options and mask of the attention."""
 
     queries: Tensor
     keys: Tensor | None
     n_keys: int
     options: dict[str, object] | None
+    score_mask: Tensor | None
+
+
+class LayerCache(NamedTuple):
+    """The states of a layer by index, and the cache of all layers."""
+
+    tensors: list[Tensor]
+    layers: Any
 
 
 class Context(NamedTuple):
@@ -68,7 +80,7 @@ class Context(NamedTuple):
     cache: Any = None
     temperature: Tensor | None = None
     padding: Tensor | None = None
-    places: Tensor | None = None
+    order: Tensor | None = None
     documents: Tensor | None = None
     condition: Tensor | None = None
     relative: tuple[Tensor, Tensor] | None = None
@@ -91,21 +103,25 @@ def embedded_positions(self: nn.Module, x: Tensor, mask: Tensor | None, past: To
 
 def place(queries: Tensor, padding: Tensor | None, past: TokenPositions, n_slots: int | None) -> CachedKeys:
     """Return the positions of the new tokens and of the keys."""
-    return CachedKeys(past.positions, past.keys, int(past.positions.max()) + 1, past.options)
+    return CachedKeys(past.positions, past.keys, int(past.positions.max()) + 1, past.options, past.score_mask)
 
 
-def shared_values(self: Any, x: Tensor, mask: Any, prefix: Tensor | None, cached: CachedKeys) -> Context:
-    # The values that layers share; the mask is the mask of the scores, or `Masks`.
-    queries, keys, n_keys, options = cached
+def shared_values(self: Any, x: Tensor, mask: Any, prefix: Tensor | None, cached: CachedKeys | None) -> Context:
+    # The values that layers share; the mask is the mask of the scores, or `Masks`. Without attention, there are none.
+    if cached is None:
+        return Context(None, None, None)
+    queries, keys, n_keys, options, score_mask = cached
     rotary: Tensor | None = None
     if self.rotary is not None:
         rotary = self.rotary(queries, n_keys).to(x.dtype)
     temperature: Tensor | None = None
     if self.temperature is not None:
         temperature = self.temperature(queries).to(x.dtype)
+    if self.recurrent:
+        mask = score_mask
     if self.chooses_mask:
         if self.ring:
-            mask = mask.sliding
+            mask = mask.local
         else:
             mask = mask.full
     if self.position is not None:
@@ -126,9 +142,9 @@ def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
         context.memory,
         caches,
         context.temperature,
-        None,
-        None,
-        None,
+        context.padding,
+        context.order,
+        context.documents,
         context.condition,
         context.relative,
         context.wires,
@@ -139,8 +155,58 @@ def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
     )
 
 
+def states_of_layer(context: Context, caches: Any, layer: int) -> Context:
+    """Return the context of one layer: the shared context with the states of the layer and the cache."""
+    cache = None if caches is None else LayerCache(layer_states(caches, layer), caches)
+    return Context(
+        context.mask,
+        context.rotary,
+        context.memory,
+        cache,
+        context.temperature,
+        context.padding,
+        context.order,
+        context.documents,
+        context.condition,
+        context.relative,
+        context.wires,
+        context.features,
+        context.key_positions,
+        layer,
+        context.options,
+    )
+
+
+def states_of_next(context: Context, before: int) -> Context:
+    """Return the context of a further sublayer of a layer, whose tensors follow `before` others."""
+    cache = context.cache
+    if cache is None:
+        return context
+    return Context(
+        context.mask,
+        context.rotary,
+        context.memory,
+        LayerCache(cache.tensors[before:], cache.layers),
+        context.temperature,
+        context.padding,
+        context.order,
+        context.documents,
+        context.condition,
+        context.relative,
+        context.wires,
+        context.features,
+        context.key_positions,
+        context.layer,
+        context.options,
+    )
+
+
 def with_values(
     context: Context,
+    cache: Any = None,
+    padding: Tensor | None = None,
+    order: Tensor | None = None,
+    documents: Tensor | None = None,
     condition: Tensor | None = None,
     wires: dict[str, Tensor] | None = None,
     features: Tensor | None = None,
@@ -152,9 +218,9 @@ def with_values(
         context.memory,
         context.cache,
         context.temperature,
-        None,
-        None,
-        None,
+        context.padding if padding is None else padding,
+        context.order if order is None else order,
+        context.documents if documents is None else documents,
         context.condition if condition is None else condition,
         context.relative,
         context.wires if wires is None else wires,
@@ -170,12 +236,39 @@ def update_cache(new: Tensor, context: Context, index: int) -> Tensor:
     return new if context.cache is None else context.cache.update(new, context.layer, index)
 
 
+def layer_states(cache: Any, layer: int) -> list[Tensor]:
+    """Return the states of a layer by index. The function of a template replaces this one."""
+    return list(cache.layers[layer].recurrent_states.values())
+
+
 CONTEXT = "tfkit.components.context.AttentionContext"
+CHUNK = "tfkit.components.mask_rule.Chunk"
 
 
 def contexts_of(model: nn.Module) -> list[Any]:
     """Return the modules that compute the values that layers share."""
-    return [module for module in model.modules() if f"{type(module).__module__}.{type(module).__qualname__}" == CONTEXT]
+    return [module for module in model.modules() if _class_path(module) == CONTEXT]
+
+
+def attention_contexts(model: nn.Module, caches: Sequence[Sequence[Cached | State]]) -> list[Any]:
+    """Return the modules of `contexts_of` that belong to layers with a cache of tokens, by the caches of the layers."""
+    stack: Any = next(module for module in model.modules() if hasattr(module, "context_of"))
+    numbers = {
+        number
+        for number, layer in zip(stack.context_of, caches, strict=True)
+        if any(isinstance(entry, Cached) for entry in layer)
+    }
+    contexts = list(stack.shared.children())
+    return [contexts[number] for number in sorted(numbers)]
+
+
+def is_chunk(rule: nn.Module | None) -> bool:
+    """Return True for the rule by which each query attends to the keys of its chunk."""
+    return rule is not None and _class_path(rule) == CHUNK
+
+
+def _class_path(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 INSTEAD = {
@@ -190,26 +283,56 @@ INSTEAD = {
     "tfkit.nn.context.update_cache": update_cache,
 }
 """Replacements for functions and records of tfkit, by the name of the original."""
+WITH_STATES = {
+    **INSTEAD,
+    "tfkit.nn.context.Cache": LayerCache,
+    "tfkit.nn.context.cache_of_layer": states_of_layer,
+    "tfkit.nn.context.cache_of_next": states_of_next,
+}
+"""Replacements for a decoder whose layers carry states."""
+
+
+def layer_types(caches: Iterable[Iterable[Cached | State]], local: str) -> list[str]:
+    """Return the type of each layer in transformers: by its cached tensors, and `local` if it has a window."""
+    types: list[str] = []
+    for layer in map(list, caches):
+        states = [entry for entry in layer if isinstance(entry, State)]
+        windows = [entry.window for entry in layer if isinstance(entry, Cached)]
+        attention = local if windows and windows[0] is not None else "full_attention"
+        if states:
+            types.append("hybrid" if windows else "linear_attention")
+        else:
+            types.append(attention if windows else "moe")  # transformers gives such layers no cache
+    return types
 
 
 def may_store_caches(caches: Iterable[Iterable[Cached | State]], depth: int | None) -> bool:
-    """Return True if a cache of transformers can store the caches: in each layer, two tensors of the same tokens.
+    """Return True if a cache of transformers can store the caches: in each layer, states, and two tensors of tokens.
 
-    All windows must have the same width.
+    All windows and chunks must have the same size, and no layer with a window may also have states.
     """
     layers = [list(layer) for layer in caches]
-    plain = all(isinstance(entry, Cached) for layer in layers for entry in layer)
-    if len(layers) != depth or not plain or any(len(layer) != 2 for layer in layers):
+    if len(layers) != depth or not any(layers):
         return False
-    windows = [{entry.window for entry in layer if isinstance(entry, Cached)} for layer in layers]
-    return all(len(widths) == 1 for widths in windows) and len(set().union(*windows) - {None}) <= 1
+    windows: set[int] = set()
+    for layer in layers:
+        tokens = [entry.window for entry in layer if isinstance(entry, Cached)]
+        if len(tokens) not in (0, 2) or len(set(tokens)) > 1 or (len(tokens) < len(layer) and any(tokens)):
+            return False
+        windows |= {window for window in tokens if window is not None}
+    return len(windows) <= 1
 
 
 def join_updates(functions: dict[Key, Function]) -> bool:
-    """Cache keys and values in a single call, as transformers does. Return False if a layer caches them separately."""
+    """Cache keys and values in a single call, as transformers does. Return False if a layer caches them separately.
+
+    The functions that templates define are removed.
+    """
     name = update_cache.__name__
-    functions.pop((None, update_cache), None)
+    for written in (update_cache, layer_states):
+        functions.pop((None, written), None)
     for function in functions.values():
+        function.uses.pop(layer_states.__name__, None)
         if name not in function.uses:
             continue
         for block in statement_blocks(function.body):
@@ -262,6 +385,7 @@ FIELDS: dict[str, ast.expr] = {
     "keys": TENSOR,
     "n_keys": ast.Name("int"),
     "options": ast.parse("dict[str, object]", mode="eval").body,
+    "score_mask": ast.parse("Tensor | None", mode="eval").body,
 }
 """Names of the fields of `CachedKeys` in `AttentionContext`, and their types."""
 
@@ -326,27 +450,26 @@ class _Spread(ast.NodeTransformer):
         return ast.Call(node.func, [value for values in args for value in values], node.keywords)
 
 
-def renamed_code(text: str, *, only_positions: bool, several_masks: bool) -> str:
+def renamed_code(text: str, *, only_positions: bool, masks: str | None) -> str:
     """Return code with the names and types that its arguments have in a folder.
 
-    If `only_positions`, a `TokenPositions` has only one field, which replaces it. If `several_masks`, the mask is a
-    `Masks`.
+    If `only_positions`, a `TokenPositions` has only one field, which replaces it. The argument `masks` is a `Masks`.
     """
     names = {"past": "positions" if only_positions else "tokens", "caches": "past_key_values"}
-    return steps_text(_Renamed(names, several_masks=several_masks).visit(ast.parse(text)).body)
+    return steps_text(_Renamed(names, masks).visit(ast.parse(text)).body)
 
 
 class _Renamed(ast.NodeTransformer):
-    def __init__(self, names: Mapping[str, str], *, several_masks: bool) -> None:
+    def __init__(self, names: Mapping[str, str], masks: str | None) -> None:
         self.names = names
-        self.several_masks = several_masks
+        self.masks = masks
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
         arguments = {argument.arg for argument in node.args.args}
         for argument in node.args.args:
             is_renamed, argument.arg = argument.arg in self.names, self.names.get(argument.arg, argument.arg)
-            if argument.arg == "mask" and self.several_masks and arguments & {"past", "positions", "queries"}:
+            if argument.arg == self.masks and arguments & {"past", "positions", "queries"}:
                 argument.annotation = ast.Name(Masks.__name__)
             elif is_renamed or (argument.arg == "positions" and argument.annotation is None):
                 argument.annotation = ast.Name(TYPES[argument.arg])
@@ -357,6 +480,8 @@ class _Renamed(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.target, ast.Name) and node.target.id in TYPES:
             node.annotation = ast.Name(TYPES[node.target.id])
+        elif self.masks == "score_mask" and ast.unparse(node.target) == self.masks:
+            node.annotation = ast.Name(Masks.__name__)
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.AST:

@@ -19,7 +19,7 @@ from tfkit.checkpoint.weight_map import write_shards
 from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import CONFIG, GENERATION, SPEC, SPEC_KEY
-from tfkit.tools.common.companions import NO_COMPANIONS, START, Companions
+from tfkit.tools.common.companions import NO_COMPANIONS, PREPROCESSOR, START, Companions
 from tfkit.tools.eject.remote_code.card import CARD, PICTURE, model_card, picture_of
 from tfkit.tools.eject.remote_code.modeling import WrittenCode, code_of, model_type
 from tfkit.tools.eject.remote_code.parts import Parts, parts_of
@@ -36,6 +36,8 @@ SETTINGS = frozenset(
 )
 """Fields that control the code of a class in transformers, which is not the code of the folder."""
 PAD = "pad_token_id"
+PIXEL_MEAN = PIXEL_STD = (0.5, 0.5, 0.5)
+"""Mean and standard deviation of the pixels, for a model whose weights come without an image processor."""
 GENERATION_FIELDS = re.compile(
     r".*_token_id|bad_words_ids|max_length|min_length|num_beams|length_penalty|early_stopping|no_repeat_ngram_size|do_sample"
 )
@@ -80,6 +82,9 @@ def write_folder(
     parts, code = parts_of(graph), code_of(graph)
     if len(parts.bodies) > 1:
         companions = companions.with_start(graph.spec.family)
+    image, has_processor = graph.inputs[parts.bodies[0].input], PREPROCESSOR in companions.files
+    if image.type == "image" and not has_processor:
+        companions = companions.with_image_processor(image, PIXEL_MEAN, PIXEL_STD)
     companions.write_files(target)
     (target / PICTURE).write_text(picture_of(graph), encoding="utf-8")
     ids = complete_tokenizer(target, companions.tokenizer_names, max_len(graph))
@@ -87,7 +92,8 @@ def write_folder(
     further = further_fields(companions.fields, None)
     further = ids | {name: value for name, value in further.items() if name not in SETTINGS}
     has_start = any(further.get(name) is not None for name in (START, "bos_token_id"))
-    (target / CARD).write_text(model_card(parts, weights_from, has_start=has_start), encoding="utf-8")
+    card = model_card(parts, weights_from, has_start=has_start, has_processor=has_processor)
+    (target / CARD).write_text(card, encoding="utf-8")
     (target / SPEC).write_text(spec, encoding="utf-8")
     (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
     (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")

@@ -19,7 +19,7 @@ from torch import nn
 from tfkit.building.builder import assemble_model
 from tfkit.building.initialize import Rule, init_rules
 from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER
-from tfkit.component import Cached, State
+from tfkit.component import Cached, FFNConfig, State
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
 from tfkit.graph.wiring import table_owner
@@ -32,7 +32,7 @@ from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.remote_code import dynamic_cache
 from tfkit.tools.eject.remote_code.attention import ChosenAttention, choose_attention
-from tfkit.tools.eject.remote_code.parts import Body, Parts, parts_of
+from tfkit.tools.eject.remote_code.parts import CAUSAL, Body, Parts, parts_of
 from tfkit.tools.eject.remote_code.separate import separated_model
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
@@ -59,8 +59,12 @@ ATTRIBUTES = {
 """Fields of the config under the names that transformers uses."""
 SOURCES = {"input_ids": "token ids", "pixel_values": "images", "input_features": "features [b, width, t]"}
 """Descriptions of inputs, by their names in transformers."""
+ROUTER_LOGITS = "router_logits"
+"""The name of the logits of experts, both in transformers and among the `inner_values` of an FFN."""
 ROLES = {"attentions": "attention", "cross_attentions": "cross_attention"}
 """The names of recorded weights, and the roles of the sublayers that compute them."""
+OTHER_CACHES = ("reformer", "minimax", "xlnet", "rwkv", "xlstm")
+"""Words in the name of a class by which transformers knows models that take no `DynamicCache`."""
 LOSSES = {
     "ForCausalLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
     "ForMaskedLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
@@ -72,6 +76,24 @@ LOSSES = {
     "ForAudioClassification": "self.loss_function(labels, logits, self.config, **kwargs)",
 }
 """The call of the loss by task. The functions of transformers have different orders of arguments."""
+
+
+class LocalAttention(NamedTuple):
+    """The names of windows or chunks in transformers."""
+
+    type: str
+    """The type of a layer."""
+    size: str
+    """The field of the config with their size."""
+    function: str
+    """The function that computes the mask."""
+
+
+LOCAL_ATTENTION = (
+    LocalAttention("sliding_attention", "sliding_window", "create_sliding_window_causal_mask"),
+    LocalAttention("chunked_attention", "attention_chunk_size", "create_chunked_causal_mask"),
+)
+"""Windows, and chunks."""
 
 
 def model_type(file: str) -> str:
@@ -100,8 +122,10 @@ class WrittenCode(NamedTuple):
 def code_of(graph: Graph) -> WrittenCode:
     """Write the code of a model. Raise SpecError if transformers has no such models, or the model cannot be ejected."""
     last = parts_of(graph).last
+    has_states = any(isinstance(entry, State) for layer in last.decoding.caches for entry in layer)
     dynamic = last.decodes and last.memory is None and dynamic_cache.may_store_caches(last.decoding.caches, last.depth)
-    code = _code_of(graph, dynamic=True, passing=True) or _code_of(graph, dynamic=True) if dynamic else None
+    code = _code_of(graph, dynamic=True, passing=True) if dynamic and not has_states else None
+    code = code or _code_of(graph, dynamic=True) if dynamic else None
     code = code or _code_of(graph)
     assert code is not None
     return code
@@ -127,11 +151,15 @@ def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> W
     prepare_patterns(root)
     check_no_shared_tensors(root)
     merge_equal(root)
-    specialiser = Specialiser(root, dynamic_cache.INSTEAD if dynamic else None)
-    scores = _scores_of(root, passing=passing) if dynamic else NO_SCORES
+    modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
+    routers = _routers_of(parts, modules[parts.last])
+    recorded = [router.module for router in routers]
+    caches = parts.last.decoding.caches
+    scores = _scores_of(root, caches, passing=passing) if dynamic else NO_SCORES
+    replacements = dynamic_cache.WITH_STATES if scores.recurrent else dynamic_cache.INSTEAD
+    specialiser = Specialiser(root, replacements if dynamic else None, recorded)
     if (passing and not scores.plain) or (dynamic and not scores.causal):
         return None
-    modules = {body: root.get_submodule(parts.path_of(body)) for body in parts.bodies}
     specialiser.run(
         ({root: {}} if parts.head else {})
         | {module: _argument_values(body, specialiser, scores, dynamic=dynamic) for body, module in modules.items()}
@@ -155,43 +183,88 @@ def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> W
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, specialiser, sizes, config, prefixes)
     return _ModelingWriter(
-        graph, parts, name, specialiser, classes, config, weights, modules, chosen, scores, dynamic=dynamic
+        graph, parts, name, specialiser, classes, config, weights, modules, chosen, scores, routers, dynamic=dynamic
     ).code()
+
+
+class RouterModule(NamedTuple):
+    """A module that computes logits of experts, its path in a layer, and their index in its output."""
+
+    module: nn.Module
+    path: str
+    item: int
+
+
+def _routers_of(parts: Parts, body: nn.Module) -> list[RouterModule]:
+    """Return the routers of the layers of a decoder; empty for other models, whose outputs have no router logits."""
+    stack = parts.last.stack
+    if parts.task is not CAUSAL or stack.stack is None:
+        return []
+    routers = []
+    for index, layer in enumerate(stack.stack.layers):
+        for step in layer.steps:
+            value = step.config.inner_values.get(ROUTER_LOGITS) if isinstance(step.config, FFNConfig) else None
+            if value is not None and value.argument is None:
+                path = f"{step.name}.{value.module}"
+                module = body.get_submodule(f"{stack.name}.layers.{index}.{path}")
+                routers.append(RouterModule(module, path, value.item))
+    return routers
 
 
 class Scores(NamedTuple):
     """The scores of all attentions of a decoder.
 
     Attributes:
-        causal: True if each query attends to all earlier keys, or to those in a window.
-        windows: True if some attentions have a window.
+        causal: True if each query attends to all earlier keys, or to those in a window or in its chunk.
+        windows: True if some attentions have a window or chunks.
+        chunks: True if they have chunks.
         full: True if some attentions have no window.
         skips: True if a missing mask is causal for all attentions without a window.
         plain: True if no attention has a window, and a missing mask is causal: they depend only on queries and keys.
         biased: True if they depend on the distance of queries and keys.
         passing: True if keyword arguments of the forward reach the function that computes them.
+        recurrent: True if some layers carry states.
+        counts: True if some layers have attention, for which positions are counted.
     """
 
     causal: bool
     windows: bool
+    chunks: bool
     full: bool
     skips: bool
     plain: bool
     biased: bool
     passing: bool
+    recurrent: bool
+    counts: bool
 
 
-def _scores_of(model: nn.Module, *, passing: bool) -> Scores:
-    contexts = dynamic_cache.contexts_of(model)
+def _scores_of(model: nn.Module, caches: Sequence[Sequence[Cached | State]], *, passing: bool) -> Scores:
+    recurrent = any(isinstance(entry, State) for layer in caches for entry in layer)
+    contexts = dynamic_cache.attention_contexts(model, caches)
     biased = any(context.position is not None or context.relative is not None for context in contexts)
     windows = [context for context in contexts if context.ring]
     full = [context for context in contexts if not context.ring]
-    causal = all((context.right, context.rule) == (0, None) for context in contexts)
+    chunks = [context for context in windows if context.left is None and dynamic_cache.is_chunk(context.rule)]
+    causal = all(context.right == 0 and (context.rule is None or context in chunks) for context in contexts)
     causal = causal and all(context.left is None for context in full) and not (windows and biased)
+    causal = causal and chunks in ([], windows)
     skips = all(context.flag for context in full)
-    for context in contexts:
+    for context in dynamic_cache.contexts_of(model):
         context.chooses_mask = bool(windows and full)
-    return Scores(causal, bool(windows), bool(full), skips, skips and not windows, biased, passing)
+        context.recurrent = recurrent
+    return Scores(
+        causal=causal,
+        windows=bool(windows),
+        chunks=bool(chunks),
+        full=bool(full),
+        skips=skips,
+        plain=skips and not windows,
+        biased=biased,
+        passing=passing,
+        recurrent=recurrent,
+        counts=bool(contexts),
+    )
 
 
 NO_SCORES = Scores(*[False] * len(Scores._fields))
@@ -207,13 +280,17 @@ def _argument_values(
     if dynamic:
         keys = SOME_VALUE if scores.biased else NONE
         options = SOME_VALUE if scores.passing else NONE
-        values: dict[str, AbstractValue] = {
-            "past": specialiser.records.add(dynamic_cache.TokenPositions, [SOME_VALUE, keys, options])
-        }
-        if scores.windows and scores.full:
-            values["mask"] = specialiser.records.add(dynamic_cache.Masks, [ANY_VALUE, ANY_VALUE])
-        return values
-    values = {"past": Maybe(specialiser.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))}
+        several = scores.windows and scores.full
+        mask = specialiser.records.add(dynamic_cache.Masks, [ANY_VALUE, ANY_VALUE]) if several else ANY_VALUE
+        fields = [SOME_VALUE, keys, options, mask if scores.recurrent else NONE]
+        past = specialiser.records.add(dynamic_cache.TokenPositions, fields) if scores.counts else NONE
+        arguments: dict[str, AbstractValue] = {"past": past}
+        if several and not scores.recurrent:
+            arguments["mask"] = mask
+        return arguments
+    values: dict[str, AbstractValue] = {
+        "past": Maybe(specialiser.records.add(Past, [SOME_VALUE, SOME_VALUE, ANY_VALUE]))
+    }
     values |= {
         name: Maybe(Items(Items(Items(SOME_VALUE)))) for name in ("caches", "memory_caches")[: 1 + bool(body.memory)]
     }
@@ -286,6 +363,7 @@ class _ModelingWriter:
         modules: Mapping[Body, nn.Module],
         chosen: ChosenAttention,
         scores: Scores,
+        routers: Sequence[RouterModule],
         *,
         dynamic: bool,
     ) -> None:
@@ -300,7 +378,9 @@ class _ModelingWriter:
         self.modules = modules
         self.chosen = chosen
         self.scores = scores
+        self.routers = routers
         self.dynamic = dynamic
+        self.local = LOCAL_ATTENTION[scores.chunks]
         self.words = {
             "name": name,
             "file": self.file,
@@ -314,20 +394,22 @@ class _ModelingWriter:
         modeling = self._modeling()
         fields, properties = self.config.fields(modeling)
         fields = {name: value for name, value in self._fields().items() if name not in fields} | fields
+        caches = self.parts.last.decoding.caches
+        types = dynamic_cache.layer_types(caches, self.local.type)
         attributes = {theirs: ours for theirs, ours in ATTRIBUTES.items() if ours in fields}
         lines = [f"    {name}: {_type_name(value)} = {value!r}" for name, value in fields.items()]
         words = self.words | {
             "model_type": model_type(self.file),
             "attribute_map": repr(attributes),
             "fields": "\n".join([*lines, *properties]),
-            "layer_types": repr(
-                ["full_attention" if window is None else "sliding_attention" for window in self._windows]
-            ),
+            "layer_types": repr(types),
+            "n_states": str(max(map(len, caches), default=0)),
         }
         flags = {
             "decodes": self.parts.decodes,
             "encodes": len(self.parts.bodies) > 1,
             "tokens": any(body.embedding for body in self.parts.bodies),
+            "typed": self.dynamic and len({*types, "full_attention"}) > 1 and {*types} != {self.local.type},
             **self.scores._asdict(),
         }
         configuration = formatted_code(_filled_template("configuration", words, flags))
@@ -344,7 +426,7 @@ class _ModelingWriter:
         fields |= {} if length is None else {"max_len": length}
         fields |= {name: self.config.numbers[name] for name in ATTRIBUTES.values() if name in self.config.numbers}
         fields |= {"is_encoder_decoder": True} if len(self.parts.bodies) > 1 else {}
-        fields |= {"sliding_window": max(filter(None, self._windows))} if self.scores.windows else {}
+        fields |= {self.local.size: max(filter(None, self._windows))} if self.scores.windows else {}
         return {**fields, "tie_word_embeddings": bool(self.parts.ties), "use_cache": self.parts.decodes}
 
     def _modeling(self) -> str:
@@ -378,7 +460,7 @@ class _ModelingWriter:
         helpers = [_filled_template("attention", {}, flags)] if self.chosen.callers else []
         if self.dynamic:
             definitions_ = list(map(self._renamed, definitions_))
-            helpers.append(_filled_template("columns", {}, flags))
+            helpers.append(_filled_template("columns", self.words, flags))
         context = next((i for i, text in enumerate(definitions_) if text.startswith("class Context(")), -1)
         definitions_[context + 1 : context + 1] = helpers
         bodies = [self._body(body) for body in parts.bodies]
@@ -387,7 +469,7 @@ class _ModelingWriter:
         words = self.words | {
             "docs": file_docstring(self.graph) + "\n",
             "imports": imports + "\nfrom torch.nn import functional as F",
-            "outputs": f", {parts.task.output}" if parts.task.output else "",
+            "outputs": f", {output}" if (output := self._output) else "",
             "argument": first.argument,
             "definitions": "\n\n\n".join(definitions_),
             "cache": self._cache(states=states) if parts.decodes and not self.dynamic else "",
@@ -399,6 +481,11 @@ class _ModelingWriter:
         }
         text = _filled_template("modeling", words, flags).replace("config: Config", f"config: {self.name}Config")
         return formatted_code(text.replace("config.n_classes", "config.num_labels"))
+
+    @property
+    def _output(self) -> str:
+        """The class of the results; empty without a head."""
+        return "MoeCausalLMOutputWithPast" if self.routers else self.parts.task.output
 
     @property
     def _is_shared(self) -> bool:
@@ -435,10 +522,14 @@ class _ModelingWriter:
         """Return the class of a body."""
         layers, vector = self._layer_classes(body), body is self.parts.last and self.parts.vector is not None
         output = "BaseModelOutputWithPast" if body.decodes else "BaseModelOutput"
+        output = "MoeModelOutputWithPast" if self.routers else output
         output += "AndCrossAttentions" if body.memory else ""
         further = ", past_key_values=past_key_values" if body.decodes else ", pooler_output=pooled" if vector else ""
         steps = self._steps(self.modules[body], "x, pooled" if vector else "x")
         flags = self._flags(body) | {"masked": body.is_masked, "masks_memory": _has_variable(steps, "memory_mask")}
+        signal = self.graph.inputs[body.input]
+        image = (signal.channels, signal.rows, signal.width) if signal.type == "image" else ()
+        flags |= {"image": bool(image), "several": self.scores.windows and self.scores.full}
         words = {
             "class_name": f"{self.name}{body.class_end}",
             "returns": f"{SOURCES[body.argument]} to vectors",
@@ -450,6 +541,13 @@ class _ModelingWriter:
             "output": "BaseModelOutputWithPooling" if vector else output,
             "steps": _indented_text(steps),
             "further": further,
+            "image_shape": str(image),
+            "image_sizes": str(image)[1:-1],
+            "state_sizes": self._sizes(body.decoding.caches, windows=False) if self.scores.recurrent else "",
+            "local_attention": self.local.type,
+            "only_attention": self.local.type if self.scores.windows else "full_attention",
+            "create_local_mask": self.local.function,
+            "mask_sizes": f", {self.local.size}=config.{self.local.size}" if self.scores.windows else "",
         }
         return _filled_template("body", self.words | words, flags)
 
@@ -461,6 +559,11 @@ class _ModelingWriter:
             # The paths of modules tell the attentions of a layer apart.
             texts = [f"OutputRecorder({kind}, 1, {path!r})" if body.memory else kind for kind, path in classes]
             outputs |= {name: [*dict.fromkeys(texts)]} if texts else {}
+        routers = [
+            f"OutputRecorder({self.classes.of[router.module].name}, {router.item}, {router.path!r})"
+            for router in self.routers
+        ]
+        outputs |= {ROUTER_LOGITS: [*dict.fromkeys(routers)]} if routers else {}
         items = [f"{name!r}: {_text_or_list(texts)}" for name, texts in outputs.items()]
         return f"{{{', '.join(items)}}}"
 
@@ -521,10 +624,13 @@ class _ModelingWriter:
             "argument": first.argument,
             "arguments": ", ".join(_body_arguments(first, flags)),
             "steps": _indented_text(steps),
-            "output": parts.task.output,
+            "output": self._output,
             "loss": LOSSES[parts.task.auto],
         }
         flags |= {"ties": bool(ties), "windows": self._has_windows, "pools": _has_variable(steps, "mask")}
+        flags |= {"mamba": "mamba" in self.name.lower()}
+        flags["misnamed"] = any(name in self.name.lower() for name in OTHER_CACHES)
+        flags["routes"] = bool(self.routers)
         return _filled_template("head", self.words | words, flags)
 
     def _flags(self, body: Body) -> dict[str, bool]:
@@ -591,8 +697,10 @@ class _ModelingWriter:
 
     def _renamed(self, text: str) -> str:
         scores = self.scores
-        only_positions, several_masks = not (scores.biased or scores.passing), scores.windows and scores.full
-        return dynamic_cache.renamed_code(text, only_positions=only_positions, several_masks=several_masks)
+        only_positions = not (scores.biased or scores.passing or scores.recurrent)
+        mask = "score_mask" if scores.recurrent else "mask"
+        several_masks = scores.windows and scores.full
+        return dynamic_cache.renamed_code(text, only_positions=only_positions, masks=mask if several_masks else None)
 
 
 def _method_text(name: str, lines: Sequence[str], parameters: str = "self") -> str:
@@ -623,7 +731,7 @@ def _body_arguments(first: Body, flags: Mapping[str, bool]) -> list[str]:
         names += ["decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "past_key_values"]
         names += [*["inputs_embeds"] * flags["tokens"], "decoder_inputs_embeds"]
         return [f"{name}={name}" for name in (*names, "use_cache")]
-    names += [*["position_ids"] * flags["dynamic"], *["past_key_values"] * flags["decodes"]]
+    names += [*["position_ids"] * flags["counts"], *["past_key_values"] * flags["decodes"]]
     names += [*["token_type_ids"] * flags["types"]]
     return [*names, *["inputs_embeds"] * flags["tokens"], *["use_cache=use_cache"] * flags["decodes"]]
 

@@ -59,8 +59,9 @@ def compare_folder(model: fx.GraphModule, parts: Parts, folder: Path, process: F
     Return False if only the tensors were compared, because the model is too large to run. Raise SpecError if they
     differ.
     """
-    windows = "sliding_window" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    facts = _facts_of(model, parts, inside=not windows)  # the windows of transformers count padding
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    # The windows and chunks of transformers count padding.
+    facts = _facts_of(model, parts, inside=config.keys().isdisjoint(("sliding_window", "attention_chunk_size")))
     location = process.scratch / "facts.pt"
     torch.save(facts, location)
     if error := process.answer([str(folder), str(location)]):

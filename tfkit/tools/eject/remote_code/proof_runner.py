@@ -4,6 +4,7 @@ The program reads lines of JSON. The first line has the search path of Python. E
 model and the file of its `ModelFacts`; the answer is an error or null. tfkit cannot be imported in this process.
 """
 
+import importlib.util
 import inspect
 import json
 import math
@@ -84,6 +85,7 @@ def comparison_error(folder: Path, facts: ModelFacts) -> str | None:
                 or _packed_row_error(model, facts)
                 or _eager_attention_error(model, facts)
                 or _reload_error(model, folder, facts)
+                or _pipeline_error(model, folder, facts)
             )
             if facts["outputs"]
             else None
@@ -177,7 +179,8 @@ def _packed_row_error(model: Any, facts: ModelFacts) -> str | None:
     """Describe a difference between a row of two sequences, whose positions begin at 0, and the sequences alone."""
     import torch
 
-    if "position_ids" not in inspect.signature(model.forward).parameters or len(facts["pieces"]) == 1:
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if not takes_positions or model._is_stateful or len(facts["pieces"]) == 1:
         return None
     rows, logits = facts["inputs"][facts["steps"]], facts["outputs"]["logits"]
     lengths = [rows.shape[1] - rows.shape[1] // 3, rows.shape[1] // 3]
@@ -222,6 +225,28 @@ def _reload_error(model: Any, folder: Path, facts: ModelFacts) -> str | None:
         if not all(torch.equal(results[0][name], results[1][name]) for name in facts["outputs"]):
             return "its results differ after it is saved and loaded"
     return None
+
+
+def _pipeline_error(model: Any, folder: Path, facts: ModelFacts) -> str | None:
+    """Describe a difference between the scores of a random image by `pipeline`, and by the model."""
+    import torch
+
+    is_complete = facts["auto"] == "AutoModelForImageClassification" and (folder / "preprocessor_config.json").is_file()
+    has_classes = is_complete and facts["outputs"]["logits"].dim() == 2
+    if not has_classes or importlib.util.find_spec("PIL") is None:
+        return None
+    from PIL import Image
+    from transformers import pipeline
+
+    rows, columns = facts["inputs"]["pixel_values"].shape[2:]
+    image = Image.effect_noise((columns, rows), 64).convert("RGB")
+    classify: Any = pipeline("image-classification", str(folder), trust_remote_code=True)
+    results = classify(image, function_to_apply="none", top_k=model.config.num_labels)
+    scores = {result["label"]: result["score"] for result in results}
+    logits = model(**classify.image_processor(image, return_tensors="pt").to(model.dtype)).logits[0]
+    ours = torch.tensor([scores.get(model.config.id2label[index], math.inf) for index in range(len(logits))])
+    error = _difference_text(ours, logits.float(), facts["tolerance"])
+    return error and f"its results differ in a pipeline: {error}"
 
 
 def folder_error(folder: Path, facts: Path) -> str | None:
