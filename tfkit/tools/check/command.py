@@ -244,13 +244,14 @@ def _write_shrunk_model(
 ) -> None:
     """Write the smallest model in which the first broken property of a model is broken."""
     from tfkit.console.output import print_tables, progress_bar
+    from tfkit.tools.check.model_under_test import ModelUnderTest
     from tfkit.tools.check.shrink import shrink
     from tfkit.tools.common.atomic_files import write_file
 
     results = [
         (subject, outcome) for (subject, _), model in zip(subjects, checked, strict=True) for outcome in model.failed
     ]
-    broken = [(subject, outcome) for subject, outcome in results if subject.of == "model"]
+    broken = [(subject, outcome) for subject, outcome in results if isinstance(subject, ModelUnderTest)]
     if not broken:
         reason = f"only properties of a {results[0][0].of} are broken" if results else "no property is broken"
         click.echo(f"{file} is not written: {reason}", err=True)

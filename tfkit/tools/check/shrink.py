@@ -170,12 +170,12 @@ def _get(data: Data, path: _Path) -> Any:
         return None
 
 
-def _with(data: Any, path: _Path, value: Data) -> Data:
+def _with(data: Any, path: _Path, value: Any) -> Any:
     if not path:
         return value
     changed = data.copy()
     changed[path[0]] = _with(data[path[0]], path[1:], value)
-    return changed  # type: ignore[no-any-return]
+    return changed
 
 
 def _without(data: Data, path: _Path) -> Data:
