@@ -67,9 +67,11 @@ class ImageTextTrial:
         """Return our logits and theirs, at tokens."""
         tokens, (pixels, used) = self.case.tokens(images, LENGTH, seed), self.case.images(images, seed)
         options: dict[str, Any] = {"pixel_values": used} if used.numel() else {}
+        options |= self.case.about(sum(images), tokens)
         if mask is not None:
-            positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-            options |= {"attention_mask": mask.long(), "position_ids": positions}
+            options["attention_mask"] = mask.long()
+        if mask is not None and self.case.layout != "patches":  # otherwise the class computes them from the tokens
+            options["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         if self.case.prefix:
             options["token_type_ids"] = (real.long().cumsum(dim=1) > PREFIX).long()
@@ -131,7 +133,7 @@ def test_incremental_reading_and_generation_are_theirs(name: str, tmp_path: Path
     trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
     case = trial.case
     tokens, (pixels, used) = case.tokens([2, 0, 1], LENGTH, 4), case.images([2, 0, 1], 4)
-    types = {"token_type_ids": (tokens == case.token).long()} if case.prefix or case.typed else {}
+    types = {"token_type_ids": (tokens == case.token).long()} if case.prefix or case.typed else case.about(3, tokens)
     options = {**types}
     if case.prefix:
         types, options = (
@@ -236,7 +238,8 @@ def test_compared_ejected_and_exported(name: str, tmp_path: Path) -> None:
         compared = tfkit.compare(graph, tmp_path / "theirs", weights=tmp_path / "theirs")
     assert compared.equal, compared.first
     compared_nodes = {part.name.partition(".")[0] for part in compared.parts}
-    assert {"image_encoder", "decoder"} <= compared_nodes
+    packed = trial.case.layout in ("patches", "sizes")  # in one sequence, whose shape is not ours
+    assert ({"decoder"} if packed else {"image_encoder", "decoder"}) <= compared_nodes
     assert any(".layers.1." in part.name for part in compared.parts)
     assert check(graph, tfkit.eject(graph)).ran
     assert tfkit.export(trial.ours, tmp_path / "model.ts").difference <= 1e-5
@@ -294,10 +297,11 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
                 for path, parameter in theirs.named_parameters():
                     parameter.normal_(1.0 if parameter.dim() == 1 and path.endswith("weight") else 0.0, 0.2)
             case = replace(case, token=theirs.config.image_token_id, image=_image_of(case))
-            vectors = theirs.get_image_features(torch.ones(1, *[1] * case.by_row, *case.image)).pooler_output[0]
+            image = case.images([1], 0)[1]
+            vectors = theirs.get_image_features(image, **case.about(1)).pooler_output[0]
             case = replace(case, vectors=len(vectors))
             tokens, (_, used) = case.tokens([1, 1, 1], LENGTH, 0), case.images([1, 1, 1], 0)
-            theirs(input_ids=tokens, pixel_values=used)
+            theirs(input_ids=tokens, pixel_values=used, **case.about(3, tokens))
             theirs.save_pretrained(folder)
     except Exception:  # their class rejects the value, or the number of vectors changes
         return "illegal"
@@ -314,5 +318,29 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
 
 def _image_of(case: ImageTextCase) -> tuple[int, int, int]:
     vision = case.config["vision_config"]
-    size = vision["image_size"]
-    return (vision["num_channels"], size, size)
+    rows, columns = vision["input_size"] if "input_size" in vision else [vision["image_size"]] * 2
+    return (vision["in_channels" if "in_channels" in vision else "num_channels"], rows, columns)
+
+
+@pytest.mark.slow
+def test_a_text_model_of_a_different_family_is_imported_alone(tmp_path: Path) -> None:
+    """Ministral 3 is published in the class of Mistral Small 3.1."""
+    case = IMAGE_TEXT["mistral3"]
+    text = {**case.config["text_config"], "model_type": "ministral3"}
+    config = {**case.config, "text_config": {**text, "sliding_window": None}}
+    trial = ImageTextTrial.of(replace(case, config=config, left_out=("*vision_tower*",)), tmp_path)
+    assert trial.ours.meta["graph"].spec.family.model_type == "ministral3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_decide_on_a_tie_that_the_config_does_not_state(tied: bool, tmp_path: Path) -> None:
+    case = IMAGE_TEXT["mistral3"]
+    ImageTextTrial.of(replace(case, config={**case.config, "tie_word_embeddings": tied}), tmp_path)
+    path = tmp_path / "theirs" / "config.json"
+    fields = json.loads(path.read_text())
+    assert fields.pop("tie_word_embeddings") == tied
+    path.write_text(json.dumps(fields))
+    imported = import_config(tmp_path / "theirs")
+    assert (imported.graph.spec.model.graph["logits"].tie == "embedding") == tied
+    tfkit.build(imported.graph)

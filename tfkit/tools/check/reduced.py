@@ -271,7 +271,7 @@ class _Shrink:
         if isinstance(config, MaskConfig):
             return self.extents.get(value, value)
         if isinstance(config, MaskRuleConfig):
-            return min(value, self.rule)
+            return value if _is_fixed(attention and attention.position) else min(value, self.rule)
         if isinstance(config, TemperatureConfig):
             return min(value, TEMPERATURE)
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):

@@ -9,18 +9,24 @@ import tfkit
 from tfkit_media.contrast import Contrast, ContrastConfig, LateInteraction, LateInteractionConfig, MatchesConfig
 from tfkit_media.conv_stem import ConvStem, ConvStemConfig
 from tfkit_media.fields import (
+    AxialRopeConfig,
     FeatureLayerConfig,
     MergedConfig,
     MultiplesConfig,
     RatioConfig,
     SidesConfig,
+    SquaresConfig,
     WidthOrConfig,
+    WindowsConfig,
 )
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ImageTextsConfig, ShapesConfig
+from tfkit_media.masks import GridWindows, GridWindowsConfig
 from tfkit_media.patches import Patches, PatchesConfig
 from tfkit_media.placing import (
     ImageBlocks,
     ImageBlocksConfig,
+    ImagePositions,
+    ImagePositionsConfig,
     JoinImages,
     JoinImagesConfig,
     MergePatches,
@@ -42,9 +48,13 @@ __all__ = [
     "EndPoolConfig",
     "GridRope",
     "GridRopeConfig",
+    "GridWindows",
+    "GridWindowsConfig",
     "ImageBlocks",
     "ImageBlocksConfig",
     "ImagePairsConfig",
+    "ImagePositions",
+    "ImagePositionsConfig",
     "ImageTextsConfig",
     "ImagesConfig",
     "JoinImages",
@@ -75,16 +85,21 @@ def tfkit_register(register: tfkit.Register) -> None:
         ContrastConfig,
         LateInteractionConfig,
         ImageBlocksConfig,
+        ImagePositionsConfig,
         JoinImagesConfig,
         MergePatchesConfig,
         PlaceImagesConfig,
         GridRopeConfig,
+        GridWindowsConfig,
         MatchesConfig,
         ImagesConfig,
         ImagePairsConfig,
         ImageTextsConfig,
         ShapesConfig,
         SidesConfig,
+        SquaresConfig,
+        WindowsConfig,
+        AxialRopeConfig,
         FeatureLayerConfig,
         MergedConfig,
         MultiplesConfig,
@@ -99,4 +114,8 @@ def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
     """Return the formulas of the blocks and positions."""
     from tfkit_media import reference
 
-    return {"block": reference.BLOCKS, "position": {"grid_rope": reference.grid_rope}}
+    return {
+        "block": reference.BLOCKS,
+        "mask_rule": {"grid_windows": reference.grid_windows},
+        "position": {"grid_rope": reference.grid_rope},
+    }
