@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tfkit_media.rope import Rotation
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
+from transformers.models.pixtral.modeling_pixtral import PixtralVisionRotaryEmbedding
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionRotaryEmbedding
 
 import tfkit
 import tfkit.testing
@@ -89,6 +92,21 @@ def test_heads_turn_as_in_dinov3() -> None:
     rope = GridRopeConfig(rows=3, columns=5, registers=2, theta=50.0)
     table = GridRope(rope, 8)(torch.arange(18)[None], 18)
     x = torch.randn(2, 2, 18, 8)
+    torch.testing.assert_close(Rotation()(x, table), dinov3.apply_rotary_pos_emb(x, x, cos, sin)[0])
+
+
+@pytest.mark.parametrize("staggered", [False, True])
+@torch.no_grad()
+def test_heads_turn_by_counted_rows_as_in_qwen_and_pixtral(staggered: bool) -> None:
+    config = SimpleNamespace(
+        hidden_size=16, num_attention_heads=2, rope_parameters={"rope_type": "axial", "rope_theta": 50.0}
+    )
+    module = PixtralVisionRotaryEmbedding if staggered else Qwen2_5_VLVisionRotaryEmbedding
+    x = torch.randn(2, 2, 15, 8)
+    grid = torch.cartesian_prod(torch.arange(3), torch.arange(5))
+    cos, sin = module(config)(x, grid)
+    rope = GridRopeConfig(rows=3, columns=5, class_token=False, coordinates="counted", staggered=staggered, theta=50.0)
+    table = GridRope(rope, 8)(torch.arange(15)[None], 15)
     torch.testing.assert_close(Rotation()(x, table), dinov3.apply_rotary_pos_emb(x, x, cos, sin)[0])
 
 

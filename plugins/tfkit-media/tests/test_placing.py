@@ -104,3 +104,26 @@ def test_vectors_are_placed_in_order() -> None:
 def test_specs_that_cannot_be(nodes: dict[str, Any], message: str) -> None:
     with pytest.raises(tfkit.SpecError, match=message):
         tfkit.load(spec_with(**nodes), plugins=PLUGINS)
+
+
+@torch.no_grad()
+def test_positions_in_pieces_are_those_of_one_call() -> None:
+    position = {"kind": "rope", "sections": [0, 1, 1]}
+    attention = {"kind": "mha", "n_heads": 1, "position": position}
+    decoder = {"block": "decoder", "input": "placed", "positions": "positions", "n_layers": 1, "attention": attention}
+    nodes = {
+        "positions": {"block": "image_positions", "input": "tokens", "images": "joined", "token": 8},
+        "decoder": {**decoder, "ffn": {"kind": "gelu", "d_ff": 4}},
+        "logits": "lm_head",
+    }
+    torch.manual_seed(0)
+    model = tfkit.build(tfkit.load(spec_with(**nodes), plugins=PLUGINS)).eval()
+    tokens = torch.tensor([[1, 8, 8, 8, 8, 2, 3, 8, 8, 8, 8, 4], [5, 1, 2, 8, 8, 8, 8, 6, 7, 1, 2, 3]])
+    images, mask = torch.randn(2, 2, 1, 4, 4), torch.ones(2, 12, dtype=torch.bool)
+    mask[1, :2] = False
+    expected = model(tokens, images, tokens_mask=mask)
+    cached = tfkit.CachedModel(model, length=12)
+    cached.start(2, images=images)
+    pieces = zip(tokens.split([3, 6, 3], dim=1), mask.split([3, 6, 3], dim=1), strict=True)
+    actual = torch.cat([cached(piece, real) for piece, real in pieces], dim=1)
+    torch.testing.assert_close(actual[mask], expected[mask])

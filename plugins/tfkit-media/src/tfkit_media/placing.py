@@ -194,13 +194,15 @@ class ImagePositions(nn.Module):
     ) -> Tensor:
         placeholders = tokens == self.token
         if mask is not None:
-            placeholders = placeholders & mask.to(torch.bool)
-            numbers = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+            real = mask.to(torch.bool)
+            placeholders = placeholders & real
+            numbers = (real.long().cumsum(dim=1) - 1).clamp(min=0)
         else:
             numbers = torch.arange(tokens.size(1), device=tokens.device)[None]
         ordinals = placeholders.long().cumsum(dim=1) - placeholders.long()
         if caches is not None and past is not None:
-            ordinals = ordinals + earlier_placeholders(caches[0][0], placeholders, mask, past)
+            earlier = earlier_placeholders(caches[0][0], placeholders, mask, past)
+            ordinals = ordinals + earlier
             lengths = past.lengths
             numbers = numbers + past.start if lengths is None else numbers + lengths[:, None]
         vectors = self.rows * self.columns

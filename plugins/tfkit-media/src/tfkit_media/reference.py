@@ -146,14 +146,14 @@ def image_positions(part: Part, *, input: Value, images: Value) -> Value:
     positions, following, seen = np.zeros((len(input.x), 3), int), 0, 0
     for token in np.flatnonzero(input.tokens):
         if input.x[token] != part.config.token:
-            positions[token] = following
+            positions[token] = following + seen  # of an incomplete image
             following += 1
             continue
-        row, column = divmod(seen % signal.image_length, columns)
+        row, column = divmod(seen, columns)
         positions[token] = following, following + row, following + column
         seen += 1
-        if seen % signal.image_length == 0:
-            following += max(signal.rows, columns)
+        if seen == signal.image_length:
+            following, seen = following + max(signal.rows, columns), 0
     return Value(positions, input.pairs)
 
 
