@@ -27,7 +27,8 @@ class ImageTextCase:
         prefix: true if all queries attend to the first tokens of a row, which have the type 0.
         typed: true if the tokens of images have the type 1.
         layout: images as the class takes them: the images of all rows, `batch`, also with their `sizes`; of each
-            `row`, [b, n, ...], where it skips images of zeros; or all `patches`, square by square.
+            `row`, [b, n, ...], where it skips images of zeros; or all `patches`, square by square. `sounds` are
+            spectrograms [n, bands, frames].
     """
 
     architecture: str
@@ -36,7 +37,7 @@ class ImageTextCase:
     vectors: int
     image: tuple[int, int, int] = (3, 16, 16)
     left_out: tuple[str, ...] = ()
-    layout: Literal["batch", "row", "patches", "sizes"] = "batch"
+    layout: Literal["batch", "row", "patches", "sizes", "sounds"] = "batch"
     prefix: bool = False
     typed: bool = False
 
@@ -59,7 +60,20 @@ class ImageTextCase:
             used = torch.arange(count) < torch.tensor(images)[:, None]
             return pixels, pixels * used[:, :, None, None, None]
         used = torch.cat([pixels[row, :used] for row, used in enumerate(images)])
+        if self.layout == "sounds":
+            used = used[:, 0]
         return pixels, self.patches(used) if self.layout == "patches" else used
+
+    def ours(self, images: Tensor) -> dict[str, Tensor]:
+        """Return images by the name of our input."""
+        return {"sounds" if self.layout == "sounds" else "images": images}
+
+    def theirs(self, used: Tensor, tokens: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what the class takes in addition to tokens: images, in its layout, and their sizes."""
+        if not used.numel():
+            return {}
+        name = "input_features" if self.layout == "sounds" else "pixel_values"
+        return {name: used, **self.about(used, tokens)}
 
     def patches(self, images: Tensor) -> Tensor:
         """Return the patches of images as the processor of Qwen2-VL cuts them, square by square, each frame twice."""
@@ -69,13 +83,14 @@ class ImageTextCase:
         pattern = "n t c (i r p) (j s q) -> (n i j r s) (c t p q)"
         return rearrange(video, pattern, r=square, s=square, p=size, q=size)
 
-    def about(self, images: int, tokens: Tensor | None = None) -> dict[str, Tensor]:
-        """Return what the class takes next to the pixels of this many images."""
-        if images and self.layout == "sizes":
-            return {"image_sizes": torch.tensor([self.image[1:]] * images)}
-        if images and self.layout == "patches":
+    def about(self, used: Tensor, tokens: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what the class takes next to the pixels of images."""
+        if self.layout == "sizes":
+            return {"image_sizes": torch.tensor([self.image[1:]] * len(used))}
+        if self.layout == "patches":
             size = self.config["vision_config"]["patch_size"]
-            grids = torch.tensor([[1, self.image[1] // size, self.image[2] // size]] * images)
+            grid = [1, self.image[1] // size, self.image[2] // size]
+            grids = torch.tensor([grid] * (len(used) // (grid[1] * grid[2])))
             types = {} if tokens is None else {"mm_token_type_ids": (tokens == self.token).int()}
             return {"image_grid_thw": grids, **types}
         return {}
@@ -265,5 +280,26 @@ IMAGE_TEXT: dict[str, ImageTextCase] = {
         6,
         (3, 16, 24),
         layout="sizes",
+    ),
+    "voxtral": ImageTextCase(
+        "VoxtralForConditionalGeneration",
+        {
+            "audio_config": {
+                "hidden_size": 16,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_mel_bins": 6,
+                "max_source_positions": 12,
+                "activation_function": "relu",
+            },
+            "text_config": LLAMA,
+            "audio_token_id": 60,
+            "projector_hidden_act": "silu",
+        },
+        60,
+        4,
+        (1, 6, 24),
+        layout="sounds",
     ),
 }

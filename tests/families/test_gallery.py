@@ -37,6 +37,7 @@ AUTO = {
     "SiglipModel": transformers.AutoModel,
     "SiglipVisionModel": transformers.AutoModel,
     "ForImageClassification": transformers.AutoModelForImageClassification,
+    "VoxtralForConditionalGeneration": transformers.AutoModelForSpeechSeq2Seq,
     "WhisperForConditionalGeneration": transformers.AutoModelForSpeechSeq2Seq,
     "ForMaskedLM": transformers.AutoModelForMaskedLM,
     "Gemma3ForConditionalGeneration": transformers.AutoModelForImageTextToText,

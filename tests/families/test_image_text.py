@@ -66,8 +66,7 @@ class ImageTextTrial:
     def logits(self, images: list[int], seed: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return our logits and theirs, at tokens."""
         tokens, (pixels, used) = self.case.tokens(images, LENGTH, seed), self.case.images(images, seed)
-        options: dict[str, Any] = {"pixel_values": used} if used.numel() else {}
-        options |= self.case.about(sum(images), tokens)
+        options: dict[str, Any] = self.case.theirs(used, tokens)
         if mask is not None:
             options["attention_mask"] = mask.long()
         if mask is not None and self.case.layout != "patches":  # otherwise the class computes them from the tokens
@@ -133,30 +132,31 @@ def test_incremental_reading_and_generation_are_theirs(name: str, tmp_path: Path
     trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
     case = trial.case
     tokens, (pixels, used) = case.tokens([2, 0, 1], LENGTH, 4), case.images([2, 0, 1], 4)
-    types = {"token_type_ids": (tokens == case.token).long()} if case.prefix or case.typed else case.about(3, tokens)
-    options = {**types}
+    options = types = case.theirs(used, tokens)
+    if case.typed:
+        options = types = {**options, "token_type_ids": (tokens == case.token).long()}
     if case.prefix:
         types, options = (
-            {"token_type_ids": (torch.arange(LENGTH) >= n).long().expand(BATCH, -1)} for n in (LENGTH, PREFIX)
+            {**types, "token_type_ids": (torch.arange(LENGTH) >= n).long().expand(BATCH, -1)} for n in (LENGTH, PREFIX)
         )
-    expected = trial.theirs(input_ids=tokens, pixel_values=used, **options).logits
+    expected = trial.theirs(input_ids=tokens, **options).logits
     cached = tfkit.CachedModel(trial.ours, length=LENGTH + 6)
     pieces = [LENGTH] if case.prefix else [7, 1, LENGTH - 8] if case.typed else [3, 1, 6, LENGTH - 10]
     for sizes in ([LENGTH - 2, 1, 1], pieces):  # the last splits images
-        cached.start(BATCH, images=pixels, **trial.prefix(PREFIX))
+        cached.start(BATCH, **case.ours(pixels), **trial.prefix(PREFIX))
         close(torch.cat([cached(piece) for piece in tokens.split(sizes, dim=1)], dim=1), expected)
     assert cached.used == LENGTH
     with quiet():
         theirs = trial.theirs.generate(
             input_ids=tokens,
-            pixel_values=used,
             max_new_tokens=6,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
             **types,
         )
-    ours = tfkit.generate(trial.ours, tokens, max_new_tokens=6, images=pixels, **trial.prefix(LENGTH)).tokens
+    inputs = {**case.ours(pixels), **trial.prefix(LENGTH)}
+    ours = tfkit.generate(trial.ours, tokens, max_new_tokens=6, **inputs).tokens
     assert ours.tolist() == theirs[:, LENGTH:].tolist()
 
 
@@ -239,7 +239,8 @@ def test_compared_ejected_and_exported(name: str, tmp_path: Path) -> None:
     assert compared.equal, compared.first
     compared_nodes = {part.name.partition(".")[0] for part in compared.parts}
     packed = trial.case.layout in ("patches", "sizes")  # in one sequence, whose shape is not ours
-    assert ({"decoder"} if packed else {"image_encoder", "decoder"}) <= compared_nodes
+    encoder = set() if packed else {"sound_encoder" if trial.case.layout == "sounds" else "image_encoder"}
+    assert {"decoder", *encoder} <= compared_nodes
     assert any(".layers.1." in part.name for part in compared.parts)
     assert check(graph, tfkit.eject(graph)).ran
     assert tfkit.export(trial.ours, tmp_path / "model.ts").difference <= 1e-5
@@ -296,12 +297,14 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
             with torch.no_grad():
                 for path, parameter in theirs.named_parameters():
                     parameter.normal_(1.0 if parameter.dim() == 1 and path.endswith("weight") else 0.0, 0.2)
-            case = replace(case, token=theirs.config.image_token_id, image=_image_of(case))
-            image = case.images([1], 0)[1]
-            vectors = theirs.get_image_features(image, **case.about(1)).pooler_output[0]
-            case = replace(case, vectors=len(vectors))
+            of_sound = case.layout == "sounds"
+            token = theirs.config.audio_token_id if of_sound else theirs.config.image_token_id
+            case = replace(case, token=token, image=_image_of(case))
+            features = case.theirs(case.images([1], 0)[1])
+            vectors = (theirs.get_audio_features if of_sound else theirs.get_image_features)(**features).pooler_output
+            case = replace(case, vectors=len(vectors if of_sound else vectors[0]))
             tokens, (_, used) = case.tokens([1, 1, 1], LENGTH, 0), case.images([1, 1, 1], 0)
-            theirs(input_ids=tokens, pixel_values=used, **case.about(3, tokens))
+            theirs(input_ids=tokens, **case.theirs(used, tokens))
             theirs.save_pretrained(folder)
     except Exception:  # their class rejects the value, or the number of vectors changes
         return "illegal"
@@ -317,6 +320,9 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
 
 
 def _image_of(case: ImageTextCase) -> tuple[int, int, int]:
+    if case.layout == "sounds":
+        sound = case.config["audio_config"]
+        return (1, sound["num_mel_bins"], 2 * sound["max_source_positions"])
     vision = case.config["vision_config"]
     rows, columns = vision["input_size"] if "input_size" in vision else [vision["image_size"]] * 2
     return (vision["in_channels" if "in_channels" in vision else "num_channels"], rows, columns)

@@ -29,7 +29,7 @@ WITH_IMAGES = {
     "mistral3": "mistral_7b",
     "paligemma": "gemma_2b",
     "qwen2_5_vl": "qwen2_0_5b",
-    **dict.fromkeys(("idefics3", "llava", "smolvlm"), "llama_7b"),
+    **dict.fromkeys(("idefics3", "llava", "smolvlm", "voxtral"), "llama_7b"),
 }
 """Types that have a family, each with the spec that imports the text model alone."""
 REJECTED = {"paligemma": "a decoder of tfkit reads no later tokens"}

@@ -80,6 +80,7 @@ NAMES = {
     "image": "pixel_values",
     "images": "pixel_values",
     "mel": "input_features",
+    "sounds": "input_features",
 }
 """Inputs as transformers calls them."""
 BY_ROW = "pixel_attention_mask"
@@ -228,6 +229,8 @@ def _renamed_inputs(
         if GRIDS in parameters:
             renamed["pixel_values"], renamed[GRIDS] = _patches(images, config.vision_config)
             renamed["mm_token_type_ids"] = (inputs["tokens"] == config.image_token_id).int()
+    if "sounds" in inputs:  # spectrograms, with the frames in the last axis
+        renamed["input_features"] = inputs["sounds"].flatten(0, 2).transpose(1, 2)
     blocks = [node.stack.blocks for node in graph.nodes if node.stack is not None and node.stack.blocks is not None]
     for token in (token for name in blocks for token in graph.node(name).config.placeholders().values()):
         renamed["token_type_ids"] = (inputs["tokens"] == token).long()

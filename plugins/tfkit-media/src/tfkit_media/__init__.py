@@ -7,7 +7,7 @@ from typing import Any
 
 import tfkit
 from tfkit_media.contrast import Contrast, ContrastConfig, LateInteraction, LateInteractionConfig, MatchesConfig
-from tfkit_media.conv_stem import ConvStem, ConvStemConfig
+from tfkit_media.conv_stem import ConvStem, ConvStemConfig, StackFrames, StackFramesConfig
 from tfkit_media.fields import (
     AxialRopeConfig,
     FeatureLayerConfig,
@@ -16,6 +16,7 @@ from tfkit_media.fields import (
     RatioConfig,
     SidesConfig,
     SquaresConfig,
+    StackedConfig,
     WidthOrConfig,
     WindowsConfig,
 )
@@ -68,6 +69,8 @@ __all__ = [
     "PlaceImages",
     "PlaceImagesConfig",
     "ShapesConfig",
+    "StackFrames",
+    "StackFramesConfig",
     "TokenPool",
     "TokenPoolConfig",
 ]
@@ -79,6 +82,7 @@ def tfkit_register(register: tfkit.Register) -> None:
     for config in (
         PatchesConfig,
         ConvStemConfig,
+        StackFramesConfig,
         TokenPoolConfig,
         EndPoolConfig,
         AttentionPoolConfig,
@@ -98,6 +102,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         ShapesConfig,
         SidesConfig,
         SquaresConfig,
+        StackedConfig,
         WindowsConfig,
         AxialRopeConfig,
         FeatureLayerConfig,

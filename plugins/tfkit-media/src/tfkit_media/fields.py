@@ -287,3 +287,32 @@ class AxialRopeConfig(FieldConfig):
 
     def write(self, name: str, file: Writing) -> None:
         file.put(name, {"rope_theta": file.value(self.axial_rope), "rope_type": "axial"})
+
+
+class StackedConfig(FieldConfig):
+    """The width of an FFN that is also the width of stacked frames.
+
+    `{stacked: stacked_frames.size, d_ff: sound_encoder.ffn.d_ff, of: audio_config.hidden_size}`.
+    """
+
+    kind: Literal["stacked"] = "stacked"
+    stacked: str
+    """The path of the number of frames."""
+    d_ff: str
+    """The path of the width of the FFN."""
+    of: str
+    """The field with the width of a frame."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.d_ff,)
+
+    def read(self, name: str, file: Reading) -> None:
+        value, width = file.value(name), file.value(self.of)
+        if type(value) is not int or type(width) is not int or width < 1 or value % width:
+            raise tfkit.Invalid("", f"`{name}` must be a multiple of `{self.of}`, {width}; got {value}")
+        file.put(self.d_ff, value)
+        file.put(self.stacked, value // width)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.value(self.d_ff))

@@ -62,7 +62,7 @@ def resizing(before: int, after: int, *, antialias: bool) -> Any:
 
 def conv_stem(part: Part, *, input: Value) -> Value:
     """Apply convolutions over frames [f, width], each with an activation. https://arxiv.org/abs/2212.04356."""
-    config, x = part.config, input.x
+    config, x = part.config, input.x[0].T if input.x.ndim == 3 else input.x  # a spectrogram, or its frames
     for number, stride in enumerate(config.strides):
         padded = np.pad(x, ((config.size // 2,) * 2, (0, 0)))
         windows = [padded[start : start + config.size] for start in range(0, len(x), stride)]
@@ -72,6 +72,11 @@ def conv_stem(part: Part, *, input: Value) -> Value:
     if config.position is not None:
         x = x + part.at("position", config.position)(np.arange(len(x)), x.shape[1])
     return unmasked(x)
+
+
+def stack_frames(part: Part, *, input: Value) -> Value:
+    """Concatenate neighbouring vectors."""
+    return unmasked(np.reshape(input.x, (len(input.x) // part.config.size, -1)))
 
 
 def token_pool(part: Part, *, input: Value) -> Value:
@@ -197,6 +202,7 @@ def grid_windows(part: Part, queries: Any, keys: Any) -> Any:
 FUNCTIONS = (
     patches,
     conv_stem,
+    stack_frames,
     token_pool,
     end_pool,
     attention_pool,
