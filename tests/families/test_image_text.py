@@ -20,10 +20,11 @@ from torch import Tensor, fx
 import tfkit
 from tfkit.errors import LeftOutWarning
 from tfkit.graph.decode_split import split_for_decoding
+from tfkit.graph.input_shapes import max_len
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.model_inputs import cached_cases
 from tfkit.tools.eject.proof import check
-from tfkit.tools.import_.importing import import_config
+from tfkit.tools.import_.importing import export_config, import_config
 from tfkit.tools.save.save import save
 
 from ..sampling import chosen
@@ -210,6 +211,18 @@ def test_more_placeholders_than_vectors_are_an_error(tmp_path: Path) -> None:
 def test_a_published_config_omits_sizes_of_the_text_model() -> None:
     imported = import_config(Path(__file__).parents[1] / "published/llava_1_5_7b.json")
     assert imported.graph.spec.model.graph == tfkit.load("llava_1_5_7b").spec.model.graph
+
+
+def test_an_older_config_has_the_fields_of_the_text_model_next_to_the_others() -> None:
+    imported = import_config(Path(__file__).parents[1] / "published/qwen25_vl_3b.json")
+    assert imported.graph.spec.model.graph == tfkit.load("qwen25_vl_3b").spec.model.graph
+    text = export_config(imported.graph)["text_config"]
+    assert text["rope_parameters"]["mrope_section"] == [16, 24, 24]
+    assert text["hidden_size"] == 2048
+
+
+def test_positions_of_sounds_do_not_limit_the_text() -> None:
+    assert max_len(tfkit.load("voxtral_mini_3b")) == 131072
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -290,9 +290,7 @@ def test_commands_count_what_they_leave_out(tmp_path: Path, capsys: pytest.Captu
         ("qwen25_vl_3b", 3_085_938_688, "qwen2", "qwen2_0_5b"),
     ],
 )
-def test_published_files_omit_sizes_of_the_text_model(
-    name: str, parameters: int, family: str, spec: str
-) -> None:
+def test_published_files_omit_sizes_of_the_text_model(name: str, parameters: int, family: str, spec: str) -> None:
     """The files state what the published files state, and omit what these omit; the counts are of the classes of
     transformers, without the parts for images."""
     imported = import_config(PUBLISHED / f"{name}.json", family=spec)
