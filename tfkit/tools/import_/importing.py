@@ -136,8 +136,8 @@ def _source(config: Mapping, name: AnyPath | None, plugins: Plugins, folder: Pat
     """
     family = name or family_of(config, plugins.specs)
     standard = _tree_and_family(family, plugins)
-    if name is None and (text := _text_family_alone(config, standard[1], plugins.specs)) is not None:
-        family, standard = text, _tree_and_family(text, plugins)
+    if name is None and (alone := _text_family_alone(config, standard[1], plugins.specs)) is not None:
+        family, standard = alone, _tree_and_family(alone, plugins)
     elif TEXT in standard[1].families:
         config = with_tie_of_weights(config, standard[1], folder)
     if not contains_text_model(config.items, standard[1]):

@@ -15,7 +15,7 @@ from tfkit.tools.common.units import count_text
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Available
-    from tfkit.tools.list_.gallery import Shipped, ShippedDocument
+    from tfkit.tools.list_.gallery import PublishedFolder, Shipped, ShippedDocument
 
 NAME = re.compile(r"[^\w.-]")
 """Matches the first character after the name of a plugin in `requires`."""
@@ -48,12 +48,10 @@ def list_(reader: Reader, words: tuple[str, ...], published: bool, json: bool) -
 
     if published:
         folders = published_folders(shipped_specs(words, reader.available))
-        rows = [(entry.spec, entry.folder or "", "tensors" if entry.compared else "") for entry in folders]
-        known = sum(entry.folder is not None for entry in folders)
         if json:
             print_json(folders)
         else:
-            print_tables(table(["spec", "folder", "compared"], rows), f"{known} of {len(rows)} folders are known")
+            _show_folders(folders)
         return
     specs, entries = shipped_specs(words, reader.available), shipped_documents(words, reader.available)
     documents = reader.available.specs.documents
@@ -84,6 +82,12 @@ def _show_specs(specs: Sequence[Shipped]) -> None:
         for spec in specs
     ]
     print_tables(table(columns, rows, right=["size"]), "")
+
+
+def _show_folders(folders: Sequence[PublishedFolder]) -> None:
+    rows = [(entry.spec, entry.folder or "", "tensors" if entry.compared else "") for entry in folders]
+    known = sum(entry.folder is not None for entry in folders)
+    print_tables(table(["spec", "folder", "compared"], rows), f"{known} of {len(rows)} folders are known")
 
 
 def _entry_text(entry: Shipped | ShippedDocument, missing: Sequence[str] = ()) -> str:

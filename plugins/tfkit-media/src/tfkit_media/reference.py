@@ -130,7 +130,7 @@ def merge_patches(part: Part, *, input: Value) -> Value:
     corners = [(row, column) for row in range(0, rows, size) for column in range(0, columns, size)]
     squares = [[input.x[(r + i) * columns + c + j] for i in range(size) for j in range(size)] for r, c in corners]
     if part.config.by == "unfold":
-        squares = [np.transpose(square) for square in squares]
+        squares = [list(np.transpose(square)) for square in squares]
     return unmasked(np.mean(squares, axis=1) if part.config.by == "mean" else np.reshape(squares, (len(corners), -1)))
 
 
