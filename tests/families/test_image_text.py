@@ -325,6 +325,8 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
         graph = tfkit.loads(import_config(folder).text)
     except tfkit.SpecError:
         return "rejected"
+    if not case.ours(torch.empty(0)).keys() <= graph.inputs.keys():
+        return "text alone"  # of a different family, which a note says
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = build_with_weights(graph, folder).eval()
