@@ -20,10 +20,11 @@ from torch import Tensor, fx
 import tfkit
 from tfkit.errors import LeftOutWarning
 from tfkit.graph.decode_split import split_for_decoding
+from tfkit.graph.input_shapes import max_len
 from tfkit.tools.common.loading_weights import build_with_weights
 from tfkit.tools.common.model_inputs import cached_cases
 from tfkit.tools.eject.proof import check
-from tfkit.tools.import_.importing import import_config
+from tfkit.tools.import_.importing import export_config, import_config
 from tfkit.tools.save.save import save
 
 from ..sampling import chosen
@@ -66,10 +67,11 @@ class ImageTextTrial:
     def logits(self, images: list[int], seed: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return our logits and theirs, at tokens."""
         tokens, (pixels, used) = self.case.tokens(images, LENGTH, seed), self.case.images(images, seed)
-        options: dict[str, Any] = {"pixel_values": used} if used.numel() else {}
+        options: dict[str, Any] = self.case.theirs(used, tokens)
         if mask is not None:
-            positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-            options |= {"attention_mask": mask.long(), "position_ids": positions}
+            options["attention_mask"] = mask.long()
+        if mask is not None and self.case.layout != "patches":  # otherwise the class computes them from the tokens
+            options["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         if self.case.prefix:
             options["token_type_ids"] = (real.long().cumsum(dim=1) > PREFIX).long()
@@ -131,30 +133,31 @@ def test_incremental_reading_and_generation_are_theirs(name: str, tmp_path: Path
     trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
     case = trial.case
     tokens, (pixels, used) = case.tokens([2, 0, 1], LENGTH, 4), case.images([2, 0, 1], 4)
-    types = {"token_type_ids": (tokens == case.token).long()} if case.prefix or case.typed else {}
-    options = {**types}
+    options = types = case.theirs(used, tokens)
+    if case.typed:
+        options = types = {**options, "token_type_ids": (tokens == case.token).long()}
     if case.prefix:
         types, options = (
-            {"token_type_ids": (torch.arange(LENGTH) >= n).long().expand(BATCH, -1)} for n in (LENGTH, PREFIX)
+            {**types, "token_type_ids": (torch.arange(LENGTH) >= n).long().expand(BATCH, -1)} for n in (LENGTH, PREFIX)
         )
-    expected = trial.theirs(input_ids=tokens, pixel_values=used, **options).logits
+    expected = trial.theirs(input_ids=tokens, **options).logits
     cached = tfkit.CachedModel(trial.ours, length=LENGTH + 6)
     pieces = [LENGTH] if case.prefix else [7, 1, LENGTH - 8] if case.typed else [3, 1, 6, LENGTH - 10]
     for sizes in ([LENGTH - 2, 1, 1], pieces):  # the last splits images
-        cached.start(BATCH, images=pixels, **trial.prefix(PREFIX))
+        cached.start(BATCH, **case.ours(pixels), **trial.prefix(PREFIX))
         close(torch.cat([cached(piece) for piece in tokens.split(sizes, dim=1)], dim=1), expected)
     assert cached.used == LENGTH
     with quiet():
         theirs = trial.theirs.generate(
             input_ids=tokens,
-            pixel_values=used,
             max_new_tokens=6,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
             **types,
         )
-    ours = tfkit.generate(trial.ours, tokens, max_new_tokens=6, images=pixels, **trial.prefix(LENGTH)).tokens
+    inputs = {**case.ours(pixels), **trial.prefix(LENGTH)}
+    ours = tfkit.generate(trial.ours, tokens, max_new_tokens=6, **inputs).tokens
     assert ours.tolist() == theirs[:, LENGTH:].tolist()
 
 
@@ -210,6 +213,18 @@ def test_a_published_config_omits_sizes_of_the_text_model() -> None:
     assert imported.graph.spec.model.graph == tfkit.load("llava_1_5_7b").spec.model.graph
 
 
+def test_an_older_config_has_the_fields_of_the_text_model_next_to_the_others() -> None:
+    imported = import_config(Path(__file__).parents[1] / "published/qwen25_vl_3b.json")
+    assert imported.graph.spec.model.graph == tfkit.load("qwen25_vl_3b").spec.model.graph
+    text = export_config(imported.graph)["text_config"]
+    assert text["rope_parameters"]["mrope_section"] == [16, 24, 24]
+    assert text["hidden_size"] == 2048
+
+
+def test_positions_of_sounds_do_not_limit_the_text() -> None:
+    assert max_len(tfkit.load("voxtral_mini_3b")) == 131072
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_models_are_theirs(name: str, tmp_path: Path) -> None:
     trial = ImageTextTrial.of(IMAGE_TEXT[name], tmp_path)
@@ -236,7 +251,9 @@ def test_compared_ejected_and_exported(name: str, tmp_path: Path) -> None:
         compared = tfkit.compare(graph, tmp_path / "theirs", weights=tmp_path / "theirs")
     assert compared.equal, compared.first
     compared_nodes = {part.name.partition(".")[0] for part in compared.parts}
-    assert {"image_encoder", "decoder"} <= compared_nodes
+    packed = trial.case.layout in ("patches", "sizes")  # in one sequence, whose shape is not ours
+    encoder = set() if packed else {"sound_encoder" if trial.case.layout == "sounds" else "image_encoder"}
+    assert {"decoder", *encoder} <= compared_nodes
     assert any(".layers.1." in part.name for part in compared.parts)
     assert check(graph, tfkit.eject(graph)).ran
     assert tfkit.export(trial.ours, tmp_path / "model.ts").difference <= 1e-5
@@ -293,11 +310,14 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
             with torch.no_grad():
                 for path, parameter in theirs.named_parameters():
                     parameter.normal_(1.0 if parameter.dim() == 1 and path.endswith("weight") else 0.0, 0.2)
-            case = replace(case, token=theirs.config.image_token_id, image=_image_of(case))
-            vectors = theirs.get_image_features(torch.ones(1, *[1] * case.by_row, *case.image)).pooler_output[0]
-            case = replace(case, vectors=len(vectors))
+            of_sound = case.layout == "sounds"
+            token = theirs.config.audio_token_id if of_sound else theirs.config.image_token_id
+            case = replace(case, token=token, image=_image_of(case))
+            features = case.theirs(case.images([1], 0)[1])
+            vectors = (theirs.get_audio_features if of_sound else theirs.get_image_features)(**features).pooler_output
+            case = replace(case, vectors=len(vectors if of_sound else vectors[0]))
             tokens, (_, used) = case.tokens([1, 1, 1], LENGTH, 0), case.images([1, 1, 1], 0)
-            theirs(input_ids=tokens, pixel_values=used)
+            theirs(input_ids=tokens, **case.theirs(used, tokens))
             theirs.save_pretrained(folder)
     except Exception:  # their class rejects the value, or the number of vectors changes
         return "illegal"
@@ -305,6 +325,8 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
         graph = tfkit.loads(import_config(folder).text)
     except tfkit.SpecError:
         return "rejected"
+    if not case.ours(torch.empty(0)).keys() <= graph.inputs.keys():
+        return "text alone"  # of a different family, which a note says
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = build_with_weights(graph, folder).eval()
@@ -313,6 +335,33 @@ def _verdict(case: ImageTextCase, folder: Path) -> str:
 
 
 def _image_of(case: ImageTextCase) -> tuple[int, int, int]:
+    if case.layout == "sounds":
+        sound = case.config["audio_config"]
+        return (1, sound["num_mel_bins"], 2 * sound["max_source_positions"])
     vision = case.config["vision_config"]
-    size = vision["image_size"]
-    return (vision["num_channels"], size, size)
+    rows, columns = vision["input_size"] if "input_size" in vision else [vision["image_size"]] * 2
+    return (vision["in_channels" if "in_channels" in vision else "num_channels"], rows, columns)
+
+
+@pytest.mark.slow
+def test_a_text_model_of_a_different_family_is_imported_alone(tmp_path: Path) -> None:
+    """Ministral 3 is published in the class of Mistral Small 3.1."""
+    case = IMAGE_TEXT["mistral3"]
+    text = {**case.config["text_config"], "model_type": "ministral3"}
+    config = {**case.config, "text_config": {**text, "sliding_window": None}}
+    trial = ImageTextTrial.of(replace(case, config=config, left_out=("*vision_tower*",)), tmp_path)
+    assert trial.ours.meta["graph"].spec.family.model_type == "ministral3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_decide_on_a_tie_that_the_config_does_not_state(tied: bool, tmp_path: Path) -> None:
+    case = IMAGE_TEXT["mistral3"]
+    ImageTextTrial.of(replace(case, config={**case.config, "tie_word_embeddings": tied}), tmp_path)
+    path = tmp_path / "theirs" / "config.json"
+    fields = json.loads(path.read_text())
+    assert fields.pop("tie_word_embeddings") == tied
+    path.write_text(json.dumps(fields))
+    imported = import_config(tmp_path / "theirs")
+    assert (imported.graph.spec.model.graph["logits"].tie == "embedding") == tied
+    tfkit.build(imported.graph)

@@ -26,8 +26,10 @@ UNREAD = {"shieldgemma2": "version 5.23 does not read the names that it writes"}
 """Types whose folders transformers does not read as it wrote them."""
 WITH_IMAGES = {
     "gemma3": "gemma3_1b",
+    "mistral3": "mistral_7b",
     "paligemma": "gemma_2b",
-    **dict.fromkeys(("idefics3", "llava", "smolvlm"), "llama_7b"),
+    "qwen2_5_vl": "qwen2_0_5b",
+    **dict.fromkeys(("idefics3", "llava", "smolvlm", "voxtral"), "llama_7b"),
 }
 """Types that have a family, each with the spec that imports the text model alone."""
 REJECTED = {"paligemma": "a decoder of tfkit reads no later tokens"}

@@ -65,6 +65,7 @@ def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping
         SpecError: with every error: unknown and missing fields, and values that the family cannot express.
     """
     tree, errors = spec, list[Diagnostic]()
+    config = _with_text_config(config, family)
     for name, part in {**family.families, "": family}.items():
         reading = FieldReading(_config_of(config, name, part) if name else config, tree, part)
         for field in part.fields:
@@ -76,6 +77,17 @@ def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping
     if errors:
         raise SpecError(*errors)
     return tree
+
+
+def _with_text_config(config: Mapping, family: FamilyConfig) -> Mapping:
+    """Move the fields of the text model into `text_config`, from an older file that has them next to other fields."""
+    text = family.families.get(TEXT)
+    if text is None or TEXT in config.items or family.model_type not in text.text_types:
+        return config
+    outer = {name for name in config.items if OF_MEDIA.match(name) or name in {*family.fields, *FILE_FIELDS}}
+    inner = Mapping({name: node for name, node in config.items.items() if name not in outer}, config.keys, config.span)
+    items = {name: node for name, node in config.items.items() if name in outer}
+    return Mapping({**items, TEXT: inner}, {**config.keys, TEXT: config.span}, config.span)
 
 
 def _config_of(config: Mapping, name: str, family: FamilyConfig) -> Mapping:

@@ -29,7 +29,7 @@ class Signal:
     length: int | None = None
     """Positions of every sequence, if their number is fixed."""
     rows: int | None = None
-    """Rows of a table or of an image."""
+    """Rows of a table, of an image, or of the grid of patches that a sequence consists of."""
     mask: str | None = None
     """The name of its padding mask; `OWN_MASK` if the block returns (value, mask)."""
     gaps: bool = False

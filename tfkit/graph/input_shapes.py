@@ -11,7 +11,7 @@ from tfkit.graph.expand import Graph, as_list
 
 
 def max_len(graph: Graph) -> int | None:
-    """Return the smallest `max_len` in a model; None if there is none."""
+    """Return the smallest `max_len` in a model, except of its images; None if there is none."""
     return min(_length_limits(graph), default=None)
 
 
@@ -21,7 +21,8 @@ def max_len_text(limit: int) -> str:
 
 
 def _length_limits(graph: Graph) -> Iterator[int]:
-    for part in (part for node in graph.nodes for _, part in parts((), node.config)):
+    nodes = (node for node in graph.nodes if not node.output.per_image)
+    for part in (part for node in nodes for _, part in parts((), node.config)):
         limit = dict(part).get("max_len") if isinstance(part, Config) else None
         if isinstance(limit, int):
             yield limit

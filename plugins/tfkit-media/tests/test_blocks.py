@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from diffusers.models.embeddings import get_2d_sincos_pos_embed
-from tfkit_media import EndPool, GridRope, GridRopeConfig
+from tfkit_media import ConvStem, EndPool, GridRope, GridRopeConfig, StackFrames
 from tfkit_media.rope import Rotation
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
+from transformers.models.pixtral.modeling_pixtral import PixtralVisionRotaryEmbedding
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionRotaryEmbedding
 
 import tfkit
 import tfkit.testing
@@ -28,6 +31,28 @@ def test_patches_are_a_convolution() -> None:
     conv.bias.copy_(model.front.project.bias)
     image = torch.randn(3, 2, 9, 14)
     torch.testing.assert_close(model(image), conv(image).flatten(2).mT)
+
+
+@torch.no_grad()
+def test_patches_of_equal_frames_are_a_convolution_of_a_video() -> None:
+    fields = {"size": 4, "frames": 3, "position": None, "class_token": False, "bias": False}
+    model = sequence_of("patches", fields, channels=2, height=8, width=12)
+    conv = nn.Conv3d(2, 8, (3, 4, 4), stride=(3, 4, 4), bias=False)
+    conv.weight.copy_(model.front.project.weight.unflatten(1, (2, 3, 4, 4)))
+    image = torch.randn(3, 2, 8, 12)
+    video = image[:, :, None].expand(-1, -1, 3, -1, -1)
+    torch.testing.assert_close(model(image), conv(video).flatten(2).mT)
+
+
+@torch.no_grad()
+def test_spectrograms_are_images_whose_columns_are_frames() -> None:
+    config: Any = SimpleNamespace(d_model=6, strides=(1, 2), size=3, dropout=0.0)
+    stems = [ConvStem(config, 4, nn.GELU(), None, several=several) for several in (False, True)]
+    stems[1].load_state_dict(stems[0].state_dict())
+    sounds = torch.randn(2, 3, 1, 4, 10)
+    torch.testing.assert_close(stems[1](sounds), stems[0](sounds.flatten(0, 2).mT))
+    stacked = StackFrames(5)(stems[1](sounds))
+    torch.testing.assert_close(stacked, torch.stack([stems[1](sounds).flatten(1)], dim=1))
 
 
 @torch.no_grad()
@@ -89,6 +114,21 @@ def test_heads_turn_as_in_dinov3() -> None:
     rope = GridRopeConfig(rows=3, columns=5, registers=2, theta=50.0)
     table = GridRope(rope, 8)(torch.arange(18)[None], 18)
     x = torch.randn(2, 2, 18, 8)
+    torch.testing.assert_close(Rotation()(x, table), dinov3.apply_rotary_pos_emb(x, x, cos, sin)[0])
+
+
+@pytest.mark.parametrize("staggered", [False, True])
+@torch.no_grad()
+def test_heads_turn_by_counted_rows_as_in_qwen_and_pixtral(staggered: bool) -> None:
+    config = SimpleNamespace(
+        hidden_size=16, num_attention_heads=2, rope_parameters={"rope_type": "axial", "rope_theta": 50.0}
+    )
+    module = PixtralVisionRotaryEmbedding if staggered else Qwen2_5_VLVisionRotaryEmbedding
+    x = torch.randn(2, 2, 15, 8)
+    grid = torch.cartesian_prod(torch.arange(3), torch.arange(5))
+    cos, sin = module(config)(x, grid)
+    rope = GridRopeConfig(rows=3, columns=5, class_token=False, coordinates="counted", staggered=staggered, theta=50.0)
+    table = GridRope(rope, 8)(torch.arange(15)[None], 15)
     torch.testing.assert_close(Rotation()(x, table), dinov3.apply_rotary_pos_emb(x, x, cos, sin)[0])
 
 

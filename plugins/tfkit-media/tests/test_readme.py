@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from tfkit_media.shapes import draw
 
@@ -53,6 +54,18 @@ def test_commands_print_what_is_shown(
     pattern = re.escape(output.rstrip("\n")).replace(r"\.\.\.", "(?:.*)")
     printed = "\n".join(line.rstrip() for line in (captured.out + captured.err).splitlines())
     assert re.fullmatch(f"{pattern}\n*", printed, re.DOTALL), printed
+
+
+def test_patches_of_a_processor_become_images() -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 224, 224, 3), dtype=np.uint8)
+    processor = Qwen2VLImageProcessorPil(do_resize=False, image_mean=[0.0] * 3, image_std=[1.0] * 3)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    values = {"pixel_values": processor(list(pixels), return_tensors="pt")["pixel_values"]}
+    exec(code, values)
+    expected = torch.from_numpy(pixels).permute(0, 3, 1, 2)[:, None] / 255
+    torch.testing.assert_close(values["images"], expected)
 
 
 @pytest.mark.slow

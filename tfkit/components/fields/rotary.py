@@ -21,8 +21,10 @@ WIDTH = "rotary_dim"
 ORIGINAL = "original_max_position_embeddings"
 LENGTH = "max_position_embeddings"
 
-PLANES = {"mrope_section", "mrope_interleaved"}
-"""Parameters of positions in several planes, such as the time, height and width of an image."""
+SECTION = "mrope_section"
+PLANES = {SECTION, "mrope_interleaved"}
+"""Parameters of positions in several planes, such as the time, height and width of an image. A spec with `sections` has
+them; a text model alone does not need them."""
 
 SCALINGS: dict[str, dict[str, str]] = {
     "linear": {"factor": "factor"},
@@ -113,6 +115,9 @@ class RopeFieldConfig(FieldConfig):
             if parameters.get("rope_type") == "proportional":
                 _count_turned(parameters)
             patch = {"theta": parameters.pop(THETA), "scaling": _scaling(file, parameters, outside)}
+            section = parameters.pop(SECTION, default.get(SECTION))
+            if file.at(f"{paths[0]}.sections") is not None and section is not None:
+                patch["sections"] = section
             _extend_max_len(file, patch["scaling"])
             partial = file.knows(f"{name}.{SHARE}")  # true if the family can rotate only a part of a head
             share = 1.0 if partial else parameters.pop(SHARE, 1.0)
@@ -150,7 +155,7 @@ class RopeFieldConfig(FieldConfig):
         # The positions of text are equal in all of the planes between which M-RoPE divides the pairs of channels.
         _check_planes(parameters)
         plane = {"rope_type": "default"} if parameters.get("rope_type") == "mrope" else {}
-        return {key: value for key, value in parameters.items() if key not in PLANES} | plane
+        return {key: value for key, value in parameters.items() if key not in PLANES or key == SECTION} | plane
 
     def write(self, name: str, file: Writing) -> None:
         present = {
@@ -232,7 +237,7 @@ def _check_numbers(parameters: Mapping[str, Any]) -> None:
 
 
 def _check_planes(parameters: Mapping[str, Any]) -> None:
-    section = parameters.get("mrope_section", [1])
+    section = parameters.get(SECTION, [1])
     counts = section if isinstance(section, list) else []
     if not counts or not all(type(number) is int and number > 0 for number in counts):
         raise Invalid("", f"`mrope_section` must be a list of positive integers; got {quoted(str(section))}")
@@ -354,6 +359,8 @@ def _written(d_head: int, position: Any, default: Mapping[str, Any]) -> dict[str
         written["partial_rotary_factor"] = _share(position.width, d_head)
     elif "partial_rotary_factor" in default:
         written["partial_rotary_factor"] = 1.0
+    if position.sections is not None:
+        written[SECTION] = list(position.sections)
     scaling = position.scaling
     if scaling is not None:
         kind = scaling.kind_name()

@@ -257,7 +257,9 @@ class _Shrink:
             size = max(1, self._of_head(2 * len(value), attention) // 2)
             return tuple(value[len(value) * index // size] for index in range(size))
         if isinstance(config, RotaryConfig) and attention is not None and value:  # pairs of each axis
-            pairs, total = self._of_head(2 * sum(value), attention) // 2, sum(value)
+            heads, width = self.heads[attention.n_heads, attention.kv_heads][0], self.widths.get(attention.d_model)
+            head = HEAD if attention.d_head is not None or width is None else width // heads
+            pairs, total = self._of_head(2 * sum(value), attention) * head // HEAD // 2, sum(value)
             ends = [round(pairs * sum(value[: axis + 1]) / total) for axis in range(len(value))]
             return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
         return tuple(self._config(item, attention) if isinstance(item, Config) else item for item in value)
@@ -271,7 +273,7 @@ class _Shrink:
         if isinstance(config, MaskConfig):
             return self.extents.get(value, value)
         if isinstance(config, MaskRuleConfig):
-            return min(value, self.rule)
+            return value if _is_fixed(attention and attention.position) else min(value, self.rule)
         if isinstance(config, TemperatureConfig):
             return min(value, TEMPERATURE)
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):

@@ -54,7 +54,7 @@ def random_inputs(
             rows = rows_of(graph, name) or 2
             tokens = torch.randint(rows, shape, generator=generator, device="cpu")
             for node, token in _placeholders(graph, name).items():
-                tokens = _with_placeholders(tokens, token, counts[node], rows)
+                tokens = _with_placeholders(tokens, token, counts[node], images, rows)
             inputs[name] = tokens.to(device)
     return inputs
 
@@ -77,17 +77,18 @@ def _placeholder_counts(graph: Graph, images: int) -> dict[str, int]:
     return {node.name: images * (node.signals["images"].image_length or 0) for node in nodes}
 
 
-def _with_placeholders(tokens: Tensor, token: int, count: int, rows: int) -> Tensor:
+def _with_placeholders(tokens: Tensor, token: int, count: int, images: int, rows: int) -> Tensor:
     """Replace tokens [b, t] so that each row has `count` placeholders, after a token that depends on the row, or fewer.
 
-    Half of a short row remains text.
+    A token of the text separates two images. Half of a short row remains text; its images have no separators.
     """
     t = tokens.size(1)
-    count = min(count, t // 2) if count > t - 2 else count
-    first = (torch.arange(tokens.size(0)) % max(1, t - count))[:, None]
-    positions = torch.arange(t)
-    tokens = tokens.masked_fill(tokens == token, (token + 1) % rows)
-    return tokens.masked_fill((positions >= first) & (positions < first + count), token)
+    period, length = count // max(1, images) + 1, count + images - 1
+    if length > t - 2:
+        period, length = t + 1, min(count, t // 2)
+    offsets = torch.arange(t) - (torch.arange(tokens.size(0)) % max(1, t - length))[:, None]
+    placeholders = (offsets >= 0) & (offsets < length) & (offsets % period != period - 1)
+    return tokens.masked_fill(tokens == token, (token + 1) % rows).masked_fill(placeholders, token)
 
 
 # ---- comparison with an exported file: shapes that differ from the exported example, and padding ----

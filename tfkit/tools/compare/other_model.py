@@ -23,6 +23,7 @@ from tfkit.checkpoint.tensor_names import enclosing_modules
 from tfkit.checkpoint.weight_map import Link
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.graph.expand import Graph
+from tfkit.nn import Rearrange
 from tfkit.spec.folder import CONFIG, MAX_CONFIG
 from tfkit.spec.header import quoted_path, read_object
 from tfkit.spec.weight_files import read_headers
@@ -79,10 +80,13 @@ NAMES = {
     "image": "pixel_values",
     "images": "pixel_values",
     "mel": "input_features",
+    "sounds": "input_features",
 }
 """Inputs as transformers calls them."""
 BY_ROW = "pixel_attention_mask"
 """An input of the classes that take the images of each row; others take the images of all rows in a single axis."""
+SIZES, GRIDS = "image_sizes", "image_grid_thw"
+"""Inputs of the classes that take images of several sizes: pixels with padding, or the patches of all images."""
 CHANNELS_FIRST = {"input_features"}
 """Inputs of transformers with positions in the last axis."""
 
@@ -150,7 +154,7 @@ def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.devic
     parameters = inspect.signature(theirs.forward).parameters
 
     def run(inputs: Mapping[str, Tensor]) -> Any:
-        return _first_output(theirs(**_renamed_inputs(inputs, parameters, graph)))
+        return _first_output(theirs(**_renamed_inputs(inputs, parameters, graph, theirs.config)))
 
     return Other(run, theirs, matching_modules(model, links, modules))
 
@@ -213,11 +217,20 @@ def _first_output(result: Any) -> Any:
     return result.logits if hasattr(result, "logits") else result[0]
 
 
-def _renamed_inputs(inputs: Mapping[str, Tensor], parameters: Collection[str], graph: Graph) -> dict[str, Tensor]:
+def _renamed_inputs(
+    inputs: Mapping[str, Tensor], parameters: Collection[str], graph: Graph, config: Any
+) -> dict[str, Tensor]:
     """Return our inputs under their names in transformers. Its classes accept any name, and ignore unknown names."""
     renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
     if "images" in inputs and BY_ROW not in parameters:
-        renamed["pixel_values"] = inputs["images"].flatten(0, 1)
+        renamed["pixel_values"] = images = inputs["images"].flatten(0, 1)
+        if SIZES in parameters:
+            renamed[SIZES] = torch.tensor([[*images.shape[2:]]] * len(images), device=images.device)
+        if GRIDS in parameters:
+            renamed["pixel_values"], renamed[GRIDS] = _patches(images, config.vision_config)
+            renamed["mm_token_type_ids"] = (inputs["tokens"] == config.image_token_id).int()
+    if "sounds" in inputs:  # spectrograms, with the frames in the last axis
+        renamed["input_features"] = inputs["sounds"].flatten(0, 2).transpose(1, 2)
     blocks = [node.stack.blocks for node in graph.nodes if node.stack is not None and node.stack.blocks is not None]
     for token in (token for name in blocks for token in graph.node(name).config.placeholders().values()):
         renamed["token_type_ids"] = (inputs["tokens"] == token).long()
@@ -227,6 +240,19 @@ def _renamed_inputs(inputs: Mapping[str, Tensor], parameters: Collection[str], g
     if unknown := sorted(renamed.keys() - parameters):
         raise SpecError(Diagnostic(f"the model of transformers has no input {listing(map(quoted, unknown))}"))
     return {name: value.transpose(1, 2) if name in CHANNELS_FIRST else value for name, value in renamed.items()}
+
+
+def _patches(images: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    """Return the patches of images [n, c, height, width] and the sizes of their grids, as Qwen2-VL takes them.
+
+    The patches of a square of patches that is merged follow each other. A patch has several equal frames.
+    """
+    size, square, frames = config.patch_size, config.spatial_merge_size, config.temporal_patch_size
+    to_patches = Rearrange("n t c (i r p) (j s q) -> (n i j r s) (c t p q)", r=square, s=square, p=size, q=size)
+    grid = [1, images.size(2) // size, images.size(3) // size]
+    return to_patches(images[:, None].expand(-1, frames, -1, -1, -1)), torch.tensor(
+        [grid] * len(images), device=images.device
+    )
 
 
 def _load_program(path: Path, device: torch.device | str) -> Callable[[Mapping[str, Tensor]], Tensor]:

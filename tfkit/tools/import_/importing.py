@@ -34,7 +34,13 @@ from tfkit.spec.render import render_tree, spec_data
 from tfkit.spec.source import parse, plain_data, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
 from tfkit.tools.import_.draft import draft_text, nearest_family, other_layers
-from tfkit.tools.import_.text_model import fields_left_out, text_config, text_family, text_model_notes
+from tfkit.tools.import_.text_model import (
+    fields_left_out,
+    text_config,
+    text_family,
+    text_model_notes,
+    with_tie_of_weights,
+)
 from tfkit.tools.show.resolved_values import text_of
 
 HOW_TO = "write a spec with a family and name it with --family: specs/README.md shows how"
@@ -95,7 +101,7 @@ def import_config(
         if family is not None:
             raise ValueError(f"`family` has no effect: {CONFIG} contains the spec that tfkit wrote")
         return _embedded_spec(text, name, plugins, weights)
-    source = _source(config, family or family_of(config, plugins.specs), plugins, path.parent)
+    source = _source(config, family, plugins, path.parent)
     model_name = name or _UNSAFE_CHARACTERS.sub("_", path.resolve().parent.name).strip("_.-")
     tree = without_idle(_spec_tree(source, path.parent, model_name), plugins)
     with _convert_errors(source.config.span, source.rules):
@@ -123,15 +129,34 @@ class _Source:
     fields_left_out: tuple[str, ...] = ()
 
 
-def _source(config: Mapping, family: AnyPath, plugins: Plugins, folder: Path) -> _Source:
-    """Return the source of a spec: a config.json, or the config of the text model that its model contains."""
+def _source(config: Mapping, name: AnyPath | None, plugins: Plugins, folder: Path) -> _Source:
+    """Return the source of a spec: a config.json, or the config of the text model that its model contains.
+
+    The family is named, or the family of the file, or the family of its text model if no other family has that.
+    """
+    family = name or family_of(config, plugins.specs)
     standard = _tree_and_family(family, plugins)
+    if name is None and (alone := _text_family_alone(config, standard[1], plugins.specs)) is not None:
+        family, standard = alone, _tree_and_family(alone, plugins)
+    elif TEXT in standard[1].families:
+        config = with_tie_of_weights(config, standard[1], folder)
     if not contains_text_model(config.items, standard[1]):
         return _Source(config, family, *_family_of_class(config, family, standard, plugins, folder))
     text = text_config(config, standard[1], folder)
     tree, rules = _family_of_class(text, family, standard, plugins, folder)
     notes = tuple(text_model_notes(config, standard[1]))
     return _Source(text, family, tree, text_family(config, rules), notes, fields_left_out(config))
+
+
+def _text_family_alone(config: Mapping, family: FamilyConfig, specs: NamedSpecs) -> str | None:
+    """Return the spec of the family of a text model, if it is not the text model of the family around it."""
+    expected, text = family.families.get(TEXT), config.items.get(TEXT)
+    if expected is None or not isinstance(text, Mapping):
+        return None
+    stated = text.items.get("model_type")
+    if not isinstance(stated, Scalar) or stated.value == expected.model_type:
+        return None
+    return specs.by_model_type.get(str(stated.value), specs.by_text_type.get(str(stated.value)))
 
 
 def _spec_tree(source: _Source, folder: Path, name: str) -> Mapping:

@@ -37,6 +37,15 @@ def text_config(config: Mapping, family: FamilyConfig, folder: Path) -> Mapping:
     return Mapping(items, {name: spans[name] for name in items}, inner.span)
 
 
+def with_tie_of_weights(config: Mapping, family: FamilyConfig, folder: Path) -> Mapping:
+    """Add whether the output matrix is tied to a config that does not state it; the weights in the folder decide."""
+    stated = TIED in config.items or TIED not in family.fields
+    tied = None if stated else _is_tied(family, folder)
+    if tied is None:
+        return config
+    return Mapping({**config.items, TIED: node_of(tied, config.span)}, {**config.keys, TIED: config.span}, config.span)
+
+
 def text_family(config: Mapping, family: FamilyConfig) -> FamilyConfig:
     """Return the family with the defaults of the class of a text model, of which a `text_config` omits many."""
     defaults = family.text_types.get(_type_of(_inner(config)), {})

@@ -15,7 +15,7 @@ from tfkit.tools.common.units import count_text
 
 if TYPE_CHECKING:
     from tfkit.plugin.manager import Available
-    from tfkit.tools.list_.gallery import Shipped, ShippedDocument
+    from tfkit.tools.list_.gallery import PublishedFolder, Shipped, ShippedDocument
 
 NAME = re.compile(r"[^\w.-]")
 """Matches the first character after the name of a plugin in `requires`."""
@@ -30,18 +30,29 @@ NAME = re.compile(r"[^\w.-]")
     Only specs with all WORDs in their name, kind, model family, plugins, or
     description are listed. Missing plugins of a spec are named; none is loaded.
     Runs and sweeps, which follow the specs, have `run` or `sweep` as their kind.
+    With --published, `compared` is `tensors` if the names of all tensors of the
+    folder were compared with the spec. Other folders are named from memory.
     """,
     examples="""
     tfkit list
     tfkit list encoder bert
     tfkit list sweep
+    tfkit list --published granite
     """,
 )
 @click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.option("--published", is_flag=True, help="List the published folder that each spec loads.")
 @json_option
-def list_(reader: Reader, words: tuple[str, ...], json: bool) -> None:
-    from tfkit.tools.list_.gallery import shipped_documents, shipped_specs
+def list_(reader: Reader, words: tuple[str, ...], published: bool, json: bool) -> None:
+    from tfkit.tools.list_.gallery import published_folders, shipped_documents, shipped_specs
 
+    if published:
+        folders = published_folders(shipped_specs(words, reader.available))
+        if json:
+            print_json(folders)
+        else:
+            _show_folders(folders)
+        return
     specs, entries = shipped_specs(words, reader.available), shipped_documents(words, reader.available)
     documents = reader.available.specs.documents
     if json:
@@ -71,6 +82,12 @@ def _show_specs(specs: Sequence[Shipped]) -> None:
         for spec in specs
     ]
     print_tables(table(columns, rows, right=["size"]), "")
+
+
+def _show_folders(folders: Sequence[PublishedFolder]) -> None:
+    rows = [(entry.spec, entry.folder or "", "tensors" if entry.compared else "") for entry in folders]
+    known = sum(entry.folder is not None for entry in folders)
+    print_tables(table(["spec", "folder", "compared"], rows), f"{known} of {len(rows)} folders are known")
 
 
 def _entry_text(entry: Shipped | ShippedDocument, missing: Sequence[str] = ()) -> str:

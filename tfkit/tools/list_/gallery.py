@@ -5,9 +5,11 @@ In addition, the named documents of further types, such as runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import tomllib
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from tfkit.errors import SpecError
@@ -48,6 +50,21 @@ class Shipped:
 
 
 @dataclass(frozen=True)
+class PublishedFolder:
+    """The folder with weights that a spec loads.
+
+    Attributes:
+        spec: the name of the spec.
+        folder: the folder's name on the Hugging Face Hub; None if it is not known.
+        compared: true if the names of all tensors of the folder were compared with the spec.
+    """
+
+    spec: str
+    folder: str | None
+    compared: bool
+
+
+@dataclass(frozen=True)
 class ShippedDocument:
     """A document of a further type, such as a run, that a name refers to.
 
@@ -75,6 +92,14 @@ def shipped_specs(words: Collection[str] = (), plugins: Available | None = None)
     specs = [_shipped_spec(name, installed, cached_read) for name in installed.specs.files]
     specs = sorted([*specs, *_absent_specs(installed)], key=lambda spec: spec.name)
     return [spec for spec in specs if all(word.casefold() in _search_text(spec) for word in words)]
+
+
+def published_folders(specs: Iterable[Shipped]) -> list[PublishedFolder]:
+    """Return the folder of each spec whose family has published checkpoints."""
+    tables = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+    folders = {**tables["from_memory"], **tables["compared"]}
+    names = [spec.name for spec in specs if spec.model_type]
+    return [PublishedFolder(name, folders.get(name), name in tables["compared"]) for name in names]
 
 
 def shipped_documents(words: Collection[str] = (), plugins: Available | None = None) -> list[ShippedDocument]:

@@ -7,20 +7,27 @@ from typing import Any
 
 import tfkit
 from tfkit_media.contrast import Contrast, ContrastConfig, LateInteraction, LateInteractionConfig, MatchesConfig
-from tfkit_media.conv_stem import ConvStem, ConvStemConfig
+from tfkit_media.conv_stem import ConvStem, ConvStemConfig, StackFrames, StackFramesConfig
 from tfkit_media.fields import (
+    AxialRopeConfig,
     FeatureLayerConfig,
     MergedConfig,
     MultiplesConfig,
     RatioConfig,
     SidesConfig,
+    SquaresConfig,
+    StackedConfig,
     WidthOrConfig,
+    WindowsConfig,
 )
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ImageTextsConfig, ShapesConfig
+from tfkit_media.masks import GridWindows, GridWindowsConfig
 from tfkit_media.patches import Patches, PatchesConfig
 from tfkit_media.placing import (
     ImageBlocks,
     ImageBlocksConfig,
+    ImagePositions,
+    ImagePositionsConfig,
     JoinImages,
     JoinImagesConfig,
     MergePatches,
@@ -42,9 +49,13 @@ __all__ = [
     "EndPoolConfig",
     "GridRope",
     "GridRopeConfig",
+    "GridWindows",
+    "GridWindowsConfig",
     "ImageBlocks",
     "ImageBlocksConfig",
     "ImagePairsConfig",
+    "ImagePositions",
+    "ImagePositionsConfig",
     "ImageTextsConfig",
     "ImagesConfig",
     "JoinImages",
@@ -58,6 +69,8 @@ __all__ = [
     "PlaceImages",
     "PlaceImagesConfig",
     "ShapesConfig",
+    "StackFrames",
+    "StackFramesConfig",
     "TokenPool",
     "TokenPoolConfig",
 ]
@@ -69,22 +82,29 @@ def tfkit_register(register: tfkit.Register) -> None:
     for config in (
         PatchesConfig,
         ConvStemConfig,
+        StackFramesConfig,
         TokenPoolConfig,
         EndPoolConfig,
         AttentionPoolConfig,
         ContrastConfig,
         LateInteractionConfig,
         ImageBlocksConfig,
+        ImagePositionsConfig,
         JoinImagesConfig,
         MergePatchesConfig,
         PlaceImagesConfig,
         GridRopeConfig,
+        GridWindowsConfig,
         MatchesConfig,
         ImagesConfig,
         ImagePairsConfig,
         ImageTextsConfig,
         ShapesConfig,
         SidesConfig,
+        SquaresConfig,
+        StackedConfig,
+        WindowsConfig,
+        AxialRopeConfig,
         FeatureLayerConfig,
         MergedConfig,
         MultiplesConfig,
@@ -99,4 +119,8 @@ def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
     """Return the formulas of the blocks and positions."""
     from tfkit_media import reference
 
-    return {"block": reference.BLOCKS, "position": {"grid_rope": reference.grid_rope}}
+    return {
+        "block": reference.BLOCKS,
+        "mask_rule": {"grid_windows": reference.grid_windows},
+        "position": {"grid_rope": reference.grid_rope},
+    }

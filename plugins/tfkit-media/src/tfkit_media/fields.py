@@ -17,6 +17,8 @@ class SidesConfig(FieldConfig):
     """The paths of rows and columns; equal paths if both must be equal."""
     grid: str | None = None
     """The path of rotary positions, with rows and columns of patches."""
+    mask: str | None = None
+    """The path of a mask by windows of patches, with columns of patches."""
     patch: str | None = None
     """The field with the size of these patches."""
 
@@ -37,6 +39,8 @@ class SidesConfig(FieldConfig):
             size = file.value(self.patch)
             for axis, side in zip(("rows", "columns"), sides, strict=True):
                 file.put(f"{self.grid}.{axis}", side // (size[0] if isinstance(size, list) else size))
+            if self.mask is not None:
+                file.put(f"{self.mask}.columns", file.at(f"{self.grid}.columns"))
 
     def write(self, name: str, file: Writing) -> None:
         rows, columns = (file.value(path) for path in self.sides)
@@ -184,3 +188,131 @@ class RatioConfig(FieldConfig):
         if ratio is None:
             raise tfkit.Invalid("", f"no `{name}` gives the width {d_ff} for a d_model of {width}")
         file.put(name, ratio)
+
+
+class SquaresConfig(FieldConfig):
+    """The rows of patches in a square, whose vectors are concatenated.
+
+    `{squares: merged_patches.size, width: image_hidden.d_model, of: vision_config.hidden_size}`.
+    """
+
+    kind: Literal["squares"] = "squares"
+    squares: str
+    """The path of the rows."""
+    width: str
+    """The path of the width of a square, `of` times the number of its patches."""
+    of: str
+    """The field with the width of a patch."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.squares,)
+
+    def read(self, name: str, file: Reading) -> None:
+        size, width = file.value(name), file.value(self.of)
+        if type(size) is not int or type(width) is not int:
+            raise tfkit.Invalid("", f"`{name}` must be an integer; got {size}")
+        file.put(self.squares, size)
+        file.put(self.width, size**2 * width)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.value(self.squares))
+
+
+class WindowsConfig(FieldConfig):
+    """The pixels in a row of a window, which contains only full squares of patches.
+
+    `{windows: image_encoder.attention.mask.rule.size, patch: vision_config.patch_size,
+    square: vision_config.spatial_merge_size}`.
+    """
+
+    kind: Literal["windows"] = "windows"
+    windows: str
+    """The path of the rows of patches in a window."""
+    patch: str
+    """The field with the rows of a patch, in pixels."""
+    square: str
+    """The field with the rows of patches in a square."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.windows,)
+
+    def read(self, name: str, file: Reading) -> None:
+        pixels, patch, square = file.value(name), file.value(self.patch), file.value(self.square)
+        if not all(type(number) is int and number > 0 for number in (pixels, patch, square)):
+            raise tfkit.Invalid("", f"`{name}` must be a positive integer; got {pixels}")
+        if pixels // square // patch == 0:
+            message = f"`{name}` must contain a square of {square} x {square} patches of {patch} pixels; got {pixels}"
+            raise tfkit.Invalid("", message)
+        if file.reaches(self.windows):
+            file.put(self.windows, pixels // square // patch * square)
+
+    def write(self, name: str, file: Writing) -> None:
+        size, patch = file.value(self.windows), file.value("patches.size")
+        if not isinstance(size, int):
+            raise tfkit.Invalid("", f"`{self.windows}` is missing: a config.json of this family states windows")
+        file.put(name, size * patch)
+
+
+class AxialRopeConfig(FieldConfig):
+    """The base of rotary positions of a grid, `rope_parameters` or, in older files, `rope_theta` next to it.
+
+    `{axial_rope: image_encoder.attention.position.theta}`.
+    """
+
+    kind: Literal["axial_rope"] = "axial_rope"
+    axial_rope: str
+    """The path of the base."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.axial_rope,)
+
+    def read(self, name: str, file: Reading) -> None:
+        around = name[: name.rfind(".") + 1]
+        older = f"{around}rope_theta"
+        file.used([older])
+        parameters = file.value(name) or {}
+        theta = file.given(around).get("rope_theta", 10000.0)
+        entries = {"rope_theta": theta, "rope_type": "axial"}
+        if not isinstance(parameters, dict) or not parameters.keys() <= entries.keys():
+            raise tfkit.Invalid("", f"`{name}` must be a mapping with `rope_theta`; got {parameters}")
+        entries |= parameters
+        if entries["rope_type"] != "axial":
+            raise tfkit.Invalid("", f"`{name}.rope_type` must be `axial`; got `{entries['rope_type']}`")
+        if type(entries["rope_theta"]) not in (int, float):
+            raise tfkit.Invalid("", f"`{name}.rope_theta` must be a number; got {entries['rope_theta']}")
+        file.put(self.axial_rope, entries["rope_theta"])
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, {"rope_theta": file.value(self.axial_rope), "rope_type": "axial"})
+
+
+class StackedConfig(FieldConfig):
+    """The width of an FFN that is also the width of stacked frames.
+
+    `{stacked: stacked_frames.size, d_ff: sound_encoder.ffn.d_ff, of: audio_config.hidden_size}`.
+    """
+
+    kind: Literal["stacked"] = "stacked"
+    stacked: str
+    """The path of the number of frames."""
+    d_ff: str
+    """The path of the width of the FFN."""
+    of: str
+    """The field with the width of a frame."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.d_ff,)
+
+    def read(self, name: str, file: Reading) -> None:
+        value, width = file.value(name), file.value(self.of)
+        if type(value) is not int or type(width) is not int or width < 1 or value % width:
+            raise tfkit.Invalid("", f"`{name}` must be a multiple of `{self.of}`, {width}; got {value}")
+        file.put(self.d_ff, value)
+        file.put(self.stacked, value // width)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.value(self.d_ff))

@@ -33,6 +33,8 @@ class PatchesConfig(tfkit.BlockConfig):
     """Width of the output."""
     size: tfkit.Dim = 16
     """Rows and columns of a patch; rows and columns of the image that do not fill a patch are ignored."""
+    frames: tfkit.Dim = 1
+    """Number of frames of a patch, all of which are the image, as in models that also read videos."""
     bias: bool = True
     """If true, the projection has a bias."""
     class_token: bool = True
@@ -71,8 +73,8 @@ class PatchesConfig(tfkit.BlockConfig):
 
     @property
     def pattern_sizes(self) -> Mapping[str, int]:
-        """Sizes by letter: p and q the rows and columns of a patch."""
-        return {"p": self.size, "q": self.size}
+        """Sizes by letter: p and q the rows and columns of a patch, t its frames."""
+        return {"p": self.size, "q": self.size, "t": self.frames}
 
     @property
     def front(self) -> int:
@@ -93,7 +95,8 @@ class PatchesConfig(tfkit.BlockConfig):
             raise Invalid("learned_height", message, help="remove both")
         if self.learned_height is not None and not all(self.grid(self.learned_height, self.learned_width or 0)):
             raise Invalid("learned_height", f"a patch of {self.size} x {self.size} must fit into the learned size")
-        return tfkit.Signal("sequence", self.d_model, self.front + self.registers + rows * columns)
+        front = self.front + self.registers
+        return tfkit.Signal("sequence", self.d_model, front + rows * columns, rows=None if front else rows)
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
         return Patches(self, inputs["input"])
@@ -110,7 +113,9 @@ class Patches(nn.Module):
         grid = config.grid(self.image_height, self.image_width)
         self.height, self.width = grid[0] * config.size, grid[1] * config.size
         self.split = Rearrange("b c (i p) (j q) -> b (i j) (c p q)", p=config.size, q=config.size)
-        self.project = Linear((image.channels or 0) * config.size * config.size, config.d_model, bias=config.bias)
+        pixels = (image.channels or 0) * config.frames * config.size * config.size
+        self.project = Linear(pixels, config.d_model, bias=config.bias)
+        self.frames = config.frames
         self.class_token = Tokens(1, config.d_model) if config.class_token else None
         self.distillation_token = Tokens(1, config.d_model) if config.distillation_token else None
         self.registers = Tokens(config.registers, config.d_model) if config.registers else None
@@ -131,7 +136,10 @@ class Patches(nn.Module):
         # Without this check, an image of a different size would be cropped silently.
         assert image.size(2) == self.image_height, "an image of another height"
         assert image.size(3) == self.image_width, "an image of another width"
-        x = self.project(self.split(image[:, :, : self.height, : self.width]))
+        image = image[:, :, : self.height, : self.width]
+        if self.frames > 1:
+            image = image.repeat_interleave(self.frames, dim=1)
+        x = self.project(self.split(image))
         if self.distillation_token is not None:
             x = torch.cat((self.distillation_token(x), x), dim=1)
         if self.class_token is not None:

@@ -4,6 +4,7 @@ transformers' processors write a placeholder token for each vector of an image i
 row takes the k-th vector of its images.
 
 LLaVA: https://arxiv.org/abs/2304.08485. Squares of patches, by pixel shuffle: https://arxiv.org/abs/2404.16821.
+Positions of several axes, M-RoPE: https://arxiv.org/abs/2409.12191.
 
 b batch, t positions, n images of a row, p positions of an image, v vectors of all images of a row, m width; i and j
 rows and columns of a grid of squares, r and s rows and columns of patches in a square.
@@ -11,7 +12,6 @@ rows and columns of a grid of squares, r and s rows and columns of patches in a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -26,38 +26,41 @@ from tfkit.nn import Rearrange
 
 
 class MergePatchesConfig(tfkit.BlockConfig):
-    """Squares of neighbouring patches of a square image, each as one vector: fewer vectors of an image."""
+    """Squares of neighbouring patches of an image, each as one vector: fewer vectors of an image."""
 
     block: Literal["merge_patches"] = "merge_patches"
     input: tfkit.Wire | None = None
     """The vectors of the patches, without a class token."""
     size: tfkit.Dim
     """Rows and columns of patches in a square."""
-    by: Literal["concat", "mean"] = "concat"
-    """The vectors of a square are concatenated, row by row, or averaged."""
+    by: Literal["concat", "mean", "unfold"] = "concat"
+    """The vectors of a square are concatenated, row by row; averaged; or concatenated and ordered by channels, as by
+    `torch.nn.functional.unfold`."""
 
     def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
         patches = tfkit.expect(inputs, "input", "sequence")
-        side = math.isqrt(patches.length or 0)
-        if not side or side * side != patches.length or patches.mask is not None:
-            raise Invalid("input", f"`input` must be the patches of a square image; got {patches.in_words()}")
-        if side % self.size:
-            raise Invalid("size", f"`size` must divide {side}, the rows of patches; got {self.size}")
-        width = (patches.width or 0) * (self.size**2 if self.by == "concat" else 1)
-        return replace(patches, width=width, length=(side // self.size) ** 2)
+        if patches.rows is None or patches.length is None:
+            message = f"`input` must be the patches of an image, without further tokens; got {patches.in_words()}"
+            raise Invalid("input", message)
+        for noun, number in (("rows", patches.rows), ("columns", patches.length // patches.rows)):
+            if number % self.size:
+                raise Invalid("size", f"`size` must divide {number}, the {noun} of patches; got {self.size}")
+        width = (patches.width or 0) * (1 if self.by == "mean" else self.size**2)
+        return replace(patches, width=width, length=patches.length // self.size**2, rows=patches.rows // self.size)
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
-        return MergePatches(self.size, math.isqrt(inputs["input"].length), mean=self.by == "mean")
+        rows = inputs["input"].rows
+        return MergePatches(self.size, rows, inputs["input"].length // rows, by=self.by)
 
 
 class MergePatches(nn.Module):
-    """[b, (i r) (j s), m] -> [b, i j, r s m], or [b, i j, m] by their mean."""
+    """[b, (i r) (j s), m] -> [b, i j, r s m], or [b, i j, m r s], or [b, i j, m] by their mean."""
 
-    def __init__(self, size: int, side: int, *, mean: bool) -> None:
+    def __init__(self, size: int, rows: int, columns: int, *, by: str) -> None:
         super().__init__()
-        self.mean = mean
-        to = "b (i j) (r s) m" if mean else "b (i j) (r s m)"
-        self.to_squares = Rearrange(f"b (i r j s) m -> {to}", i=side // size, r=size, j=side // size, s=size)
+        self.mean = by == "mean"
+        to = {"mean": "b (i j) (r s) m", "concat": "b (i j) (r s m)", "unfold": "b (i j) (m r s)"}[by]
+        self.to_squares = Rearrange(f"b (i r j s) m -> {to}", i=rows // size, r=size, j=columns // size, s=size)
 
     def forward(self, x: Tensor) -> Tensor:
         squares = self.to_squares(x)
@@ -136,6 +139,78 @@ class ImageBlocks(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return (tokens == self.token).long()
+
+
+class ImagePositionsConfig(tfkit.BlockConfig):
+    """Positions on three axes, time, row and column, for the `positions` of a decoder: M-RoPE.
+
+    A text counts on all axes. The vectors of an image have the time of its first vector, to which their row and their
+    column are added. The text after an image continues after its largest position.
+    """
+
+    block: Literal["image_positions"] = "image_positions"
+    input: tfkit.MaskedWire | None = None
+    """The tokens."""
+    images: tfkit.MemoryWire
+    """The vectors of the images of each row."""
+    token: tfkit.Extent
+    """The id of the placeholder token."""
+
+    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+        tokens, images = tfkit.expect(inputs, "input", "tokens"), tfkit.expect(inputs, "images", "sequence")
+        if images.rows is None or images.image_length is None:
+            message = f"`images` must be the patches of images without further tokens; got {images.in_words()}"
+            raise Invalid("images", message, help="name the output of `join_images`")
+        return tfkit.Signal("positions", width=3, length=tokens.length)
+
+    def placeholders(self) -> Mapping[str, int]:
+        return {"input": self.token}
+
+    def decoding(self, inputs: tfkit.Signals) -> tfkit.Decoding:
+        return tfkit.Decoding(past=True, caches=((tfkit.Cached(1, 1),),))
+
+    def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
+        rows = inputs["images"].rows
+        return ImagePositions(self.token, rows, inputs["images"].image_length // rows)
+
+
+class ImagePositions(nn.Module):
+    """Tokens [b, t] -> positions [b, t, 3]. Decoding caches of each token whether it is a placeholder."""
+
+    def __init__(self, token: int, rows: int, columns: int) -> None:
+        super().__init__()
+        self.token = token
+        self.rows = rows
+        self.columns = columns
+
+    def forward(
+        self,
+        tokens: Tensor,
+        images: Tensor | None = None,
+        mask: Tensor | None = None,
+        images_mask: Tensor | None = None,
+        caches: list[list[Tensor]] | None = None,
+        past: tfkit.Past | None = None,
+    ) -> Tensor:
+        placeholders = tokens == self.token
+        if mask is not None:
+            real = mask.to(torch.bool)
+            placeholders = placeholders & real
+            numbers = (real.long().cumsum(dim=1) - 1).clamp(min=0)
+        else:
+            numbers = torch.arange(tokens.size(1), device=tokens.device)[None]
+        ordinals = placeholders.long().cumsum(dim=1) - placeholders.long()
+        if caches is not None and past is not None:
+            earlier = earlier_placeholders(caches[0][0], placeholders, mask, past)
+            ordinals = ordinals + earlier
+            lengths = past.lengths
+            numbers = numbers + past.start if lengths is None else numbers + lengths[:, None]
+        vectors = self.rows * self.columns
+        inside = torch.where(placeholders, ordinals % vectors, torch.zeros_like(ordinals))
+        # An image of n vectors takes as many positions as its longer side.
+        saved = ordinals // vectors * (vectors - max(self.rows, self.columns))
+        first = numbers - saved - inside
+        return torch.stack((first, first + inside // self.columns, first + inside % self.columns), dim=-1)
 
 
 class PlaceImagesConfig(tfkit.BlockConfig):

@@ -20,6 +20,7 @@ def patches(part: Part, *, input: Value) -> Value:
     """Project each patch of an image [c, height, width]. https://arxiv.org/abs/2010.11929, section 3.1."""
     config, image, p = part.config, input.x, part.config.size
     rows, columns = image.shape[1] // p, image.shape[2] // p
+    image = np.repeat(image, config.frames, axis=0)  # each channel of a frame next to the same channel of the others
     pixels = [image[:, i * p : i * p + p, j * p : j * p + p].ravel() for i in range(rows) for j in range(columns)]
     x = part.at("project").linear(np.stack(pixels), config.bias)
     names = ["class_token"] * config.class_token + ["distillation_token"] * config.distillation_token
@@ -61,7 +62,7 @@ def resizing(before: int, after: int, *, antialias: bool) -> Any:
 
 def conv_stem(part: Part, *, input: Value) -> Value:
     """Apply convolutions over frames [f, width], each with an activation. https://arxiv.org/abs/2212.04356."""
-    config, x = part.config, input.x
+    config, x = part.config, input.x[0].T if input.x.ndim == 3 else input.x  # a spectrogram, or its frames
     for number, stride in enumerate(config.strides):
         padded = np.pad(x, ((config.size // 2,) * 2, (0, 0)))
         windows = [padded[start : start + config.size] for start in range(0, len(x), stride)]
@@ -71,6 +72,11 @@ def conv_stem(part: Part, *, input: Value) -> Value:
     if config.position is not None:
         x = x + part.at("position", config.position)(np.arange(len(x)), x.shape[1])
     return unmasked(x)
+
+
+def stack_frames(part: Part, *, input: Value) -> Value:
+    """Concatenate neighbouring vectors."""
+    return unmasked(np.reshape(input.x, (len(input.x) // part.config.size, -1)))
 
 
 def token_pool(part: Part, *, input: Value) -> Value:
@@ -119,9 +125,12 @@ def late_interaction(part: Part, *, inputs: Sequence[Sequence[Value]], row: int)
 
 def merge_patches(part: Part, *, input: Value) -> Value:
     """Concatenate the vectors of each square of patches, row by row, or return their mean. arXiv:2404.16821."""
-    size, side = part.config.size, math.isqrt(len(input.x))
-    corners = [(row, column) for row in range(0, side, size) for column in range(0, side, size)]
-    squares = [[input.x[(r + i) * side + c + j] for i in range(size) for j in range(size)] for r, c in corners]
+    size, rows = part.config.size, part.graph.node(part.path).signals["input"].rows
+    columns = len(input.x) // rows
+    corners = [(row, column) for row in range(0, rows, size) for column in range(0, columns, size)]
+    squares = [[input.x[(r + i) * columns + c + j] for i in range(size) for j in range(size)] for r, c in corners]
+    if part.config.by == "unfold":
+        squares = [list(np.transpose(square)) for square in squares]
     return unmasked(np.mean(squares, axis=1) if part.config.by == "mean" else np.reshape(squares, (len(corners), -1)))
 
 
@@ -135,6 +144,24 @@ def image_blocks(part: Part, *, input: Value) -> Value:
     return Value((input.x == part.config.token).astype(int), input.pairs)
 
 
+def image_positions(part: Part, *, input: Value, images: Value) -> Value:
+    """Count tokens on three axes; the vectors of an image have its rows and columns. arXiv:2409.12191, section 2.1."""
+    signal = part.graph.node(part.path).signals["images"]
+    columns = signal.image_length // signal.rows
+    positions, following, seen = np.zeros((len(input.x), 3), int), 0, 0
+    for token in np.flatnonzero(input.tokens):
+        if input.x[token] != part.config.token:
+            positions[token] = following + seen  # of an incomplete image
+            following += 1
+            continue
+        row, column = divmod(seen, columns)
+        positions[token] = following, following + row, following + column
+        seen += 1
+        if seen == signal.image_length:
+            following, seen = following + max(signal.rows, columns), 0
+    return Value(positions, input.pairs)
+
+
 def place_images(part: Part, *, input: Value, tokens: Value, images: Value) -> Value:
     """Replace the vector of the k-th placeholder token by the k-th vector of the images. arXiv:2304.08485."""
     x = input.x.copy()
@@ -144,24 +171,38 @@ def place_images(part: Part, *, input: Value, tokens: Value, images: Value) -> V
 
 
 def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
-    """Rotate pairs of a patch's channels by its row and its column in [-1, 1]. https://arxiv.org/abs/2508.10104."""
+    """Rotate pairs of a patch's channels by its row and its column, in [-1, 1] (arXiv:2508.10104) or counted."""
     config, y, d = part.config, x.copy(), x.shape[-1]
-    frequencies = 2 * math.pi * config.theta ** (-np.arange(d // 4) * 4 / d)
+    steps = np.arange(d // 4) * 4 / d
+    of_rows, of_columns = (config.theta**-exponents for exponents in (steps, steps + 2 / d * config.staggered))
     for token, position in enumerate(positions):
-        patch = position - 1 - config.registers
+        patch = position - config.class_token - config.registers
         if patch < 0:
             continue
-        row, column = ((patch // config.columns + 0.5) / config.rows, (patch % config.columns + 0.5) / config.columns)
-        angles = np.concatenate([(2 * row - 1) * frequencies, (2 * column - 1) * frequencies])
+        row, column = divmod(patch, config.columns)
+        if config.coordinates == "relative":
+            row, column = (
+                2 * math.pi * (2 * (place + 0.5) / size - 1)
+                for place, size in ((row, config.rows), (column, config.columns))
+            )
+        angles = np.concatenate([row * of_rows, column * of_columns])
         first, second = np.split(x[token], 2, axis=-1)
         cos, sin = np.cos(angles), np.sin(angles)
         y[token] = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return y
 
 
+def grid_windows(part: Part, queries: Any, keys: Any) -> Any:
+    """Return True for two patches in one window of an image. https://arxiv.org/abs/2502.13923."""
+    rows, columns = ([np.divmod(patches, part.config.columns)[axis] for patches in (queries, keys)] for axis in (0, 1))
+    windows = [[sides // part.config.size for sides in pair] for pair in (rows, columns)]
+    return np.logical_and(*(of_queries == of_keys for of_queries, of_keys in windows))
+
+
 FUNCTIONS = (
     patches,
     conv_stem,
+    stack_frames,
     token_pool,
     end_pool,
     attention_pool,
@@ -169,6 +210,7 @@ FUNCTIONS = (
     late_interaction,
     merge_patches,
     image_blocks,
+    image_positions,
     join_images,
     place_images,
 )

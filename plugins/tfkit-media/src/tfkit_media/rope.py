@@ -1,6 +1,7 @@
 """Rotary positions of a grid of patches: half of the channels turn with the row, half with the column.
 
-DINOv3: https://arxiv.org/abs/2508.10104.
+DINOv3: https://arxiv.org/abs/2508.10104. Qwen2-VL: https://arxiv.org/abs/2409.12191. Pixtral:
+https://arxiv.org/abs/2410.07073.
 
 b batch, h heads, t positions, d width of a head.
 """
@@ -18,21 +19,33 @@ from tfkit import Invalid
 
 
 class GridRopeConfig(tfkit.RotaryConfig):
-    """Rotary positions of patches, by row and column between -1 and 1; class and register tokens are not rotated."""
+    """Rotary positions of patches, by row and column; class and register tokens are not rotated."""
 
     kind: Literal["grid_rope"] = "grid_rope"
     rows: tfkit.Dim
     """Rows of patches."""
     columns: tfkit.Dim
     """Columns of patches."""
+    class_token: bool = True
+    """If true, a class token precedes the patches."""
     registers: tfkit.Extent = 0
     """Number of register tokens between the class token and the patches."""
+    coordinates: Literal["relative", "counted"] = "relative"
+    """Rows and columns are between -1 and 1, times 2 pi, as in DINOv3; or counted from 0, as in Qwen2-VL."""
+    staggered: bool = False
+    """If true, the frequencies of columns lie between the frequencies of rows, as in Pixtral; by default, both are
+    equal."""
     theta: tfkit.PositiveFloat = 100.0
     """Base of the geometric series of frequencies."""
 
     @property
+    def front(self) -> int:
+        """Number of tokens before the patches."""
+        return int(self.class_token) + self.registers
+
+    @property
     def only_length(self) -> int:
-        return 1 + self.registers + self.rows * self.columns
+        return self.front + self.rows * self.columns
 
     def check_attention(self, attention: tfkit.AttentionConfig) -> None:
         if attention.head_width % 4:
@@ -53,18 +66,21 @@ class GridRope(nn.Module):
         super().__init__()
         self.rows = config.rows
         self.columns = config.columns
-        self.front = 1 + config.registers
+        self.front = config.front
+        self.relative = config.coordinates == "relative"
         self.theta = config.theta
+        self.stagger = 0.5 if config.staggered else 0.0
         self.width = width
 
     def forward(self, positions: Tensor, n_keys: int) -> Tensor:
         patches = positions - self.front
-        rows = (patches // self.columns + 0.5) / self.rows
-        columns = (patches % self.columns + 0.5) / self.columns
-        coordinates = 2 * torch.stack((rows, columns), dim=-1) - 1
-        channels = torch.arange(self.width // 4, device=positions.device)
-        frequencies = 2 * math.pi * torch.exp(channels * (-4 * math.log(self.theta) / self.width))
-        angles = (coordinates[..., None] * frequencies).flatten(2)
+        coordinates = torch.stack((patches // self.columns, patches % self.columns), dim=-1).float()
+        if self.relative:
+            sizes = torch.tensor([self.rows, self.columns], device=positions.device)
+            coordinates = 2 * math.pi * (2 * ((coordinates + 0.5) / sizes) - 1)
+        channels = torch.arange(self.width // 4, device=positions.device, dtype=torch.float32)
+        steps = torch.stack((channels, channels + self.stagger))
+        angles = (coordinates[..., None] * torch.exp(steps * (-4 * math.log(self.theta) / self.width))).flatten(2)
         angles = torch.cat((angles, angles), dim=-1)
         angles = angles.masked_fill((patches < 0)[..., None], 0.0)
         return torch.stack((angles.cos(), angles.sin()), dim=2)

@@ -172,7 +172,8 @@ def nothing_to_read(subject: ModelUnderTest) -> Iterator[Deviation]:
     """If all keys are padding, attention returns the output for values of zero, and no gradient reaches the keys."""
     require(subject.attentions and subject.padded, "no attention may be without a key: nothing can be padded")
     for attention, module, x, context in _attention_calls(subject, subject.inputs(padding="rows")):
-        if context.mask is not None:
+        padded = _key_signal(subject, attention, context.memory).mask is not None
+        if padded and context.mask is not None:
             yield from _padding_row_effect(module, x, context, attention.path)
 
 

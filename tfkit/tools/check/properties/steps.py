@@ -19,6 +19,7 @@ from tfkit.component import State
 from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
+from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import fixed_length, max_len
 from tfkit.nn import StackedLinear
 from tfkit.tools.check.measure import (
@@ -134,10 +135,8 @@ class SequenceBatch:
         first = torch.arange(self.length) < most[:, None]
         stepwise = {name: x * first if name in self.blocks else x for name, x in self.pieces.items()}
         graph = graph_of(self.model)
-        for node in (graph.node(name) for name in self.blocks - graph.inputs.keys()):
-            for token in node.config.placeholders().values():  # another token of the text after the first step
-                later = (stepwise[self.main] == token) & ~first
-                stepwise[self.main] = stepwise[self.main].masked_fill(later, token - 1 if token else 1)
+        nodes = [graph.node(name) for name in self.blocks - graph.inputs.keys()]
+        stepwise[self.main] = _without_placeholders(stepwise[self.main], nodes, ~first)
         return replace(self, pieces=stepwise, once=once)
 
     def alone(self) -> list[Tensor]:
@@ -149,6 +148,13 @@ class SequenceBatch:
                 arguments[name] = arguments[name][arguments.pop(f"{name}_mask")][None]
             rows.append(call(self.model, arguments))
         return [torch.cat(outputs) for outputs in zip(*rows, strict=True)]
+
+
+def _without_placeholders(tokens: Tensor, nodes: Sequence[Node], where: Tensor) -> Tensor:
+    """Replace the placeholder tokens that nodes seek by another token of the text, where `where` is True."""
+    for token in (token for node in nodes for token in node.config.placeholders().values()):
+        tokens = tokens.masked_fill((tokens == token) & where, token - 1 if token else 1)
+    return tokens
 
 
 def selected_columns(x: Tensor, columns: Tensor) -> Tensor:
@@ -406,7 +412,11 @@ def _repeated_rows(cached: CachedModel, rows: SequenceBatch, tolerance: float) -
     reading = _StepReader(cached, rows, rows.alone(), "before it is repeated", tolerance)
     yield from reading.read([first])
     twice = rows.changed(lambda value: value.repeat_interleave(2, dim=0))
-    stepwise = {name: _crossed_rows(value, rows.length // 2) for name, value in twice.pieces.items()}
+    half = rows.length // 2
+    stepwise = {name: _crossed_rows(value, half) for name, value in twice.pieces.items()}
+    crossed = (torch.arange(twice.batch)[:, None] % 2 == 1) & (torch.arange(rows.length) >= half)
+    # Other rows may have more placeholders there than vectors remain.
+    stepwise[rows.main] = _without_placeholders(stepwise[rows.main], graph_of(rows.model).nodes, crossed)
     reading.repeat(replace(twice, pieces=stepwise))
     yield from reading.read(rest)
 
