@@ -9,8 +9,6 @@ from functools import cache, partial
 from html import escape
 from pathlib import Path
 
-import yaml
-
 from tfkit.component import Component
 from tfkit.graph.expand import Graph, load
 from tfkit.spec.source import plain_data, read
@@ -18,7 +16,7 @@ from tfkit.tools.common.memory_needs import cache_size
 from tfkit.tools.common.units import bytes_text, count_text
 from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import to_svg
-from tfkit.tools.list_.gallery import Shipped, shipped_specs
+from tfkit.tools.list_.gallery import PublishedFolder, Shipped, published_folders, shipped_specs
 from tfkit.tools.show.differences import spec_differences
 from tools.docs.page import ORPHAN, Page, code, joined, link, plugins, prose, search_entries, table
 
@@ -26,8 +24,6 @@ PICTURES = "pictures"
 """The folder of the site with a picture of each model."""
 MECHANISMS = ("attention", "mixer", "ffn", "position", "residual")
 """Slots whose kinds characterize the mechanism of a model."""
-WEIGHTS = Path(__file__).with_name("weights.yaml")
-"""The repositories of weights, by licence and model."""
 MAX_RELATIVES = 12
 """Maximum number of models of the same family on a page."""
 MAX_CHANGES = 60
@@ -96,10 +92,9 @@ def users() -> dict[tuple[str, str], list[str]]:
 
 
 @cache
-def weights() -> dict[str, tuple[str, str]]:
-    """Return the repository of a model's weights, and their licence."""
-    licences = yaml.safe_load(WEIGHTS.read_text(encoding="utf-8"))
-    return {name: (path, licence) for licence, paths in licences.items() for name, path in paths.items()}
+def weights() -> dict[str, PublishedFolder]:
+    """Return the folder of each model's weights, if it is known."""
+    return {entry.spec: entry for entry in published_folders(shipped_specs()) if entry.folder is not None}
 
 
 @cache
@@ -138,7 +133,7 @@ def _page(name: str) -> str:
 
 def _commands(spec: Shipped) -> Iterator[str]:
     if spec.name in weights():
-        yield f"hf download {weights()[spec.name][0]} --local-dir FOLDER"
+        yield f"hf download {weights()[spec.name].folder} --local-dir FOLDER"
     if spec.model_type:
         yield f"tfkit build {spec.name} --weights FOLDER      # load published weights from a downloaded folder"
     yield from (f"tfkit show {spec.name} --prose", f"tfkit draw {spec.name} -o {spec.name}.svg")
@@ -160,11 +155,12 @@ def _facts(model: Model) -> Iterator[tuple[str, str]]:
         more = f" and {len(relatives) - MAX_RELATIVES} more" if len(relatives) > MAX_RELATIVES else ""
         yield "family", f"`{spec.model_type}`" + (f", with {', '.join(links)}{more}" if links else "")
         if spec.name in weights():
-            repository, licence = weights()[spec.name]
-            yield "weights", f"[{repository}](https://huggingface.co/{repository})"
-            yield "licence of the weights", licence
+            published = weights()[spec.name]
+            proof = "its tensors were compared with the spec" if published.compared else "not compared with the spec"
+            text = f"[{published.folder}](https://huggingface.co/{published.folder}), {proof}"
+            yield "weights", f"{text}; their licence is on its page"
         else:
-            yield "weights", f"{link('how to load them', 'docs/weights')}; the page of the weights has their licence"
+            yield "weights", link("how to load them", "docs/weights")
     if spec.source:
         yield "source", f"<{spec.source}>"
     if spec.requires:
