@@ -88,6 +88,7 @@ from tfkit.errors import EditedModelWarning as EditedModelWarning
 from tfkit.errors import FirstLossWarning as FirstLossWarning
 from tfkit.errors import Invalid as Invalid
 from tfkit.errors import LeftOutWarning as LeftOutWarning
+from tfkit.errors import NamesWarning as NamesWarning
 from tfkit.errors import NotFiniteWarning as NotFiniteWarning
 from tfkit.errors import SpecError as SpecError
 from tfkit.graph.documents import DocumentType as DocumentType

@@ -27,6 +27,7 @@ from tfkit.errors import (
     Diagnostic,
     FirstLossWarning,
     LeftOutWarning,
+    NamesWarning,
     NotFiniteWarning,
     PluginWarning,
     SpecError,
@@ -136,7 +137,7 @@ def _drop_output() -> None:
 
 def _run_command(arguments: list[str]) -> int:
     try:
-        categories = (ChangedWeightsWarning, LeftOutWarning, NotFiniteWarning, PluginWarning)
+        categories = (ChangedWeightsWarning, LeftOutWarning, NamesWarning, NotFiniteWarning, PluginWarning)
         with cli.make_context("tfkit", arguments) as context, warnings_as_text(*categories):
             warnings.simplefilter("ignore", FirstLossWarning)  # `build` shows it; other commands do not train
             cli.invoke(context)

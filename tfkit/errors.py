@@ -137,6 +137,10 @@ class NotFiniteWarning(UserWarning):
     """Weights that were written have values that are infinite or NaN: they are kept, but do not load."""
 
 
+class NamesWarning(UserWarning):
+    """Modules of a saved model keep their names, because they do not have the projections of Llama."""
+
+
 class EditedModelWarning(UserWarning):
     """The modules of a built model differ from its spec. A tool reports what it takes from the spec."""
 

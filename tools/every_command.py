@@ -44,6 +44,7 @@ profile model --steps 2 -o profile
 save model --layout tfkit -o saved
 save model --layout huggingface -o published
 save model --layout transformers -o hub
+save model --layout transformers --names llama -o named
 import published -o imported.yaml
 tensors published
 compare model published

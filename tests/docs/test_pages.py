@@ -53,7 +53,6 @@ LONG_PAGES = {
     "growing",
     "inspect",
     "jepa",
-    "ladders",
     "objectives",
     "outputs",
     "own_loop",

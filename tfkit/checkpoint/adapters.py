@@ -13,7 +13,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 
 from tfkit.checkpoint.files import BROKEN, TensorFiles, check_finite, is_finite
 from tfkit.checkpoint.links import FamilyLinks
+from tfkit.checkpoint.llama_names import LlamaNames
 from tfkit.checkpoint.pattern import Pattern
 from tfkit.checkpoint.remote_code import folder_names
 from tfkit.checkpoint.weight_map import TensorLocation
@@ -97,6 +98,7 @@ class Matrices:
     published: Mapping[str, Matrix]
     fused: Mapping[str, str]
     prefix: str = ""
+    llama: Mapping[str, Matrix] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: fx.GraphModule) -> Matrices:
@@ -114,17 +116,19 @@ class Matrices:
                 start += length
         graph = model.meta["graph"]
         in_folder = {folder_names(graph)(path): matrix for path, matrix in layers.items()}
+        llama = folder_names(graph, LlamaNames.of(model, graph))
+        by_llama = {llama(path): matrix for path, matrix in {**layers, **parts}.items()}
         if graph.spec.family is None:
-            return cls(layers, parts, in_folder, {}, {})
+            return cls(layers, parts, in_folder, {}, {}, llama=by_llama)
         ranges = {(m.layer, m.start, m.shape[0]): m for m in (*parts.values(), *layers.values())}
         entries = dict(_published_matrices(model, ranges))
         published = {name: matrix for name, matrix in entries.items() if isinstance(matrix, Matrix)}
         fused = {name: reason for name, reason in entries.items() if isinstance(reason, str)}
-        return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix)
+        return cls(layers, parts, in_folder, published, fused, graph.spec.family.prefix, by_llama)
 
     def named(self, module: str) -> Matrix | None:
         """Return the matrix of a module in a file; None if the model has none."""
-        named = {**self.published, **self.in_folder, **self.parts, **self.layers}
+        named = {**self.llama, **self.published, **self.in_folder, **self.parts, **self.layers}
         names = (module, f"{self.prefix}{module}", module.removeprefix(self.prefix))
         return next((named[name] for name in names if name in named), None)
 

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from tfkit.checkpoint.adapters import additions_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.checkpoint.links import FamilyLinks
+from tfkit.checkpoint.llama_names import LlamaNames
 from tfkit.checkpoint.pattern import PatternError
 from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.checkpoint.tensor_names import collapsed_layers, counts_by_module, name_matcher
@@ -27,6 +28,7 @@ from tfkit.errors import Diagnostic, LeftOutWarning, SpecError, closest_name, li
 from tfkit.graph.expand import Graph
 from tfkit.graph.semantics import Semantics, ValueChange, parse_semantics, semantics_of, value_changes
 from tfkit.spec.families import FamilyConfig, expanded_names
+from tfkit.spec.folder import holds_code
 from tfkit.spec.header import AGAIN, Malformed, parse_object, quoted_path
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -75,6 +77,8 @@ def _nearest(model: nn.Module, graph: Graph, checkpoint: TensorFiles) -> WeightM
     """
     names, family = checkpoint.names, graph.spec.family
     candidates = [WeightMap.of_model(model), transformers_map(model, graph)]
+    if any(holds_code(file.parent) for file in checkpoint.metadata):
+        candidates.append(transformers_map(model, graph, LlamaNames.of(model, graph)))
     nearest = max(candidates, key=lambda candidate: candidate.count_in(names))
     if family is None or nearest.count_in(names) == len(nearest.links):
         return nearest

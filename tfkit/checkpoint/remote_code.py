@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from tfkit.checkpoint.weight_map import WeightMap
+from tfkit.checkpoint.llama_names import LlamaNames
+from tfkit.checkpoint.weight_map import Link, WeightMap, tensor_locations_of
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.graph.expand import Graph, Node
 
@@ -36,8 +37,11 @@ def matrix_name(head: Node) -> str:
     return CLASSIFIER if head.config.head() is None else LM_HEAD
 
 
-def folder_names(graph: Graph) -> Callable[[str], str]:
-    """Return the function that maps the name of a model's tensor or module to its name in the folder."""
+def folder_names(graph: Graph, llama: LlamaNames | None = None) -> Callable[[str], str]:
+    """Return the function that maps the name of a model's tensor or module to its name in the folder.
+
+    With `llama`, it also maps the names of the parts of fused projections.
+    """
     head, split = head_of(graph), split_if_decodable(graph)
     encoder = {node.name for node in split.initial_nodes} if split else set()
 
@@ -50,13 +54,22 @@ def folder_names(graph: Graph) -> Callable[[str], str]:
         if any(node == part.name for part in head):
             return name
         part = "" if not encoder else f"{ENCODER}." if node in encoder else f"{DECODER}."
-        return f"{BODY}.{part}{name}"
+        return f"{BODY}.{part}{name if llama is None else llama(name)}"
 
     return name_in_folder
 
 
-def transformers_map(model: nn.Module, graph: Graph) -> WeightMap:
-    """Return the map of a folder that was written for transformers."""
-    weights, name_in_folder = WeightMap.of_model(model), folder_names(graph)
-    links = [replace(link, file=tuple(map(name_in_folder, link.file))) for link in weights.links]
-    return replace(weights, links=tuple(links))
+def transformers_map(model: nn.Module, graph: Graph, llama: LlamaNames | None = None) -> WeightMap:
+    """Return the map of a folder that was written for transformers, by default with the names of the model."""
+    weights, name_in_folder = WeightMap.of_model(model), folder_names(graph, llama)
+    names = [name for link in weights.links for name in link.file]
+    if llama is not None:
+        weights = replace(weights, locations={**weights.locations, **tensor_locations_of(model)})
+        names = [part for name in names for part in _divided(name, model, llama)]
+    return replace(weights, links=tuple(Link((name,), (name_in_folder(name),)) for name in names))
+
+
+def _divided(tensor: str, model: nn.Module, llama: LlamaNames) -> list[str]:
+    """Return the names of the parts of a fused projection's tensor that have names; else the name of the tensor."""
+    path, _, leaf = tensor.rpartition(".")
+    return [f"{part}.{leaf}" for part in llama.parts_of(path, model.get_submodule(path))] or [tensor]

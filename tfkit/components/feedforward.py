@@ -50,10 +50,11 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(norm(activation(gate(x)) * up(x))); gate and up are one matrix, gate first."""
+    """down(norm(activation(gate(x)) * up(x)))."""
 
     def __init__(self, config: DenseConfig, activation: nn.Module, inner_norm: nn.Module | None) -> None:
         super().__init__()
+        # One matrix, gate first.
         self.gate_up = Linear(config.d_model, {"gate": config.d_ff, "up": config.d_ff}, bias=config.biases.up)
         self.activation = activation
         self.inner_norm = inner_norm

@@ -102,10 +102,12 @@ def gradients(module: Experts, out: Tensor, x: Tensor, weights: Tensor) -> list[
 
 
 WAYS = {
-    "grouped": lambda module, x, weights, chosen: module(x, weights, chosen),
-    "one by one": lambda module, x, weights, chosen: torch.jit.script(module)(x, weights, chosen),
-    "every": lambda module, x, weights, chosen: module.every(x, weights, chosen),
-    "compiled": lambda *args: torch.compile(args[0], fullgraph=True, backend="aot_eager")(*args[1:]),
+    "grouped": lambda module, x, weights, chosen: module(x, chosen, weights),
+    "one by one": lambda module, x, weights, chosen: torch.jit.script(module)(x, chosen, weights),
+    "every": lambda module, x, weights, chosen: module.every(x, chosen, weights),
+    "compiled": lambda module, x, weights, chosen: torch.compile(module, fullgraph=True, backend="aot_eager")(
+        x, chosen, weights
+    ),
 }
 
 
@@ -152,7 +154,7 @@ def test_the_gradient_of_doubles_is_that_of_differences() -> None:
     module = experts(d_ff=4).double()
     x, weights, chosen = routing(4, torch.float64)
     weights = weights.detach().double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, weights: module(x, weights, chosen), (x, weights))
+    assert torch.autograd.gradcheck(lambda x, weights: module(x, chosen, weights), (x, weights))
 
 
 @pytest.mark.parametrize("d_ff", [24, 23])
@@ -274,7 +276,7 @@ def test_it_runs_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
     module = experts().to("cuda", dtype)
     x, weights, chosen = (tensor.detach().cuda() for tensor in routing(dtype=dtype))
     run = torch.compile(module, fullgraph=True) if compiled else module
-    actual = run(x.requires_grad_(), weights, chosen)
+    actual = run(x.requires_grad_(), chosen, weights)
     actual.float().square().sum().backward()
     want = naive(module.cpu().float(), x.detach().cpu().float(), weights.cpu(), chosen.cpu())
     error = 0.02 if dtype == torch.bfloat16 else 1e-4

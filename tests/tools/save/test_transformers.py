@@ -371,7 +371,7 @@ def test_a_bug_in_the_code_leaves_no_folder(
     code = code_of(small)
     assert old in code.modeling
     broken = code._replace(modeling=code.modeling.replace(old, new))
-    monkeypatch.setattr(folder_of_code, "code_of", lambda graph: broken)
+    monkeypatch.setattr(folder_of_code, "code_of", lambda *_: broken)
     with pytest.raises(tfkit.SpecError, match=why):
         save(tfkit.build(small), tmp_path / "out", layout="transformers")
     assert not list(tmp_path.iterdir())

@@ -361,7 +361,7 @@ def test_the_router_chooses_the_experts_that_are_written() -> None:
     chosen = torch.tensor([1, 0]).expand(12, 2)
     with tfkit.trace(model, read=f"{path}.out", write={f"{path}.experts": chosen}) as written:
         model(TOKENS)
-    mixed = ffn.experts(tokens, values[f"{path}.router"], chosen)
+    mixed = ffn.experts(tokens, chosen, values[f"{path}.router"])
     torch.testing.assert_close(written[f"{path}.out"].flatten(0, 1), mixed)
 
 

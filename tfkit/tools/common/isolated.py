@@ -44,6 +44,10 @@ class Isolated:
         with suppress(BrokenPipeError):
             self._process.communicate()
 
+    def kill(self) -> None:
+        """End the process, also while it computes an answer."""
+        self._process.kill()
+
     def answer(self, request: object) -> Any:
         """Return the answer to a request, or a text that describes how the process ended."""
         self._send(request)

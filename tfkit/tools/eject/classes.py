@@ -325,6 +325,8 @@ def _rename_by_path(classes: Sequence[Class], paths_of: Mapping[Class, list[str]
 def _variant_name(path: str, graph: Graph) -> str:
     """Return the name of the variant of the layers around a module."""
     node, *words = path.split(".")
+    if all(node != other.name for other in graph.nodes):  # in the names of Llama
+        node, words = next(other.name for other in graph.nodes if other.stack is not None), [node, *words]
     stack = graph.node(node).stack
     return stack.layers[int(words[1])].name if stack is not None and words[:1] == ["layers"] and words[1:] else ""
 

@@ -25,6 +25,8 @@ OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
 _CONSTRUCTOR_ARGUMENTS = "_tfkit_made_with"
 """Attribute in which torch's modules store their arguments while a model is ejected."""
+MOVED = "_tfkit_moved"
+"""Attribute of a `GraphModule` with the attributes of a module that was dissolved into it."""
 _LEFT_OUT = ("self", "device", "_weight", "_freeze")
 _MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
 
@@ -104,11 +106,11 @@ def merge_equal(model: nn.Module) -> None:
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that are neither parameters nor modules."""
     if isinstance(module, torch.fx.GraphModule):
-        return {}
+        return dict(module.__dict__.get(MOVED, {}))
     return {
         name: value
         for name, value in module.__dict__.items()
-        if name not in _MODULE_ATTRIBUTES and name != _CONSTRUCTOR_ARGUMENTS
+        if name not in _MODULE_ATTRIBUTES and name not in (_CONSTRUCTOR_ARGUMENTS, MOVED)
     }
 
 

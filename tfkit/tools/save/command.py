@@ -43,12 +43,16 @@ def _complete_layout(context: click.Context, parameter: click.Parameter, incompl
     weights unchanged: tokenizer, chat template, generation config, processors.
     The fields of config.json that no spec contains, such as eos_token_id, are
     kept as well. A warning names the files that are not copied.
+    With --names llama, the layout `transformers` has separate projections
+    under the names of Llama, such as self_attn.q_proj, on which LoRA recipes,
+    quantization configs and parallel plans depend.
     """,
     examples="""
     tfkit save gpt2 --weights model.safetensors --layout huggingface -o out
     tfkit save my.yaml --weights downloads/model --layout tfkit -o out
     tfkit save out --layout huggingface -o published
     tfkit save runs/mine --layout transformers -o hub
+    tfkit save runs/mine --layout transformers --names llama -o hub
     """,
 )
 @click.argument("spec", shell_complete=complete_spec)
@@ -62,6 +66,11 @@ def _complete_layout(context: click.Context, parameter: click.Parameter, incompl
     shell_complete=_complete_layout,
     help="tfkit, huggingface, peft, transformers, sentence_transformers, or the layout of a plugin.",
 )
+@click.option(
+    "--names",
+    metavar="NAMES",
+    help="llama: write transformers with the names and projections of Llama.  [default: the model's names]",
+)
 @output_option("DIR", "The folder to write.", required=True)
 @dtype_option("float32, bfloat16 ...  [default: unchanged]")
 @click.option("--force", is_flag=True, help="Replace an existing model in DIR.")
@@ -73,6 +82,7 @@ def save(
     allow_change: bool,
     allow_drop: bool,
     layout: str,
+    names: str | None,
     output: Path,
     dtype: str | None,
     force: bool,
@@ -82,7 +92,7 @@ def save(
 
     layouts = layouts_of(reader.plugins)
     print_warnings(layouts.faults)
-    drops = layouts.choose(layout).drops
+    drops = layouts.choose(layout, names).drops
     graph = reader.load(spec)
     weights = reader.weights(spec, weights, allow_change=allow_change)
     if weights is None:
@@ -111,6 +121,7 @@ def save(
             force=force,
             files_from=weights,
             allow_drop=allow_drop,
+            names=names,
             plugins=reader.plugins,
         )
     files = [str(path) for path in written]

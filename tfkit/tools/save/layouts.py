@@ -30,12 +30,14 @@ class ModelOrigin:
         companions: the files next to its weights, such as the tokenizer, and the fields of their config.json.
         weights: the folder or file of its weights; None for a model without saved weights.
         plugins: the plugins that the spec was read with.
+        names: the chosen names, one of the layout's `names`; None for the layout's own.
     """
 
     spec: str
     companions: Companions
     weights: Path | None
     plugins: Plugins
+    names: str | None = None
 
     def write(self, folder: Path) -> None:
         """Write the spec, and unchanged copies of the files next to the weights."""
@@ -53,6 +55,7 @@ class Layout(ABC):
         description: its files in a few words, for completion.
         files: names and patterns, such as `*.npy`, of the files that the layouts `tfkit` and `huggingface` do not have.
             `--force` replaces only a folder whose files all belong to a layout.
+        names: the values of `--names`, sets of names for the model's tensors, that it supports in place of its own.
         drops: true if the folder has only the tensors that the family of the spec publishes. Saving then requires
             `allow_drop` if the weights had further tensors.
     """
@@ -60,6 +63,7 @@ class Layout(ABC):
     name: ClassVar[str]
     description: ClassVar[str]
     files: ClassVar[tuple[str, ...]] = ()
+    names: ClassVar[tuple[str, ...]] = ()
     drops: ClassVar[bool] = False
 
     @abstractmethod
@@ -79,10 +83,15 @@ class Layouts:
     plugins: Mapping[str, str]
     faults: tuple[Diagnostic, ...]
 
-    def choose(self, name: str) -> Layout:
-        """Return the layout with a name; raise SpecError if there is none."""
+    def choose(self, name: str, names: str | None = None) -> Layout:
+        """Return the layout with a name; raise SpecError if there is none, or if it does not support `names`."""
         if name in self.named:
-            return self.named[name]()
+            layout = self.named[name]()
+            if names is not None and names not in layout.names:
+                known = [f"--layout {other.name} --names {key}" for other in self.named.values() for key in other.names]
+                message = f"`--names {names}` has no effect in the layout `{name}`"
+                raise SpecError(Diagnostic(message, help=f"write {' or '.join(known)}"))
+            return layout
         notes = (f"known: {listing(self.named)}", *(f"skipped: {fault.message}" for fault in self.faults))
         help = similar_name_help("a layout", name, self.named)
         raise SpecError(Diagnostic(f"unknown layout {quoted(name)}", notes=notes, help=help))

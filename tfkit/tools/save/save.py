@@ -34,6 +34,7 @@ def save(
     files_from: AnyPath | None = None,
     allow_drop: bool = False,
     allow_change: bool = False,
+    names: str | None = None,
     plugins: AnyPlugins | None = None,
 ) -> tuple[Path, ...]:
     """Write a model, and return the files.
@@ -58,20 +59,24 @@ def save(
             the tensors of another head.
         allow_change: write the spec of a model whose modules were changed after it was built, such as an activation or
             a hook. The written model computes what the spec describes.
+        names: `llama` writes `transformers` with separate projections and the names of Llama, such as
+            `self_attn.q_proj`, on which adapters, quantization configs and parallel plans of published models depend.
+            An attention or FFN without these projections keeps its names, with a `tfkit.NamesWarning`.
         plugins: the plugins that the spec was read with, and whose layouts are available; by default, all installed
             plugins.
 
     Raises:
-        SpecError: there is no such layout; or the folder contains a model, unless `force`, or other files; or the spec
-            has no `checkpoint`, or a value that its family cannot express; or tensors would be missing, unless
-            `allow_drop`; or the modules of the model differ from its spec, unless `allow_change`.
+        SpecError: there is no such layout, or it does not support `names`; or the folder contains a model, unless
+            `force`, or other files; or the spec has no `checkpoint`, or a value that its family cannot express; or
+            tensors would be missing, unless `allow_drop`; or the modules of the model differ from its spec, unless
+            `allow_change`.
     """
     model, folder = complete_model(model), Path(folder)
     graph = graph_of(model)
     source = model.meta.get("filled_from") if files_from is None else Path(files_from)
     plugins = plugins or load_plugins()
     layouts = layouts_of(plugins)
-    chosen = layouts.choose(layout)
+    chosen = layouts.choose(layout, names)
     check_unedited(model, allow_change=allow_change)
     if chosen.drops and not allow_drop:
         _check_nothing_left_out(model)
@@ -83,7 +88,7 @@ def save(
         raise SpecError(Diagnostic(message, notes=(broken,), help="name a new folder"))
     try:
         with fresh_folder(folder) as target:
-            chosen.write(model, target, ModelOrigin(spec_text(graph.spec), companions, source, plugins))
+            chosen.write(model, target, ModelOrigin(spec_text(graph.spec), companions, source, plugins, names))
     except SpecError:
         raise
     except Exception as error:

@@ -39,7 +39,7 @@ class Gate(nn.Module):
 
 
 class Experts(nn.Module):
-    """Tokens [s, m], weights and indices of their experts [s, a] -> the weighted sum of the experts' outputs.
+    """Tokens [s, m], indices and weights of their experts [s, a] -> the weighted sum of the experts' outputs.
 
     Args:
         activation: between the two layers of an expert; a `Gate`, or anything that keeps the shape.
@@ -77,10 +77,10 @@ class Experts(nn.Module):
         self.activation = activation
         self.down = ExpertLinear(n, d_ff, d_model, bias=bias, residual=True, per_token=per_token)
 
-    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         if not is_scripting():  # noqa: SIM102  TorchScript skips this `if`, but would compile its condition
             if torch.compiler.is_compiling() and not takes_grouped(x, self.widths):
-                return self.every(x, weights, chosen)
+                return self.every(x, chosen, weights)
         experts, order = torch.sort(self.merge_rows(chosen), stable=True)
         ends = torch.searchsorted(experts, torch.arange(self.n, device=x.device), right=True)
         rows = x.index_select(0, order // self.per_token)
@@ -101,7 +101,7 @@ class Experts(nn.Module):
             assert self.up is not None
             return self.up(x, experts, ends)
 
-    def every(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def every(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Compute `forward` with every expert for every token."""
         none = weights.new_zeros(x.size(0), self.n)
         share = self.by_expert(none.scatter(1, chosen, weights))

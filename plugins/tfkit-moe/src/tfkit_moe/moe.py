@@ -156,7 +156,7 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
         weights, chosen = self.router(tokens)
-        out = self.experts(tokens, weights, chosen)
+        out = self.experts(tokens, chosen, weights)  # in the order of transformers, whose plans divide weights
         if self.shared is not None:
             shared = self.shared(tokens)
             if self.shared_gate is not None:

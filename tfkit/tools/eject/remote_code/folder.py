@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
@@ -14,8 +18,10 @@ from tfkit.arguments import name_of
 from tfkit.building.builder import graph_of
 from tfkit.checkpoint.config_json import further_fields, with_further_fields
 from tfkit.checkpoint.fitting import safetensors_metadata
+from tfkit.checkpoint.llama_names import LlamaNames
 from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.checkpoint.weight_map import write_shards
+from tfkit.errors import Diagnostic, NamesWarning, SpecError, listing
 from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import CONFIG, GENERATION, SPEC, SPEC_KEY
@@ -23,6 +29,7 @@ from tfkit.tools.common.companions import NO_COMPANIONS, PREPROCESSOR, START, Co
 from tfkit.tools.eject.remote_code.card import CARD, PICTURE, model_card, picture_of
 from tfkit.tools.eject.remote_code.modeling import WrittenCode, code_of, model_type
 from tfkit.tools.eject.remote_code.parts import Parts, parts_of
+from tfkit.tools.eject.remote_code.plan_proof import proved_plan
 from tfkit.tools.eject.remote_code.proof import Folders, check_transformers, compare_folder
 from tfkit.tools.eject.remote_code.tokenizer import complete_tokenizer
 from tfkit.tools.save.layouts import Layout, ModelOrigin
@@ -50,13 +57,19 @@ class TransformersLayout(Layout):
     name = "transformers"
     description = "the code of the model, for from_pretrained with trust_remote_code=True"
     files = (CARD, PICTURE, "modeling_*.py", "configuration_*.py")
+    names = ("llama",)
 
     def write(self, model: fx.GraphModule, folder: Path, origin: ModelOrigin) -> None:
         check_transformers()
-        parts_of(graph_of(model))  # raises an error before the process starts
+        parts = parts_of(graph_of(model))  # raises an error before the process starts
+        if origin.names is not None:
+            parts = replace(parts, names=llama_names_of(model, parts))
         with Folders() as process:
+            if parts.names is not None:
+                plan = proved_plan(model, parts, origin.plugins, process.scratch, _write_model)
+                parts = replace(parts, plan=plan)
             companions, weights = origin.companions, origin.weights
-            write_folder(model, folder, origin.spec, process, companions=companions, weights_from=weights)
+            write_folder(model, folder, origin.spec, process, parts, companions=companions, weights_from=weights)
 
 
 def write_folder(
@@ -64,6 +77,7 @@ def write_folder(
     target: Path,
     spec: str,
     process: Folders,
+    parts: Parts | None = None,
     *,
     companions: Companions = NO_COMPANIONS,
     weights_from: Path | None = None,
@@ -75,11 +89,12 @@ def write_folder(
         target: the folder.
         spec: the text of its spec.
         process: the process that verifies the folder.
+        parts: its parts, with the names of its modules; by default, the modules keep their names.
         companions: the files and fields of the published folder that the weights come from.
         weights_from: the source of the weights. If it is a checkpoint of a run, the model card describes the run.
     """
     graph = graph_of(model)
-    parts, code = parts_of(graph), code_of(graph)
+    parts = parts or parts_of(graph)
     if len(parts.bodies) > 1:
         companions = companions.with_start(graph.spec.family)
     image, has_processor = graph.inputs[parts.bodies[0].input], PREPROCESSOR in companions.files
@@ -95,19 +110,50 @@ def write_folder(
     card = model_card(parts, weights_from, has_start=has_start, has_processor=has_processor)
     (target / CARD).write_text(card, encoding="utf-8")
     (target / SPEC).write_text(spec, encoding="utf-8")
-    (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
-    (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")
-    config = with_further_fields(_config_contents(model, code, parts), further)
-    write_json(target / CONFIG, {**config, **code.fields, SPEC_KEY: spec})
+    _write_model(model, parts, target, {**further, SPEC_KEY: spec})
     if parts.decodes and GENERATION not in companions.files:
         generation = {key: further[key] for key in further if GENERATION_FIELDS.fullmatch(key)}
         write_json(target / GENERATION, _with_padding(generation))
     elif not SETTINGS.isdisjoint(companions.generation):
         write_json(target / GENERATION, {k: v for k, v in companions.generation.items() if k not in SETTINGS})
-    metadata = safetensors_metadata(graph)
-    for file in write_shards(transformers_map(model, graph), model.state_dict(), target, metadata=metadata):
-        shutil.copymode(target / CONFIG, file)
     compare_folder(model, parts, target, process)
+
+
+def _write_model(
+    model: fx.GraphModule, parts: Parts, target: Path, further: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Write the code, the config.json with `further` fields, and the weights of a model."""
+    code = code_of(parts.graph, parts.names, parts.plan)
+    (target / f"modeling_{code.file}.py").write_text(code.modeling, encoding="utf-8")
+    (target / f"configuration_{code.file}.py").write_text(code.configuration, encoding="utf-8")
+    config = with_further_fields(_config_contents(model, code, parts), further)
+    write_json(target / CONFIG, {**config, **code.fields})
+    weights, metadata = transformers_map(model, parts.graph, parts.names), safetensors_metadata(parts.graph)
+    for file in write_shards(weights, model.state_dict(), target, metadata=metadata):
+        shutil.copymode(target / CONFIG, file)
+
+
+def llama_names_of(model: fx.GraphModule, parts: Parts) -> LlamaNames:
+    """Return the names of Llama for the modules of a model, and warn about sublayers that keep their names.
+
+    Raise SpecError unless the model is a decoder in which an attention or an FFN has the projections of Llama.
+    """
+    graph, stack = parts.graph, parts.last.stack.stack
+    names = LlamaNames.of(model, graph)
+    layers = [] if stack is None else stack.layers
+    roles = {step.role for layer in layers for step in layer.steps}
+    reasons = [] if parts.decodes and len(parts.bodies) == 1 else ["it is not a decoder that predicts the next token"]
+    if not reasons and not roles & {"attention", "ffn"}:
+        reasons.append(f"its layers have only {listing(names.unnamed)}")
+    if reasons:
+        message = f"`{graph.name}` cannot be written with the names of Llama: {', '.join(reasons)}"
+        raise SpecError(Diagnostic(message, help="write it without --names"))
+    if names.unnamed:
+        message = f"{listing(names.unnamed)} of `{graph.name}` keep the names of their projections"
+        note = "Llama has q, k, v and o projections, and gate, up and down projections"
+        text = Diagnostic(message, notes=(note,)).render("warning").removeprefix("warning: ")
+        warnings.warn(text, NamesWarning, stacklevel=2)
+    return names
 
 
 def _with_padding(generation: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from tfkit.building.builder import assemble_model
 from tfkit.building.initialize import Rule, init_rules
+from tfkit.checkpoint.llama_names import LlamaNames
 from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER
 from tfkit.component import Cached, FFNConfig, State
 from tfkit.graph.expand import Graph
@@ -32,7 +33,10 @@ from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.remote_code import dynamic_cache
 from tfkit.tools.eject.remote_code.attention import ChosenAttention, choose_attention
+from tfkit.tools.eject.remote_code.llama_config import LlamaFields
+from tfkit.tools.eject.remote_code.parallel_plan import ParallelPlan
 from tfkit.tools.eject.remote_code.parts import CAUSAL, Body, Parts, parts_of
+from tfkit.tools.eject.remote_code.renaming import rename_modules
 from tfkit.tools.eject.remote_code.separate import separated_model
 from tfkit.tools.eject.specialise import Function, Specialiser
 from tfkit.tools.eject.text import docs_text, in_docs, steps_text
@@ -119,23 +123,34 @@ class WrittenCode(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def code_of(graph: Graph) -> WrittenCode:
-    """Write the code of a model. Raise SpecError if transformers has no such models, or the model cannot be ejected."""
+def code_of(graph: Graph, names: LlamaNames | None = None, plan: ParallelPlan | None = None) -> WrittenCode:
+    """Write the code of a model, by default with the names of its modules and without plans for several processes.
+
+    Raise SpecError if transformers has no such models, or the model cannot be ejected.
+    """
     last = parts_of(graph).last
     has_states = any(isinstance(entry, State) for layer in last.decoding.caches for entry in layer)
     dynamic = last.decodes and last.memory is None and dynamic_cache.may_store_caches(last.decoding.caches, last.depth)
-    code = _code_of(graph, dynamic=True, passing=True) if dynamic and not has_states else None
-    code = code or _code_of(graph, dynamic=True) if dynamic else None
-    code = code or _code_of(graph)
+    code = _code_of(graph, names, plan, dynamic=True, passing=True) if dynamic and not has_states else None
+    code = code or (_code_of(graph, names, plan, dynamic=True) if dynamic else None) or _code_of(graph, names, plan)
     assert code is not None
     return code
 
 
-def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> WrittenCode | None:
+def _code_of(
+    graph: Graph,
+    names: LlamaNames | None,
+    plan: ParallelPlan | None,
+    *,
+    dynamic: bool = False,
+    passing: bool = False,
+) -> WrittenCode | None:
     """Write the code of a model; return None if its layers are not suitable.
 
     Args:
         graph: the model.
+        names: the names of the modules in the folder; None for the names of the model.
+        plan: the plans with which transformers divides the model among processes.
         dynamic: whether it uses the caches and masks of transformers.
         passing: whether keyword arguments of the forward reach the attention function.
     """
@@ -143,10 +158,14 @@ def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> W
     with torch.device("meta"), record_arguments() as sizes:
         named = _with_gaps(named)
         model = assemble_model(named)
-        parts = parts_of(named)
+        parts = replace(parts_of(named), names=names, plan=plan)
         name = type(model).__name__
-        plan = {parts.name_in_class(path): rule for path, rule in init_rules(model, graph).items()}
-        plan |= {parts.tied_matrix: Rule("linear")} if parts.tied_matrix else {}
+        rules = {
+            parts.name_in_class(part): rule
+            for path, rule in init_rules(model, graph).items()
+            for part in (names.parts_of(path, model.get_submodule(path)) if names else []) or [path]
+        }
+        rules |= {parts.tied_matrix: Rule("linear")} if parts.tied_matrix else {}
         root = separated_model(model, parts, name)
     prepare_patterns(root)
     check_no_shared_tensors(root)
@@ -170,6 +189,8 @@ def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> W
     if dynamic:
         dynamic_cache.spread_records(specialiser.functions.values(), specialiser.records)
     draw_in(specialiser.functions, specialiser.read)
+    if names is not None:
+        rename_modules(specialiser, modules[parts.last], names)
     for function in specialiser.functions.values():
         _narrow_result(function)
         _type_lists(function)
@@ -178,7 +199,7 @@ def _code_of(graph: Graph, *, dynamic: bool = False, passing: bool = False) -> W
         return None
     inside = [*modules.values(), root]
     weights = InitialWeights(
-        graph.spec.model.init, plan, {path: _module_at(inside, path) for path in plan}, specialiser
+        graph.spec.model.init, rules, {path: _module_at(inside, path) for path in rules}, specialiser
     )
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, specialiser, sizes, config, prefixes)
@@ -392,15 +413,25 @@ class _ModelingWriter:
     def code(self) -> WrittenCode:
         """Return both files."""
         modeling = self._modeling()
-        fields, properties = self.config.fields(modeling)
-        fields = {name: value for name, value in self._fields().items() if name not in fields} | fields
+        numbers, properties = self.config.fields(modeling)
+        fields: dict[str, Any] = {name: value for name, value in self._fields().items() if name not in numbers}
+        fields |= numbers
         caches = self.parts.last.decoding.caches
         types = dynamic_cache.layer_types(caches, self.local.type)
         attributes = {theirs: ours for theirs, ours in ATTRIBUTES.items() if ours in fields}
+        rope: Mapping[str, Any] = {}
+        if self.parts.names is not None:
+            llama = LlamaFields.of(self.parts.last.stack, fields)
+            modeling, rope, attributes = formatted_code(llama.code(modeling)), llama.rope, {}
+            properties = llama.code("\n".join(properties), "self").splitlines()
+            fields = llama.values(fields)
         lines = [f"    {name}: {_type_name(value)} = {value!r}" for name, value in fields.items()]
+        lines += [f"    rope_parameters: dict[str, Any] = field(default_factory=lambda: {rope!r})"] if rope else []
+        fields |= {"rope_parameters": dict(rope)} if rope else {}
         words = self.words | {
             "model_type": model_type(self.file),
             "attribute_map": repr(attributes),
+            "tensor_plan": repr(dict(self.parts.plan.tensor) if self.parts.plan else {}),
             "fields": "\n".join([*lines, *properties]),
             "layer_types": repr(types),
             "n_states": str(max(map(len, caches), default=0)),
@@ -408,6 +439,9 @@ class _ModelingWriter:
         flags = {
             "decodes": self.parts.decodes,
             "encodes": len(self.parts.bodies) > 1,
+            "aliases": bool(attributes),
+            "rope": bool(rope),
+            **self._plan_flags(),
             "tokens": any(body.embedding for body in self.parts.bodies),
             "typed": self.dynamic and len({*types, "full_attention"}) > 1 and {*types} != {self.local.type},
             **self.scores._asdict(),
@@ -456,6 +490,7 @@ class _ModelingWriter:
             "dynamic": self.dynamic,
             **self.scores._asdict(),
             "masks": self.dynamic and not self.scores.plain,
+            **self._plan_flags(),
         }
         helpers = [_filled_template("attention", {}, flags)] if self.chosen.callers else []
         if self.dynamic:
@@ -530,15 +565,18 @@ class _ModelingWriter:
         signal = self.graph.inputs[body.input]
         image = (signal.channels, signal.rows, signal.width) if signal.type == "image" else ()
         flags |= {"image": bool(image), "several": self.scores.windows and self.scores.full}
+        methods = self.classes.of[self.modules[body]].methods[1:]  # without the forward
+        flags["methods"] = bool(methods)
         words = {
             "class_name": f"{self.name}{body.class_end}",
             "returns": f"{SOURCES[body.argument]} to vectors",
             "recorded": self._recorded(body, layers),
             "init": _indented_text(self.classes.of[self.modules[body]].lines()),
-            "embedding": body.embedding.name if body.embedding else "",
+            "embedding": self.parts.name_in_class(f"{body.embedding.name}.tokens") if body.embedding else "",
             "argument": body.argument,
             "tensor": f"{body.argument}.transpose(1, 2)" if body.argument == "input_features" else body.argument,
             "output": "BaseModelOutputWithPooling" if vector else output,
+            "methods": textwrap.indent("\n\n".join(map(self._renamed, methods) if self.dynamic else methods), "    "),
             "steps": _indented_text(steps),
             "further": further,
             "image_shape": str(image),
@@ -578,15 +616,17 @@ class _ModelingWriter:
             for step in layer.steps:
                 if step.role != role:
                     continue
-                sublayer = self.modules[body].get_submodule(f"{body.stack.name}.layers.{index}.{step.name}")
+                path = self.parts.name_in_class(f"{body.stack.name}.layers.{index}.{step.name}")
+                sublayer = self.modules[body].get_submodule(path)
                 core: Any = getattr(sublayer, "core", None)
                 softmax = getattr(core, "softmax", None)
                 if not isinstance(core, nn.Module):
                     return []
+                name = path.rpartition(".")[2]
                 if core in self.chosen.cores:
-                    modules.append((core, f"{step.name}.core"))
+                    modules.append((core, f"{name}.core"))
                 elif isinstance(softmax, Softmax) and not self.chosen.callers & {*core.modules()}:
-                    modules.append((softmax, f"{step.name}.core.softmax"))
+                    modules.append((softmax, f"{name}.core.softmax"))
                 else:
                     return []
         return modules
@@ -631,7 +671,12 @@ class _ModelingWriter:
         flags |= {"mamba": "mamba" in self.name.lower()}
         flags["misnamed"] = any(name in self.name.lower() for name in OTHER_CACHES)
         flags["routes"] = bool(self.routers)
+        flags |= self._plan_flags()
         return _filled_template("head", self.words | words, flags)
+
+    def _plan_flags(self) -> dict[str, bool]:
+        plan = self.parts.plan
+        return {"divided": plan is not None and bool(plan.tensor), "piped": plan is not None and plan.pipeline}
 
     def _flags(self, body: Body) -> dict[str, bool]:
         return {
@@ -649,7 +694,7 @@ class _ModelingWriter:
 
     def _layer_classes(self, body: Body) -> list[str]:
         """Return the names of the classes of the layers."""
-        layers = self.modules[body].get_submodule(f"{body.stack.name}.layers")
+        layers = self.modules[body].get_submodule(self.parts.name_in_class(f"{body.stack.name}.layers"))
         return list(dict.fromkeys(self.classes.of[layer].name for layer in layers.children()))
 
     def _sizes(self, caches: Sequence[Sequence[Cached | State]], *, windows: bool) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from tfkit.checkpoint.llama_names import LlamaNames
 from tfkit.checkpoint.remote_code import BODY, DECODER, ENCODER, MATRIX, folder_names, head_of, matrix_name
 from tfkit.component import Decoding
 from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.wiring import masks_in_use, table_owner
+from tfkit.tools.eject.remote_code.parallel_plan import ParallelPlan
 
 
 class Task(NamedTuple):
@@ -131,6 +133,10 @@ class Parts:
     vector: Node | None
     """The node with a vector for each sequence, if a model without a head returns one."""
     task: Task
+    names: LlamaNames | None = None
+    """The names of the modules of the body in the folder; None for the names of the model."""
+    plan: ParallelPlan | None = None
+    """The plans with which transformers divides the model among processes."""
 
     @property
     def last(self) -> Body:
@@ -154,7 +160,7 @@ class Parts:
     @property
     def ties(self) -> dict[str, str]:
         """Names of tied tables and matrices, each with the name of its original."""
-        names, tied = folder_names(self.graph), {}
+        names, tied = folder_names(self.graph, self.names), {}
         embeddings = [body.embedding for body in self.bodies if body.embedding is not None]
         for node in [*embeddings, *self.head[-1:]]:
             if isinstance(tie := node.wires.get("tie"), str):
@@ -171,7 +177,9 @@ class Parts:
 
     def name_in_class(self, path: str) -> str:
         """Return the name of a module in the class that contains it, a body or the head."""
-        return folder_names(self.graph)(path) if any(path.split(".")[0] == node.name for node in self.head) else path
+        if any(path.split(".")[0] == node.name for node in self.head):
+            return folder_names(self.graph)(path)
+        return path if self.names is None else self.names(path)
 
 
 def parts_of(graph: Graph) -> Parts:

@@ -14,7 +14,8 @@ from torch import Tensor, fx
 
 from tfkit.building.builder import allocate_tensors, build, evaluation_mode
 from tfkit.building.initialize import initialize
-from tfkit.checkpoint.remote_code import folder_names
+from tfkit.checkpoint.remote_code import transformers_map
+from tfkit.checkpoint.weight_map import WeightMap
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
@@ -76,8 +77,8 @@ def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFact
 
     With `inside`, padding is also between tokens.
     """
-    graph, names = parts.graph, folder_names(parts.graph)
-    shapes = {names(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
+    graph, weights = parts.graph, transformers_map(model, parts.graph, parts.names)
+    shapes = {name: list(tensor.shape) for name, tensor in weights.tensors(model.state_dict())}
     count = sum(parameter.numel() for parameter in model.parameters())
     free = free_memory(torch.device("cpu"))
     runs = count <= MAX_PARAMETERS and (free is None or 2 * size_of(model) < free)
@@ -90,7 +91,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFact
     steps, lengths, tolerance = parts.last.input, [length] * parts.decodes, TOLERANCE.get(dtype, 0.05)
     initial: dict[str, list[float]] = {}
     if runs:
-        initial = {names(name): numbers for name, numbers in initial_moments(graph, dtype).items()}
+        initial = initial_moments(graph, dtype, weights)
         with torch.no_grad(), evaluation_mode(model):
             outputs = _named_results(model, parts, inputs)
             tolerance *= max(1.0, *(float(output.abs().max()) for output in outputs.values()))
@@ -117,18 +118,23 @@ def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFact
         steps=arguments[steps],
         pieces=lengths,
         tolerance=tolerance,
+        exact=parts.names is None,
         threads=torch.get_num_threads(),
     )
 
 
-def initial_moments(graph: Graph, dtype: torch.dtype) -> dict[str, list[float]]:
-    """Return the `moments` of the tensors of a new model, with variance 0 for tensors that are equal for all seeds."""
+def initial_moments(graph: Graph, dtype: torch.dtype, weights: WeightMap | None = None) -> dict[str, list[float]]:
+    """Return the `sample_moments` of the tensors of a new model, by the names of a map or of the model.
+
+    Tensors that are equal for all seeds have the variance 0.
+    """
     model = build(graph, device="meta", dtype=dtype)
     allocate_tensors(model, "cpu")
+    weights = weights or WeightMap.of_model(model)
     seeds: list[dict[str, list[float]]] = []
     for seed in range(2):
         initialize(model, graph, seed)
-        seeds.append({name: sample_moments(tensor) for name, tensor in model.state_dict().items()})
+        seeds.append({name: sample_moments(tensor) for name, tensor in weights.tensors(model.state_dict())})
     result: dict[str, list[float]] = {}
     for name, (mean, mean_variance, square, square_variance) in seeds[0].items():
         fixed = seeds[0][name] == seeds[1][name]

@@ -1,0 +1,123 @@
+"""The plans with which transformers divides a decoder among processes: tensor parallel, and pipeline parallel.
+
+A projection into an attention or an FFN is divided by its outputs (heads, hidden units), the projection back to the
+residual stream by its inputs. Between them, each process computes its heads or hidden units. If they are not
+independent, the outputs of the projections are gathered instead: each process then computes all heads or hidden units,
+and stores only its part of the weights. Everything else is replicated. transformers divides the table of tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor, nn
+
+from tfkit.checkpoint.llama_names import OUTPUTS, SUBLAYERS
+from tfkit.checkpoint.remote_code import transformers_map
+from tfkit.component import AttentionConfig, Step
+
+if TYPE_CHECKING:
+    from tfkit.tools.eject.remote_code.parts import Parts
+
+DIVIDED, GATHERED = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
+"""Styles of the projections into and out of a sublayer, if the values between them are divided, or gathered."""
+NORM = "replicated_with_grad_allreduce"
+"""The style of a norm with equal weights for all heads: the sum of its gradients over the heads of all processes."""
+EXPERTS = {"gate_up_proj": "packed_colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+"""Styles of the weights of all experts, whose hidden units are divided."""
+Entries = dict[str, str]
+
+
+class ParallelPlan(NamedTuple):
+    """The plans of a model's body.
+
+    Attributes:
+        tensor: names of modules and weights, with `*` for the number of a layer, and their styles.
+        pipeline: whether the layers can run in several processes, one after the other.
+    """
+
+    tensor: tuple[tuple[str, str], ...]
+    pipeline: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, parts: Parts, gathered: frozenset[str] = frozenset()) -> ParallelPlan:
+        """Return the plans of a decoder with the names of Llama.
+
+        `gathered` holds the sublayers, `self_attn` or `mlp`, whose heads or hidden units are gathered.
+        """
+        assert parts.names is not None
+        body, stack = parts.last, parts.last.stack.stack
+        assert stack is not None
+        weights = transformers_map(model, parts.graph, parts.names)
+        tensors = {name.removeprefix("model."): tensor for name, tensor in weights.tensors(model.state_dict())}
+        tensor: Entries = {}
+        for role, name in SUBLAYERS.items():
+            steps = [(i, step) for i, layer in enumerate(stack.layers) for step in layer.steps if step.name == role]
+            found = [_step_tensors(f"layers.{i}.{name}.", tensors) for i, _ in steps]
+            for by_head in (True, False):
+                entries = [
+                    _entries(step, role, inside, divided=by_head and name not in gathered)
+                    for (_, step), inside in zip(steps, found, strict=True)
+                ]
+                # A pattern applies to all layers.
+                merged = {key: style for layer in entries for key, style in layer.items()}
+                if all(
+                    layer.get(key) == style
+                    for layer, inside in zip(entries, found, strict=True)
+                    for key, style in merged.items()
+                    if any(tensor.startswith(f"{key}.") or tensor == key for tensor in inside)
+                ):
+                    tensor |= {f"layers.*.{name}.{key}": style for key, style in merged.items()}
+                    break
+        assert body.embedding is not None
+        is_single = [node.name for node in body.nodes] == [body.embedding.name, body.stack.name]
+        plain = not body.embedding.config.after_table() and not stack.wired and stack.streams is None
+        return cls(tuple(tensor.items()), pipeline=is_single and plain and not stack.repeated)
+
+
+def _step_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _entries(step: Step, role: str, tensors: Mapping[str, Tensor], *, divided: bool) -> Entries:
+    """Return the entries of a sublayer, whose tensors have these names."""
+    modules = {re.sub(r"\.(weight|bias)$", "", name) for name in tensors}
+    if role == "attention":
+        return _attention_entries(step, tensors, modules, divided=divided)
+    experts: Entries = {}
+    if any(name.startswith("experts.") for name in tensors):
+        weights = {f"experts.{name}.weight": style for name, style in EXPERTS.items()}
+        if divided and not any(name.startswith("experts.") and name not in weights for name in tensors):
+            experts = {name: style for name, style in weights.items() if name in tensors}
+            experts |= {name.removesuffix(".weight"): "local_params" for name in experts}
+            experts["experts"] = "moe_tp_experts"
+        return experts | _dense_entries("shared_expert.", tensors, divided=divided)
+    return _dense_entries("", tensors, divided=divided)
+
+
+def _dense_entries(prefix: str, tensors: Mapping[str, Tensor], *, divided: bool) -> Entries:
+    """Return the entries of an FFN, whose hidden units must be independent."""
+    inside = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
+    modules = {re.sub(r"\.(weight|bias)$", "", name) for name in inside}
+    if not {"up_proj", OUTPUTS["ffn"]} <= modules:
+        return {}
+    into, out = DIVIDED if divided and modules <= {"gate_proj", "up_proj", OUTPUTS["ffn"]} else GATHERED
+    entries = {f"{prefix}{name}": into for name in ("gate_proj", "up_proj") if name in modules}
+    return entries | {f"{prefix}{OUTPUTS['ffn']}": out}
+
+
+def _attention_entries(step: Step, tensors: Mapping[str, Tensor], modules: set[str], *, divided: bool) -> Entries:
+    """Return the entries of an attention, whose heads must be independent."""
+    config, out = step.config, OUTPUTS["attention"]
+    into = ("q_proj", "k_proj", "v_proj")
+    if not {*into, out} <= modules or not isinstance(config, AttentionConfig):
+        return {}
+    norms = [name for name in modules - {*into, out} if name.count(".") == 0 and "norm" in name]
+    same = all(tensors[f"{name}.weight"].shape == (config.head_width,) for name in norms)
+    separate = len(norms) + 4 == len(modules) and same and config.kv_heads > 1
+    # The biases of scores have a row for each head, which no process would divide.
+    if divided and separate and config.score_bias is None and config.content_scores is None:
+        return {**dict.fromkeys(into, DIVIDED[0]), out: DIVIDED[1], **dict.fromkeys(sorted(norms), NORM)}
+    return {**dict.fromkeys(into, GATHERED[0]), out: GATHERED[1]}

@@ -1,0 +1,125 @@
+"""Verification of parallel plans: two processes on the CPU compute the logits and gradients of one process.
+
+The plans are verified on the reduced model of the spec, whose weights are all random: a matrix of zeros, as before
+training, would hide a wrong plan.
+"""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import fx
+
+from tfkit.building.builder import build, graph_of
+from tfkit.checkpoint.llama_names import LlamaNames
+from tfkit.errors import Diagnostic, NamesWarning, SpecError, listing
+from tfkit.plugin.manager import Plugins
+from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.common.isolated import Isolated
+from tfkit.tools.eject.remote_code import plan_runner
+from tfkit.tools.eject.remote_code.parallel_plan import ParallelPlan
+from tfkit.tools.eject.remote_code.parts import Parts, parts_of
+from tfkit.tools.eject.remote_code.plan_runner import PROCESSES
+
+GATHERED = (frozenset[str](), frozenset({"self_attn"}), frozenset({"mlp"}), frozenset({"self_attn", "mlp"}))
+"""The sublayers whose values are gathered, in the order of the attempts."""
+NOISE = 0.1
+"""Standard deviation of the numbers that are added to the weights of the reduced model."""
+
+
+class DividedFolders:
+    """Processes with transformers that divide the model of a folder among them."""
+
+    def __init__(self, scratch: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        shared = {"WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
+        self.processes = []
+        for rank in range(PROCESSES):
+            modules = str(scratch / f"modules{rank}")
+            numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "HF_MODULES_CACHE": modules}
+            self.processes.append(Isolated(plan_runner.__file__, shared | numbers))
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for process in self.processes:
+            self._stack.enter_context(process)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def error(self, folder: Path, kind: str) -> str | None:
+        """Describe the difference between the divided and the complete model. Ends the processes if there is one."""
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            answers = [pool.submit(process.answer, [str(folder), kind]) for process in self.processes]
+            for answer in as_completed(answers):
+                if answer.result() is not None:
+                    for process in self.processes:  # they may wait for each other
+                        process.kill()
+                    return str(answer.result())
+        return None
+
+
+def proved_plan(
+    model: fx.GraphModule,
+    parts: Parts,
+    plugins: Plugins,
+    scratch: Path,
+    write: Callable[[fx.GraphModule, Parts, Path], None],
+) -> ParallelPlan | None:
+    """Return the plans of a decoder with the names of Llama, verified with transformers; None if it has none.
+
+    Heads and hidden units are divided if the results are right, and gathered otherwise, with a warning.
+
+    Args:
+        model: the model.
+        parts: its parts, with names.
+        plugins: the plugins that its spec was read with.
+        scratch: a folder for temporary files.
+        write: writes a model to a folder.
+
+    Raises:
+        SpecError: the results differ even if heads and hidden units are gathered.
+    """
+    small = build(reduced_model(parts.graph, plugins).graph, seed=0)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        for parameter in small.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=NOISE)
+    small_parts = replace(parts_of(graph_of(small)), names=LlamaNames.of(small, graph_of(small)))
+    errors: dict[ParallelPlan, str] = {}
+    for gathered in GATHERED:
+        plan = ParallelPlan.of(small, small_parts, gathered)
+        kinds = ["tp"] * bool(plan.tensor) + ["pp"] * plan.pipeline
+        if not kinds:
+            return None
+        if plan in errors:
+            continue
+        (folder := scratch / f"plan{len(errors)}").mkdir()
+        with DividedFolders(folder) as processes:
+            write(small, replace(small_parts, plan=plan), folder)
+            error = next((error for kind in kinds if (error := processes.error(folder, kind)) is not None), None)
+        if error is None:
+            if errors:
+                why = f"if they are divided, {next(iter(errors.values()))}"
+                message = f"each process computes all of {listing(sorted(gathered))} of `{parts.graph.name}`"
+                text = Diagnostic(message, notes=(why,)).render("warning").removeprefix("warning: ")
+                warnings.warn(text, NamesWarning, stacklevel=2)
+            return plan if ParallelPlan.of(model, parts, gathered) == plan else None
+        errors[plan] = error
+    first = next(iter(errors.values()))
+    message = f"`{parts.graph.name}` computes something else if it is divided among processes: {first}"
+    raise SpecError(Diagnostic(message, help="write it without --names"))
