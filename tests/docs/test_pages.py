@@ -53,6 +53,7 @@ LONG_PAGES = {
     "growing",
     "inspect",
     "jepa",
+    "ladders",
     "objectives",
     "outputs",
     "own_loop",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from tfkit.errors import SpecError
 from tfkit.run.checked_run import load_run
 from tfkit.tools.params.count import count_params
 from tfkit.tools.sweep.arms import Arms, all_choices
+from tfkit.tools.sweep.comparison import _transfer_remarks
+from tfkit.tools.sweep.result import Tuned
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
 
@@ -74,6 +77,13 @@ WRONG: dict[str, Any] = {
     "no_sizes": SWEEP + "sizes: {params: []}\n",
     "size_of_a_word": SWEEP + "sizes: {params: [4k, large]}\n",
     "size_too_small": SWEEP + "sizes: {params: [100]}\n",
+    "sizes_of_two_lengths": SWEEP + "sizes: {model.d_model: [16, 32], model.decoder.ffn.d_ff: [32]}\n",
+    "sizes_of_params_and_a_path": SWEEP + "sizes: {params: [4k], model.d_model: [16]}\n",
+    "size_of_a_variant": SWEEP.replace("relu: {}", "relu: {model.d_model: 8}") + "sizes: {model.d_model: [16, 32]}\n",
+    "misspelt_path_of_a_size": SWEEP + "sizes: {model.d_modl: [16]}\n",
+    "largest_size_first": SWEEP + TUNE.replace("seeds", "at: smallest, seeds") + "sizes: {model.d_model: [32, 16]}\n",
+    "tuned_at_no_size": SWEEP + TUNE.replace("seeds", "at: smallest, seeds"),
+    "law_to_a_word": SWEEP + "fit: {on: params, to: large}\n",
     "arms_of_one_name": SWEEP + "grid: {optimizer.lr: [1e-3, 0.0010000001]}\n",
     "range_without_a_search": SWEEP + TUNE.replace("[1e-3, 1e-2]", "{log: [1e-3, 1e-2]}"),
     "range_without_two_ends": [
@@ -215,7 +225,8 @@ def test_equal_parameters_by_a_number_of_the_model(prefix: str) -> None:
 
 def test_equal_parameters_of_the_variant_before() -> None:
     """Each variant equals the one before it, as that variant is after its own change."""
-    text = SWEEP.replace("to: relu", "to: previous") + "grid: {model.d_model: [16, 24]}\n"
+    text = SWEEP.replace("to: relu", "to: previous").replace("d_ff: 21", "d_ff: 48")
+    text += "grid: {model.d_model: [16, 24]}\n"
     counts = parameters_of(arms_of(text + "equal: {params: 3%, by: decoder.ffn.d_ff}\n"))
     for width in (16, 24):
         relu, swiglu, deeper = (counts[f"{name}, d_model {width}"] for name in ("relu", "swiglu", "deeper"))
@@ -245,6 +256,55 @@ def test_variants_in_several_sizes() -> None:
     for name, count in counts.items():
         expected = int(name.split()[1][:-1]) * 1000
         assert abs(count - expected) < 0.1 * expected, name
+
+
+SIZES_BY_PATH = "sizes: {model.d_model: [16, 32], model.decoder.ffn.d_ff: [40, 80]}\n"
+ONE_VARIANT = (
+    "tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss}\nvariants: {wide: {parametrization: mup}}\n"
+)
+
+
+def test_the_first_size_is_the_base_of_the_parametrization() -> None:
+    """A base in the run is not replaced."""
+    arms = arms_of(ONE_VARIANT + SIZES_BY_PATH)
+    assert [arm.name for arm in arms.arms] == ["wide, d_model 16", "wide, d_model 32"]
+    sets = ["model.d_model=32", "model.decoder.ffn.d_ff=80", "seed=0"]
+    base = "parametrization={kind: mup, base: {model.d_model: 16, model.decoder.ffn.d_ff: 40}}"
+    assert arms.runs(arms.arms[1])[0].run.digest == load_run("small.yaml", PLUGINS, sets=[*sets, base]).digest
+    arms = arms_of(ONE_VARIANT.replace("mup", "{kind: mup, base: {model.d_model: 8}}") + SIZES_BY_PATH)
+    assert set((arms.runs(arms.arms[1])[0].run.config.parametrization.base or {}).values()) == {8}
+
+
+@pytest.mark.slow
+def test_the_first_number_of_parameters_is_the_base_of_the_parametrization() -> None:
+    rule = "parametrization: completep"
+    arms = arms_of(ONE_VARIANT.replace("parametrization: mup", rule) + "sizes: {params: [6k, 20k]}\n")
+    first, second = (arms.runs(arm)[0].run for arm in arms.arms)
+    assert second.file.base is not None
+    assert second.file.base.model == first.written.model
+    assert first.written.model != second.written.model
+
+
+def test_larger_sizes_have_the_values_of_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remark about a value at an edge belongs to the size that was tuned."""
+    Path("sweep.yaml").write_text(
+        SWEEP + SIZES_BY_PATH + TUNE.replace("seeds", "at: smallest, seeds"), encoding="utf-8"
+    )
+    sweep = Sweep("sweep.yaml", PLUGINS, Path("out"))
+    assert list(sweep._tunings) == [f"{variant}, d_model 16" for variant in ("relu", "swiglu", "deeper")]
+    choice = sweep._tunings["relu, d_model 16"].trials[1].choice
+    tuned = Tuned(choice.values, ("optimizer.lr",))
+    monkeypatch.setattr(Tuning, "best", lambda self: (choice, tuned) if self.arm.variant == "relu" else None)
+    assert sweep._chosen() == {
+        "relu, d_model 16": (choice, tuned),
+        "relu, d_model 32": (choice, replace(tuned, edge=())),
+    }
+    assert sweep._choices()["relu, d_model 32"].values == {"optimizer.lr": 1e-2}
+    assert sweep._choices()["deeper, d_model 32"].values == {"optimizer.lr": 1e-3}
+    words = "has no `parametrization`: the values tuned at its smallest size may not fit larger sizes"
+    assert list(_transfer_remarks(sweep.arms, sweep._chosen())) == [f"relu {words}"]
+    rows = {row.name: row.runs for row in sweep.outline().rows if row.name.startswith("relu")}
+    assert rows == {"relu, d_model 16, tuning": 2, "relu, d_model 16": 2, "relu, d_model 32": 2}
 
 
 def test_two_lengths_are_refused() -> None:

@@ -16,7 +16,7 @@ from tfkit.errors import Diagnostic, Span, SpecError, quoted
 from tfkit.plugin.manager import Plugins
 from tfkit.run.read_run import RunText
 from tfkit.run.run_spec import ENDS, RunSpec
-from tfkit.run.sweep_spec import ONLY_VARIANT, Range, SweepSpec
+from tfkit.run.sweep_spec import ONLY_VARIANT, PARAMS, Range, SweepSpec
 from tfkit.spec import source
 from tfkit.spec.document import check_sort
 from tfkit.spec.extending import named_at, short_path
@@ -45,11 +45,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class SweepFile:
-    """A sweep that has been read. `variants` are unresolved runs by name."""
+    """A sweep that has been read. `variants` are unresolved runs by name, and `sizes` the paths of its sizes."""
 
     name: str
     config: SweepSpec
     variants: Mapping[str, RunText]
+    sizes: tuple[Setting, ...]
     grid: tuple[Setting, ...]
     tuned: tuple[Setting, ...]
     tokens: Scalar | None
@@ -82,6 +83,7 @@ def read_sweep(name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable
         path.stem,
         config,
         _variant_runs(root, base, path.parent, plugins),
+        () if PARAMS in config.sizes else _read_settings(root.items.get("sizes"), {}),
         _read_settings(root.items.get("grid"), {}),
         _read_settings(
             tune.items["over"] if isinstance(tune, Tree) else None, config.tune.ranges if config.tune else {}
@@ -99,8 +101,10 @@ def _check_lengths(file: SweepFile, sets: Iterable[str]) -> None:
     if file.tokens is None:
         return
     locations = [("variants", name, key) for name, changes in file.config.variants.items() for key in changes]
-    settings = [("grid", setting.path) for setting in file.grid] + [
-        ("tune", "over", setting.path) for setting in file.tuned
+    settings = [
+        *(("sizes", setting.path) for setting in file.sizes),
+        *(("grid", setting.path) for setting in file.grid),
+        *(("tune", "over", setting.path) for setting in file.tuned),
     ]
     assigned = [("tokens", setting.partition("=")[0].strip()) for setting in sets]
     for *location, key in (*locations, *settings, *assigned):

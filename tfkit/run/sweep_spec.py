@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, field_validator
 
 from tfkit.component import Config, PositiveFloat
-from tfkit.errors import Invalid
+from tfkit.errors import Invalid, listing
 from tfkit.run.contract import PositiveCount
 from tfkit.spec.document import Document
 
@@ -24,6 +24,8 @@ MAX_PARAMETERS = 2**50
 """Maximum number of parameters of a model."""
 ONLY_VARIANT = "base"
 """Name of the only variant in a sweep without `variants`."""
+PARAMS = "params"
+"""The key of `sizes` for numbers of parameters."""
 PREVIOUS = "previous"
 """The value of `compare.to` that compares each variant to the variant before it."""
 
@@ -70,23 +72,6 @@ class EqualConfig(Config):
         return {name: float(text[:-1]) / 100 for name, text in texts.items() if text is not None}
 
 
-class SizesConfig(Config):
-    """Sizes at which every variant is trained. Layers and widths vary as in `tfkit solve`, and their ratio stays."""
-
-    params: tuple[Any, ...]
-    """Numbers of parameters: `[0.25M, 0.5M, 1M, 2M]`."""
-
-    @field_validator("params")
-    @classmethod
-    def _counts(cls, values: tuple[Any, ...]) -> tuple[int, ...]:
-        counts = tuple(map(_parse_count, values))
-        if not counts:
-            raise Invalid("params", "there is no size", help="list sizes, for instance `params: [0.25M, 0.5M, 1M, 2M]`")
-        if len(set(counts)) < len(counts):
-            raise Invalid("params", "a size is in the list twice")
-        return counts
-
-
 class SearchConfig(Config):
     """A search that chooses the next values from the results so far; each variant has a separate search."""
 
@@ -124,6 +109,8 @@ class TuneConfig(Config):
     """The seeds of the trials, which must not be seeds of the sweep."""
     steps: PositiveCount | None = None
     """Steps of a trial; by default as many as in a run."""
+    at: Literal["each", "smallest"] = "each"
+    """The sizes that are tuned. With `smallest`, all sizes of a variant have the values of its first size."""
 
     def check(self) -> None:
         """Raise `Invalid` if there is nothing to tune, and for ranges without a search."""
@@ -180,6 +167,13 @@ class FitConfig(Config):
     """The loss, a metric of the evaluations: `val.loss`; by default the metric of `compare`."""
     on: Literal["params", "flops", "tokens"]
     """N: the number of parameters, the FLOPs of the full run, or the positions that it trains on."""
+    to: Any = None
+    """A larger N, whose loss the law predicts: `1M`, `1e18`."""
+
+    @field_validator("to")
+    @classmethod
+    def _target(cls, value: object) -> float | None:
+        return None if value is None else _parse_size(value)
 
 
 class SweepSpec(Document):
@@ -196,8 +190,10 @@ class SweepSpec(Document):
     variants: dict[str, dict[str, Any]] = Field(default={ONLY_VARIANT: {}})
     """The changes of each variant, by its name: paths as `--set` takes them, or mappings as in a run that extends
     another run. By default, the base is the only variant."""
-    sizes: SizesConfig | None = None
-    """Sizes at which every variant is trained."""
+    sizes: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Sizes at which every variant is trained, from the smallest to the largest. `params` lists numbers of parameters,
+    `[0.25M, 0.5M, 1M, 2M]`: layers and widths vary as in `tfkit solve`. Any other key is a path, with a value for each
+    size: `{model.d_model: [64, 128, 256, 512]}`."""
     grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     """Values of additional settings, by path: every variant is trained with each combination of the values."""
     seeds: tuple[Seed, ...]
@@ -213,6 +209,25 @@ class SweepSpec(Document):
     """The comparison."""
     fit: FitConfig | None = None
     """The scaling law of each variant."""
+
+    @field_validator("sizes")
+    @classmethod
+    def _sizes(cls, sizes: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        counts = {len(values) for values in sizes.values()}
+        if len(counts) > 1:
+            lengths = listing(map(str, sorted(counts)))
+            raise Invalid("sizes", f"the lists of all paths must have equal lengths; got {lengths}")
+        if counts == {0}:
+            help = "list sizes, for instance `params: [0.25M, 0.5M, 1M, 2M]`"
+            raise Invalid(f"sizes.{next(iter(sizes))}", "there is no size", help=help)
+        if PARAMS not in sizes:
+            return sizes
+        if len(sizes) > 1:
+            raise Invalid("sizes", f"`{PARAMS}` cannot be combined with paths", help="remove one of them")
+        params = tuple(map(_parse_count, sizes[PARAMS]))
+        if len(set(params)) < len(params):
+            raise Invalid(f"sizes.{PARAMS}", "a size is in the list twice")
+        return {PARAMS: params}
 
     @field_validator("tokens")
     @classmethod
@@ -255,10 +270,21 @@ class SweepSpec(Document):
         if self.fit is not None and self.fitted.rpartition(".")[2] not in LOWER_IS_BETTER:
             message = f"a scaling law must be fitted to a loss; got `{self.fitted}`"
             raise Invalid("fit", message, help="add `loss: val.loss`")
+        self._check_sizes()
         if self.tune is not None:
             self._check_tuning(self.tune)
 
+    def _check_sizes(self) -> None:
+        """Raise `Invalid` for a path of `sizes` that is also set elsewhere, which would have no effect."""
+        over = {"grid": self.grid, "tune.over": self.tune.over if self.tune else {}}
+        for location, paths in {**over, **{f"variants.{name}": keys for name, keys in self.variants.items()}}.items():
+            if repeated := sorted(self.sizes.keys() & paths.keys()):
+                message = f"`{repeated[0]}` cannot be both in `sizes` and in `{location}`"
+                raise Invalid(f"{location}.{repeated[0]}", message, help="remove one of them")
+
     def _check_tuning(self, tune: TuneConfig) -> None:
+        if tune.at != "each" and not self.sizes:
+            raise Invalid("tune.at", "`at` has no effect without `sizes`", help="add `sizes`, or remove it")
         shared = sorted(set(self.seeds) & set(tune.seeds))
         if shared:
             message = f"`tune.seeds` must not contain seed {shared[0]} of the sweep: tuning would bias its result"
@@ -289,8 +315,21 @@ def _parse_count(value: object) -> int:
     match = _COUNT.fullmatch(str(value))
     count = 0.0 if match is None or isinstance(value, bool) else float(match[1]) * _UNITS[match[2]]
     if not 1 <= count <= MAX_PARAMETERS:
-        raise Invalid("params", f"`{value}` is not a number of parameters", help="write `250000`, `250k` or `0.25M`")
+        help = "write `250000`, `250k` or `0.25M`"
+        raise Invalid(f"sizes.{PARAMS}", f"`{value}` is not a number of parameters", help=help)
     return round(count)
+
+
+def _parse_size(value: object) -> float:
+    """Parse a number of parameters, FLOPs or tokens, such as `1M` or `1e18`."""
+    match = _COUNT.fullmatch(str(value))
+    try:
+        size = float(match[1]) * _UNITS[match[2]] if match else float(str(value))
+    except ValueError:
+        size = math.nan
+    if isinstance(value, bool) or not 0 < size < math.inf:
+        raise Invalid("to", f"`to` must be a number above 0; got `{value}`", help="write for instance `1M` or `1e18`")
+    return size
 
 
 def _parse_range(path: str, range: dict[str, Any]) -> Range:

@@ -11,7 +11,18 @@ import pytest
 
 from tfkit.run.sweep_spec import CompareConfig
 from tfkit.tools.sweep.comparison import Side, compare_sides
-from tfkit.tools.sweep.result import ArmResult, Curve, Law, Reached, Results, Scaling, TrialResult, Tuned
+from tfkit.tools.sweep.result import (
+    ArmResult,
+    Curve,
+    Forecast,
+    Gain,
+    Law,
+    Reached,
+    Results,
+    Scaling,
+    TrialResult,
+    Tuned,
+)
 from tfkit.tools.sweep.result_tables import show_results, verdict_text
 from tfkit.tools.sweep.statistics import Paired
 
@@ -74,9 +85,15 @@ def results() -> Results:
         TrialResult("wide", {"lr": 0.01}, "lr 0.01", "val.loss", 2.25, True, 3, 0),
         TrialResult("wide", {"lr": 0.1}, "lr 0.1", "val.loss", None, False, 3, 2),
     )
-    law = Law(1.5, 30.25, 0.375, ((1.25, 1.75), (20.5, 40.5), (0.25, 0.5)), 0.0625)
-    laws = (Scaling("wide", "parameters", (1e6, 2e6, 4e6), ((2.0,), (1.9,), (1.8,)), law),)
-    return Results("a sweep", "val.loss", True, None, (base, wide), trials, laws, ("a note",), {})
+    forecasts = Forecast(4e6, 1.7375, (1.625, 1.875)), Forecast(3e7, 1.5625, None)
+    law = Law(1.5, 30.25, 0.375, ((1.25, 1.75), (20.5, 40.5), (0.25, 0.5)), 0.0625, *forecasts)
+    laws = (Scaling("wide", "parameters", (1e6, 2e6, 4e6), ((2.0,), (1.9,), (1.8,)), law, (3,)),)
+    gains = (
+        Gain("wide", "base", 1e6, -0.0312, 1.375, (1.125, 1.625)),
+        Gain("wide", "base", 3e7, -0.0625, None, (2.5, None)),
+        Gain("wide", "base", 4e6, 0.0156, 0.875, None),
+    )
+    return Results("a sweep", "val.loss", True, None, (base, wide), trials, laws, gains, ("a note",), {})
 
 
 @pytest.mark.parametrize("form", [None, "markdown"])

@@ -18,8 +18,8 @@ from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.common.scipy_library import import_scipy
 from tfkit.tools.runs.variants import read_runs
+from tfkit.tools.sweep.law import HUBER, STARTS, STEEPEST
 from tfkit.tools.sweep.result import curve_of
-from tfkit.tools.sweep.scaling import DRAWS, HUBER, STARTS, STEEPEST
 from tfkit.tools.sweep.statistics import Interval, half_width
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import run_plan
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float64]
 
+DRAWS = 100
+"""Samples of the bootstrap."""
 MIN_RUNS = 6
 """Minimum number of runs for a law: one more than its parameters."""
 MIN_SIZES = 3

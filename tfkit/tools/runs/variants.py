@@ -88,7 +88,7 @@ def compare_runs(
         notes.append(f"not finished: {names}; all numbers are from step {step:,}, the last step of all runs")
     arms, more = compare_sides(sides, comparison)
     results = Results(
-        f"{on} of {len(runs)} runs", on, comparison.lower, comparison.margin, arms, (), (), (*more, *notes), {}
+        f"{on} of {len(runs)} runs", on, comparison.lower, comparison.margin, arms, (), (), (), (*more, *notes), {}
     )
     differences = {variant.name: differing_values(base.run, variant.run) for variant in remaining}
     return RunComparison(results, differences, {variant.name: variant.run for variant in all_variants})

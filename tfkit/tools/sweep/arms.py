@@ -16,20 +16,22 @@ from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run, check_run, mean_length
 from tfkit.run.contract import Data
+from tfkit.run.parametrization import PARAMETRIZATION
 from tfkit.run.read_run import LOSS, RunFile, RunText, model_of_run, resolve_run
 from tfkit.run.read_sweep import Setting, SweepFile
 from tfkit.run.run_code import Code, code_of
-from tfkit.run.sweep_spec import CompareConfig
+from tfkit.run.sweep_spec import PARAMS, CompareConfig
 from tfkit.spec.arithmetic import ExpressionError, Number, evaluate
 from tfkit.spec.document import MODEL
 from tfkit.spec.merge import Change, change_of
 from tfkit.spec.messages import expression_span, unknown_name
 from tfkit.spec.read_document import of_model
 from tfkit.spec.source import plain_data
-from tfkit.spec.tree import Scalar
+from tfkit.spec.tree import Mapping as Tree
+from tfkit.spec.tree import Node, Scalar
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.solve.budget import Budget, parameters_of
-from tfkit.tools.solve.sizes import Family
+from tfkit.tools.solve.sizes import Family, node_at
 from tfkit.tools.solve.solve import sizes_of
 from tfkit.tools.solve.vary import vary_value
 
@@ -94,12 +96,14 @@ class Arm:
         name: the variant, its size if the sweep has several, and the point if there is a grid.
         variant: the name of the variant.
         base: the name of the arm that it is compared to, of the same size and point. A baseline names itself.
+        tuned_as: the name of the arm whose tuned values it has; its name, unless only the first size is tuned.
         text: the run, not resolved, without tuned values.
     """
 
     name: str
     variant: str
     base: str
+    tuned_as: str
     text: RunText
 
 
@@ -110,8 +114,8 @@ class Arms:
         self.file, self.config, self._allow_change = file, file.config, allow_change
         self._plugins, self._folder = plugins, folder / "runs"
         self._data: dict[str, Data] = {}
-        amounts = self.config.sizes.params if self.config.sizes else (None,)
-        points = itertools.product(file.variants, amounts, all_choices(file.grid))
+        self._sizes = all_sizes(file)
+        points = itertools.product(file.variants, self._sizes, all_choices(file.grid))
         self.arms: list[Arm] = call_all(self._arm(*point) for point in points)
         self._runs: dict[tuple[str, str], list[SweepRun]] = {}
         if not file.tuned:
@@ -141,24 +145,35 @@ class Arms:
         """Return the arm with this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
-    def _arm(self, variant: str, params: int | None, point: Choice) -> Callable[[], Arm]:
+    def _arm(self, variant: str, size: Size, point: Choice) -> Callable[[], Arm]:
         def build() -> Arm:
-            words = [count_text(params).replace(".0", "")] if params else []
-            where = "".join(f", {word}" for word in (*words, point.words()) if word)
-            text = self._text(variant, params, point)
-            return Arm(f"{variant}{where}", variant, f"{self.config.base_of(variant)}{where}", text)
+            tune = self.config.tune
+            tuned_size = size if tune is None or tune.at == "each" else self._sizes[0]
+            where, tuned_where = (
+                "".join(f", {word}" for word in (of_arm.name(), point.words()) if word) for of_arm in (size, tuned_size)
+            )
+            base, text = self.config.base_of(variant), self._text(variant, size, point)
+            return Arm(f"{variant}{where}", variant, f"{base}{where}", f"{variant}{tuned_where}", text)
 
         return build
 
-    def _text(self, variant: str, params: int | None, point: Choice) -> RunText:
+    def _text(self, variant: str, size: Size, point: Choice) -> RunText:
         """Return the run of a variant, with its size and the values of a point of the grid."""
         text, base, equal = self.file.variants[variant], self.config.base_of(variant), self.config.equal
         text = self._chosen(text, point)
-        if params:
-            text = resized_run(text, params, self.file, self._plugins, self._data)
+        if self._sizes != [NO_SIZE]:
+            first, changes = (self._size_changes(text, of_size) for of_size in (self._sizes[0], size))
+            small = self._chosen(text, Choice(changes=first))
+            text = based_run(self._chosen(text, Choice(changes=changes)), small, changes, self._plugins)
         if equal is not None and equal.by is not None and variant != base:
-            text = equalled_run(text, self._text(base, params, point), self.file, self._plugins, self._data)
+            text = equalled_run(text, self._text(base, size, point), self.file, self._plugins, self._data)
         return text
+
+    def _size_changes(self, text: RunText, size: Size) -> tuple[Change, ...]:
+        """Return the changes that give a run a size."""
+        if size.params is None:
+            return size.changes
+        return size_changes(based_run(text, text, (), self._plugins), size.params, self.file, self._plugins, self._data)
 
     def _chosen(self, text: RunText, choice: Choice) -> RunText:
         for change in choice.changes:
@@ -253,11 +268,58 @@ def _value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-NAMES = ("params", "flops")
+@dataclass(frozen=True)
+class Size:
+    """A size of a sweep: a number of parameters, or changes of paths; neither if the sweep has no sizes."""
+
+    params: int | None = None
+    changes: tuple[Change, ...] = ()
+
+    def name(self) -> str:
+        """Return the number of parameters or the value of the first path as text: `64K`, `d_model 128`."""
+        if self.params is not None:
+            return count_text(self.params).replace(".0", "")
+        return "".join(f"{change.steps[-1][0]} {_value_text(plain_data(change.value))}" for change in self.changes[:1])
 
 
-def resized_run(text: RunText, params: int, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:
-    """Return the run with the size of its model's family that is nearest to a number of parameters."""
+NO_SIZE = Size()
+"""The only size of a sweep without sizes."""
+
+
+def all_sizes(file: SweepFile) -> list[Size]:
+    """Return the sizes of a sweep."""
+    if PARAMS in file.config.sizes:
+        return [Size(params) for params in file.config.sizes[PARAMS]]
+    if not file.sizes:
+        return [NO_SIZE]
+    return [Size(changes=changes) for changes in zip(*(setting.values for setting in file.sizes), strict=True)]
+
+
+def based_run(text: RunText, small: RunText, changes: Sequence[Change], plugins: Plugins) -> RunText:
+    """Return the run with the sizes of a small run as the base of its parametrization, if it has none.
+
+    `changes` are the changes that gave the run its size.
+    """
+    node = text.root.items.get(PARAMETRIZATION)
+    fields = node.items if isinstance(node, Tree) else {} if node is None else {"kind": node}
+    kind = fields.get("kind")
+    if "base" in fields or not isinstance(kind, Scalar) or kind.value in (None, "standard"):
+        return text
+    sizes, span = dict[str, Node](), text.root.keys[PARAMETRIZATION]
+    for change in changes:
+        keys = tuple(key for key, _ in change.steps)
+        value = node_at(small.root, keys) or node_at(small.root, (keys[0], "graph", *keys[1:]))
+        if keys[0] == MODEL and value is not None:
+            sizes[".".join(keys)] = value
+    base = Tree(sizes, dict.fromkeys(sizes, span), span)
+    tree = Tree({**fields, "base": base}, dict.fromkeys((*fields, "base"), span), span)
+    return text.assigned(Change(((PARAMETRIZATION, span),), tree), plugins)
+
+
+def size_changes(
+    text: RunText, params: int, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]
+) -> tuple[Change, ...]:
+    """Return the changes to the size of a model's family that is nearest to a number of parameters."""
     data = resolve_run(text, plugins, loaded=loaded).data
     try:
         with of_model():
@@ -267,9 +329,10 @@ def resized_run(text: RunText, params: int, file: SweepFile, plugins: Plugins, l
         span = file.provenance.span(("sizes", "params"))
         diagnostics = [replace(item, span=item.span or span, path="sizes.params") for item in error.diagnostics]
         raise SpecError(*diagnostics) from error
-    for change in changes:
-        text = text.assigned(change_of(f"{MODEL}.{change}"), plugins)
-    return text
+    return tuple(change_of(f"{MODEL}.{change}") for change in changes)
+
+
+NAMES = ("params", "flops")
 
 
 def equalled_run(text: RunText, base: RunText, file: SweepFile, plugins: Plugins, loaded: dict[str, Data]) -> RunText:

@@ -26,7 +26,7 @@ from tfkit.spec.header import open_regular
 from tfkit.tools.sweep.arms import EMPTY_CHOICE, Arm, Arms, Choice, SweepRun
 from tfkit.tools.sweep.equal import evaluation_differences, size_difference
 from tfkit.tools.sweep.result import ArmResult, Curve, Reached, Results, TrialResult, Tuned, curve_of, paired_curves
-from tfkit.tools.sweep.scaling import scaling_laws
+from tfkit.tools.sweep.scaling import law_gains, scaling_laws
 from tfkit.tools.sweep.statistics import MAX_PAIRS, NEEDED_PAIRS, Paired, compare_pairs, interval_of, sufficient_pairs
 from tfkit.tools.sweep.work import is_complete
 from tfkit.tools.train.plan import Plan
@@ -63,7 +63,7 @@ def sweep_results(
         runs = [sweep_run for sweep_run in arms.runs(arm, choice) if is_complete(sweep_run)] if is_tuned else []
         complete[arm.name] = runs
         if not is_tuned:
-            early.append(_not_tuned(arm.name, trials))
+            early.append(_not_tuned(arm, trials))
         side = Side(
             arm.name, arm.variant, arm.base, sizes[arm.name], [curve_of(sweep_run, on) for sweep_run in runs], tuned
         )
@@ -71,21 +71,40 @@ def sweep_results(
         early += _evaluation_remarks(arms, arm, chosen, on)
         early += _token_remarks(arms, arm, sizes)
         early += ended_early(arm.name, side.curves, side.size.steps)
+    early += _transfer_remarks(arms, chosen)
     order = ["each variant is compared to the one before it"] if arms.config.compare.to == PREVIOUS else []
     compared, notes = compare_sides(sides, comparison)
     notes = [*order, *notes, *early]
     notes += mixed_code(sweep_run for runs in complete.values() for sweep_run in runs)
-    laws = tuple(scaling_laws(arms, complete, sizes))
+    laws, law_notes = scaling_laws(arms, complete, sizes)
     return Results(
-        arms.file.name, on, comparison.lower, comparison.margin, compared, tuple(trials), laws, tuple(notes), errors
+        arms.file.name,
+        on,
+        comparison.lower,
+        comparison.margin,
+        compared,
+        tuple(trials),
+        tuple(laws),
+        tuple(law_gains(laws, {variant: arms.config.base_of(variant) for variant in arms.file.variants})),
+        (*notes, *law_notes),
+        errors,
     )
 
 
-def _not_tuned(name: str, trials: Sequence[TrialResult]) -> str:
+def _not_tuned(arm: Arm, trials: Sequence[TrialResult]) -> str:
     """Return the remark about an arm without a best trial."""
-    if all(trial.diverged for trial in trials if trial.arm == name):
-        return f"{name} is not tuned: every trial diverged"
-    return f"{name} is not tuned yet: trials are missing, or none of them reports the metric"
+    if all(trial.diverged for trial in trials if trial.arm == arm.tuned_as):
+        return f"{arm.name} is not tuned: every trial diverged"
+    return f"{arm.name} is not tuned yet: trials are missing, or none of them reports the metric"
+
+
+def _transfer_remarks(arms: Arms, chosen: dict[str, tuple[Choice, Tuned]]) -> Iterator[str]:
+    """Yield a remark for each variant whose tuned values are used unchanged at larger sizes."""
+    variants = dict.fromkeys(arm.variant for arm in arms.arms if arm.name != arm.tuned_as and arm.name in chosen)
+    for variant in variants:
+        arm = next(arm for arm in arms.arms if arm.variant == variant)
+        if not arms.runs(arm, chosen[arm.name][0])[0].run.config.parametrization.rescales:
+            yield f"{variant} has no `parametrization`: the values tuned at its smallest size may not fit larger sizes"
 
 
 def _evaluation_remarks(arms: Arms, arm: Arm, chosen: dict[str, tuple[Choice, Tuned]], on: str) -> Iterator[str]:

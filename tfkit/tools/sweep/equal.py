@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from tfkit.commands import create_folder, write_file
+from tfkit.commands import count_text, create_folder, flops_text, write_file
 from tfkit.errors import Diagnostic, Invalid, SpecError
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import CONTENT, SUFFIX, Run
@@ -74,10 +74,24 @@ def check_equal(arms: Arms, plans: dict[str, Plan], folder: Path) -> None:
         raise SpecError(*errors)
 
 
+def check_transfer(arms: Arms, plans: Mapping[str, Plan]) -> None:
+    """Raise SpecError if a variant has the tuned values of a size that is not its smallest size."""
+    for arm in arms.arms:
+        size, first = plans[arm.name].parameters, plans[arm.tuned_as].parameters
+        if size < first:
+            message = f"the first size must be the smallest to be tuned; got {first:,} parameters, then {size:,}"
+            raise arms.file.error(message, "sizes", help="list sizes from the smallest to the largest")
+
+
 def size_difference(name: str, size: float, words: str, base_name: str, base_size: float) -> str:
     """Describe the difference between two arms in a size such as parameters or tokens."""
     more = f"{100 * abs(size - base_size) / base_size:.2f}% {'more' if size > base_size else 'fewer'}"
     return f"{name} has {_size_text(size)} {words}, {more} than the {_size_text(base_size)} of {base_name}"
+
+
+def short_size(size: float, words: str) -> str:
+    """Format a size with its unit: `1.2M` parameters, `3.4E` FLOPs."""
+    return flops_text(round(size)) if words == SIZES["flops"][0] else count_text(round(size))
 
 
 def _size_text(size: float) -> str:

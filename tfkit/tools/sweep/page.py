@@ -22,7 +22,6 @@ from tfkit.commands import (
     bullets,
     canvas,
     colour_class,
-    count_text,
     curves,
     line_legend,
     page_table,
@@ -41,8 +40,8 @@ from tfkit.tools.draw.picture import draw
 from tfkit.tools.draw.svg import inline_svg
 from tfkit.tools.show.differences import Difference, spec_differences
 from tfkit.tools.sweep import result_tables as tables
-from tfkit.tools.sweep.equal import word_of
-from tfkit.tools.sweep.result import ArmResult, Curve, Results, Scaling, paired_curves
+from tfkit.tools.sweep.equal import short_size, word_of
+from tfkit.tools.sweep.result import ArmResult, Curve, Forecast, Results, Scaling, paired_curves
 
 STYLE = """
 .seed { fill: var(--c); fill-opacity: 0.5; } .margin { fill: var(--track); }
@@ -102,8 +101,13 @@ TUNING = (
     "Means over the seeds of tuning, which the comparison does not use. A star marks the values chosen for a variant."
 )
 LAWS = (
-    "L = E + A / N^a, fitted to the logarithms of all losses with the Huber loss. Intervals: 95%, by a bootstrap over "
-    "seeds. The last number is the error of predicting the largest size from the smaller sizes."
+    "L = E + A / N^a, fitted to the logarithms of all losses with the Huber loss. Intervals: 95%, from the effects of "
+    "seeds and, for more than three sizes, from the differences of sizes from the law. Large points with vertical "
+    "lines: predictions of the largest size by the smaller sizes, and of the target, with their intervals."
+)
+GAINS = (
+    "Difference: the law of a variant, minus the law of its baseline, at an equal size. To equal: the factor of the "
+    "size at which the baseline has the loss of the variant."
 )
 METHOD = (
     "Large points: mean differences over pairs of one seed, which read the same data in the same order; small points: "
@@ -144,6 +148,9 @@ def _law_contents(results: Results) -> Iterator[PageContent]:
         yield line_legend([f"{law.name}, over {law.words}" for law in results.laws])
         yield page_table(*tables.law_table(results), text=2)
         yield remark(LAWS)
+    if results.gains:
+        yield page_table(*tables.gain_table(results), text=2)
+        yield remark(GAINS)
 
 
 def _model_contents(results: Results, runs: Mapping[str, Run]) -> Iterator[PageContent]:
@@ -270,25 +277,40 @@ def draw_forest_plot(arms: Sequence[ArmResult], margin: float | None) -> Element
 
 
 def draw_scaling_laws(laws: Sequence[Scaling]) -> Element:
-    """Draw the loss of each seed over the size, on a log scale, and the law of each variant as a line."""
-    sizes = sorted({size for variant in laws for size in variant.sizes})
-    all_losses = [loss for variant in laws for row in variant.losses for loss in row]
-    x = ChartAxis(math.log(sizes[0]), math.log(sizes[-1]), MARGIN_LEFT + 20, CHART_WIDTH - MARGIN_RIGHT - 30)
-    y = ChartAxis(min(all_losses), max(all_losses), CHART_HEIGHT - MARGIN_BOTTOM, 8.0)
+    """Draw the loss of each seed over the size, on a log scale, the law of each variant, and its forecasts."""
+    forecasts = [_forecasts(variant) for variant in laws]
+    sizes = {size for variant in laws for size in variant.sizes} | {at.size for row in forecasts for at in row}
+    losses = [loss for variant in laws for row in variant.losses for loss in row]
+    losses += [forecast.loss for row in forecasts for forecast in row]
+    x = ChartAxis(math.log(min(sizes)), math.log(max(sizes)), MARGIN_LEFT + 20, CHART_WIDTH - MARGIN_RIGHT - 30)
+    y = ChartAxis(min(losses), max(losses), CHART_HEIGHT - MARGIN_BOTTOM, 8.0)
     picture = canvas(CHART_HEIGHT, "scaling laws")
     add_grid(picture, y)
-    for size in laws[0].sizes:
-        picture.append(tag("text", count_text(round(size)), x=x(math.log(size)), y=CHART_HEIGHT - 6, class_="middle"))
-    for index, variant in enumerate(laws):
+    for size in sorted({*laws[0].sizes, *(forecast.size for forecast in forecasts[0])}):
+        picture.append(
+            tag("text", short_size(size, laws[0].words), x=x(math.log(size)), y=CHART_HEIGHT - 6, class_="middle")
+        )
+    for index, (variant, row) in enumerate(zip(laws, forecasts, strict=True)):
         steps = [x.low + (x.high - x.low) * step / 100 for step in range(101)]
         line = " ".join(f"{x(step):.1f},{y(variant.law.at(math.exp(step))):.1f}" for step in steps)
         picture.append(tag("polyline", points=line, class_=f"mean {colour_class(index)}"))
-        for size, losses in zip(variant.sizes, variant.losses, strict=True):
-            for loss in losses:
+        for forecast in row:
+            at = x(math.log(forecast.size))
+            picture.append(tag("circle", cx=at, cy=y(forecast.loss), r=5.0, class_=f"point {colour_class(index)}"))
+            if forecast.interval is not None:
+                low, high = (y(min(max(end, y.low), y.high)) for end in forecast.interval)
+                picture.append(tag("line", x1=at, x2=at, y1=low, y2=high, class_=f"mean {colour_class(index)}"))
+        for size, of_size in zip(variant.sizes, variant.losses, strict=True):
+            for loss in of_size:
                 picture.append(
                     tag("circle", cx=x(math.log(size)), cy=y(loss), r=3.0, class_=f"seed {colour_class(index)}")
                 )
     return picture
+
+
+def _forecasts(variant: Scaling) -> list[Forecast]:
+    """Return the forecasts of a law."""
+    return [forecast for forecast in (variant.law.held_out, variant.law.at_target) if forecast is not None]
 
 
 def _seed_points(arm: ArmResult) -> list[tuple[int, list[float]]]:

@@ -15,22 +15,41 @@ from tfkit.tools.sweep.statistics import Interval, Paired
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """The loss that a law predicts at a size that it is not fitted to.
+
+    Attributes:
+        size: the size.
+        loss: the predicted mean loss over the seeds of the law.
+        interval: the 95% interval of that mean; None if no error can be estimated.
+    """
+
+    size: float
+    loss: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
 class Law:
-    """A law, and its error at the largest size.
+    """A law, its forecasts, and its error at the largest size.
 
     Attributes:
         floor: E, the limit of the loss for large sizes.
         scale: A.
         exponent: a.
-        intervals: 95% of E, A and a over seeds; None for one seed.
-        missed: the mean loss at the largest size, minus the prediction of the law of the smaller sizes.
+        intervals: 95% of E, A and a; None if no error can be estimated.
+        missed: the mean loss at the largest size, minus `held_out`; None for three sizes.
+        held_out: the prediction of the largest size by the law of the smaller sizes; None for three sizes.
+        at_target: the prediction of a larger size; None without a target.
     """
 
     floor: float
     scale: float
     exponent: float
     intervals: tuple[Interval, Interval, Interval] | None
-    missed: float
+    missed: float | None = None
+    held_out: Forecast | None = None
+    at_target: Forecast | None = None
 
     def at(self, size: float) -> float:
         """Return the loss at a size."""
@@ -47,6 +66,7 @@ class Scaling:
         sizes: from the smallest to the largest.
         losses: for each size, the losses of all seeds.
         law: the law.
+        seeds: the seeds, which have runs at all sizes.
     """
 
     name: str
@@ -54,6 +74,28 @@ class Scaling:
     sizes: tuple[float, ...]
     losses: tuple[tuple[float, ...], ...]
     law: Law
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A variant compared to its baseline by their laws, at one size.
+
+    Attributes:
+        name: the variant.
+        base: its baseline.
+        size: the size of both.
+        difference: the loss of the variant, minus the loss of the baseline.
+        factor: the factor of the size at which the baseline has the loss of the variant; None if it has it at no size.
+        interval: the 95% interval of the factor; an end is None if the factor is. None if no error can be estimated.
+    """
+
+    name: str
+    base: str
+    size: float
+    difference: float
+    factor: float | None
+    interval: tuple[float, float | None] | None
 
 
 @dataclass(frozen=True)
@@ -143,7 +185,7 @@ def paired_curves(arm: ArmResult, base: ArmResult) -> list[tuple[Curve, Curve]]:
 class Results:
     """All arms of a sweep, the trials that tuned them, laws, remarks, and the errors of runs by folder.
 
-    `margin` is the smallest difference that matters; None if it is not set.
+    `gains` compare variants by their laws. `margin` is the smallest difference that matters; None if it is not set.
     """
 
     name: str
@@ -153,6 +195,7 @@ class Results:
     arms: tuple[ArmResult, ...]
     trials: tuple[TrialResult, ...]
     laws: tuple[Scaling, ...]
+    gains: tuple[Gain, ...]
     notes: tuple[str, ...]
     errors: dict[str, str]
 

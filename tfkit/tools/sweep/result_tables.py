@@ -8,6 +8,7 @@ import click
 
 from tfkit.commands import bytes_text, count_text, flops_text, print_tables, table
 from tfkit.run.training.loop import DIVERGED
+from tfkit.tools.sweep.equal import short_size
 from tfkit.tools.sweep.result import ArmResult, Results, Scaling, TrialResult
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS, Interval
 
@@ -43,12 +44,27 @@ def law_table(results: Results) -> tuple[list[str], Rows]:
     return ["", "L = E + A / N^a", "value", "95% interval"], rows
 
 
+def gain_table(results: Results) -> tuple[list[str], Rows]:
+    """Return the head and the rows of comparisons by laws."""
+    return ["", f"at {results.laws[0].words}", "difference", "to equal", "95% interval"], [
+        [
+            gain.name,
+            short_size(gain.size, results.laws[0].words),
+            f"{gain.difference:+.4f}",
+            _factor_text(gain.factor),
+            NONE if gain.interval is None else " .. ".join(map(_factor_text, gain.interval)),
+        ]
+        for gain in results.gains
+    ]
+
+
 def all_tables(results: Results) -> list[tuple[list[str], Rows]]:
     """Return all tables of a sweep. If a tuned sweep has only trials so far, return only the table of trials."""
     parts = [trial_table(results)] if results.trials else []
     if any(arm.curves for arm in results.arms) or not parts:
         parts = [difference_table(results), cost_table(results), *parts]
-    return [*parts, *([law_table(results)] if results.laws else [])]
+    parts += [law_table(results)] if results.laws else []
+    return [*parts, *([gain_table(results)] if results.gains else [])]
 
 
 def markdown_tables(results: Results) -> str:
@@ -103,17 +119,28 @@ def _cost_row(arm: ArmResult) -> list[str]:
 
 
 def _law_rows(scaling: Scaling) -> Rows:
-    numbers = {"E": scaling.law.floor, "A": scaling.law.scale, "a": scaling.law.exponent}
-    between = (
-        [NONE] * 3
-        if scaling.law.intervals is None
-        else [f"{low:.4g} .. {high:.4g}" for low, high in scaling.law.intervals]
-    )
+    law = scaling.law
+    intervals = law.intervals or [None] * 3
     rows = [
-        [scaling.name, name, f"{number:.4g}", text]
-        for (name, number), text in zip(numbers.items(), between, strict=True)
+        (name, f"{number:.4g}", interval)
+        for name, number, interval in zip("EAa", (law.floor, law.scale, law.exponent), intervals, strict=True)
     ]
-    return [*rows, [scaling.name, "largest, minus its prediction", f"{scaling.law.missed:+.4f}", NONE]]
+    if law.held_out is not None:
+        size = short_size(law.held_out.size, scaling.words)
+        rows.append((f"at {size}, from smaller sizes", f"{law.held_out.loss:.4f}", law.held_out.interval))
+        rows.append((f"loss at {size}, minus prediction", f"{law.missed:+.4f}", None))
+    if law.at_target is not None:
+        size = short_size(law.at_target.size, scaling.words)
+        rows.append((f"at {size}", f"{law.at_target.loss:.4f}", law.at_target.interval))
+    return [
+        [scaling.name, words, number, NONE if interval is None else f"{interval[0]:.4g} .. {interval[1]:.4g}"]
+        for words, number, interval in rows
+    ]
+
+
+def _factor_text(factor: float | None) -> str:
+    """Return `1.24x`; `never` if no size has an equal loss."""
+    return "never" if factor is None else f"{factor:.3g}x"
 
 
 def interval_text(interval: Interval | None) -> str:

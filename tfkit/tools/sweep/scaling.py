@@ -1,141 +1,49 @@
-"""Scaling laws, L = E + A / N^a, with intervals over seeds (https://arxiv.org/abs/2203.15556, appendix D.3).
-
-The law of a variant is fitted to one arm for each size, all of them trained on the same seeds. Losses are compared on a
-log scale. The Huber loss keeps a single failed run from deciding the law. The bootstrap draws entire seeds, because all
-sizes have the same seeds: the intervals then contain the effect of a seed on every size. Percentiles of a few seeds
-would be too narrow: intervals are the bootstrap's standard error, corrected for the number of seeds, times the quantile
-of t.
-"""
+"""Scaling laws of the variants of a sweep, forecasts, and comparisons of variants by their laws."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from statistics import fmean
 
-import numpy as np
-
-from tfkit.tools.common.scipy_library import import_scipy
 from tfkit.tools.sweep.arms import Arms, SweepRun
-from tfkit.tools.sweep.equal import SIZES
-from tfkit.tools.sweep.result import Law, Scaling, curve_of
-from tfkit.tools.sweep.statistics import Interval, half_width
+from tfkit.tools.sweep.equal import SIZES, short_size
+from tfkit.tools.sweep.law import PARAMETERS, LawFit, bounded_exponential, error_of, fit_law
+from tfkit.tools.sweep.result import Curve, Forecast, Gain, Law, Scaling, curve_of
 from tfkit.tools.train.plan import Plan
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-    Numbers = NDArray[np.float64]
+def law_of(sizes: Sequence[float], losses: Sequence[Sequence[float]], target: float | None = None) -> Law:
+    """Fit a law to losses, a row for each size and a column for each seed, with a forecast at a target size.
 
-
-MIN_SIZES = 4
-"""Minimum number of sizes for a law: one more than its parameters."""
-DRAWS = 100
-STARTS = (0.1, 0.3, 0.8)
-"""Initial exponents of the fit."""
-STEEPEST = 4.0
-"""Maximum exponent."""
-HUBER = 1e-3
-"""Default difference of logarithms beyond which a loss counts less, if seeds do not determine it."""
-
-
-def law_of(sizes: Sequence[float], losses: Sequence[Sequence[float]]) -> Law:
-    """Fit a law to losses, a row for each size and a column for each seed.
+    The law without the largest size predicts the loss at that size, if enough sizes remain.
 
     Raises:
         SpecError: scipy is not installed.
     """
-    order = np.argsort(sizes)
-    n, values = np.asarray(sizes, float)[order], np.asarray(losses, float)[order]
-    delta = _huber_threshold(values)
-    parameters = _fitted_parameters(n, values, delta, STARTS)
-    smaller = _fitted_parameters(n[:-1], values[:-1], delta, STARTS)
-    missed = float(values[-1].mean() - _law_of_parameters(smaller).at(n[-1]))
-    return _law_of_parameters(parameters, _parameter_intervals(n, values, delta, parameters), missed)
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index])
+    n, values = [sizes[index] for index in order], [losses[index] for index in order]
+    fit, held_out, missed = fit_law(n, values), None, None
+    if len(n) > PARAMETERS:
+        held_out = _forecast(fit_law(n[:-1], values[:-1]), n[-1])
+        missed = fmean(values[-1]) - held_out.loss
+    at_target = None if target is None else _forecast(fit, target)
+    return Law(fit.floor, fit.scale, fit.exponent, fit.parameter_intervals(), missed, held_out, at_target)
 
 
-def _law_of_parameters(
-    parameters: Numbers, intervals: tuple[Interval, Interval, Interval] | None = None, missed: float = 0.0
-) -> Law:
-    floor, log_scale, exponent = map(float, parameters)
-    return Law(floor, math.exp(log_scale), exponent, intervals, missed)
-
-
-def _huber_threshold(values: Numbers) -> float:
-    """Return the difference of logarithms beyond which a loss counts less: twice the standard deviation of seeds."""
-    if values.shape[1] < 2:
-        return HUBER
-    return 2 * float(np.sqrt(np.log(values).var(axis=1, ddof=1).mean())) or HUBER
-
-
-def _fitted_parameters(n: Numbers, values: Numbers, delta: float, starts: Sequence[float]) -> Numbers:
-    """Return E, the logarithm of A, and a."""
-    middle, least = np.log(n).mean(), values.min()
-    x, y = np.log(n) - middle, np.log(values)
-
-    def residuals(at: Numbers) -> Numbers:
-        missing: Numbers = np.log(at[0] + np.exp(at[1] - at[2] * x))[:, None] - y
-        return missing.ravel()
-
-    def slopes(at: Numbers) -> Numbers:
-        power = np.exp(at[1] - at[2] * x)
-        each: Numbers = np.stack([np.ones_like(x), power, -x * power], axis=1) / (at[0] + power)[:, None]
-        return each.repeat(y.shape[1], axis=0)
-
-    bounds = ([0, -50, 0], [values.max(), 50, STEEPEST])
-    fits = [
-        import_scipy().optimize.least_squares(
-            residuals,
-            _initial_parameters(x, values, guess),
-            slopes,
-            bounds=bounds,
-            loss="huber",
-            f_scale=delta,
-            x_scale=[least, 1, 1],
-        )
-        for guess in starts
-    ]
-    floor, scale, exponent = min(fits, key=lambda fit: fit.cost).x
-    return np.array([floor, scale + exponent * middle, exponent])
-
-
-def _initial_parameters(x: Numbers, values: Numbers, exponent: float) -> Numbers:
-    """Return the law with the given exponent that is nearest to the means, within the bounds of a law."""
-    shape = np.stack([np.ones_like(x), np.exp(-exponent * x)], axis=1)
-    floor, scale = np.linalg.lstsq(shape, values.mean(axis=1))[0]
-    least = values.min()
-    return np.array([np.clip(floor, 0.001 * least, 0.999 * least), math.log(max(scale, 0.001 * least)), exponent])
-
-
-def _parameter_intervals(
-    n: Numbers, values: Numbers, delta: float, parameters: Numbers
-) -> tuple[Interval, Interval, Interval] | None:
-    """Return the 95% intervals of E, A and a; None for a single seed."""
-    seeds = values.shape[1]
-    if seeds < 2:
-        return None
-    random = np.random.default_rng(0)
-    drawn = []
-    for _ in range(DRAWS):
-        columns = random.integers(seeds, size=seeds)
-        drawn.append(_fitted_parameters(n, values[:, columns], delta, (parameters[2],)))
-    error = np.std(drawn, axis=0, ddof=1) * math.sqrt(seeds / (seeds - 1))
-    half = error * half_width(seeds - 1)
-    (floor, scale, exponent), (floor_to, scale_to, exponent_to) = parameters - half, parameters + half
-    scales = (_bounded_exponential(scale), _bounded_exponential(scale_to))
-    return (max(0.0, float(floor)), float(floor_to)), scales, (max(0.0, float(exponent)), float(exponent_to))
-
-
-def _bounded_exponential(value: float) -> float:
-    return math.exp(min(value, 700.0))
+def _forecast(fit: LawFit, size: float) -> Forecast:
+    return Forecast(size, fit.at(size), fit.forecast_interval(size))
 
 
 def check_laws(arms: Arms, plans: Mapping[str, Plan]) -> None:
-    """Raise SpecError if a variant has too few sizes for a law, or several arms of equal size."""
+    """Raise SpecError if a variant has too few sizes for a law or arms of equal size, or a target is not larger."""
     fit = arms.config.fit
     if fit is None:
         return
     words = SIZES[fit.on][0]
+    text = partial(short_size, words=words)
     for variant, sizes in _variant_sizes(arms, plans).items():
         if len(set(sizes.values())) < len(sizes):
             message, help = (
@@ -143,11 +51,15 @@ def check_laws(arms: Arms, plans: Mapping[str, Plan]) -> None:
                 "move settings that are not sizes to `tune`",
             )
             raise arms.file.error(message, "fit", "on", help=help)
-        if len(sizes) < MIN_SIZES:
-            message = f"a law needs at least {MIN_SIZES} sizes, but {variant} has {len(sizes)}"
+        if len(sizes) < PARAMETERS:
+            message = f"a law needs at least {PARAMETERS} sizes, but {variant} has {len(sizes)}"
             raise arms.file.error(
                 message, "fit", help="list sizes, for instance `sizes: {params: [0.25M, 0.5M, 1M, 2M]}`"
             )
+        largest = max(sizes.values())
+        if fit.to is not None and fit.to <= largest:
+            message = f"`to` must be larger than the largest size of {variant}, {text(largest)}; got {text(fit.to)}"
+            raise arms.file.error(message, "fit", "to", help="choose a larger size, or remove `to`")
 
 
 def _variant_sizes(arms: Arms, plans: Mapping[str, Plan]) -> dict[str, dict[str, float]]:
@@ -161,22 +73,110 @@ def _variant_sizes(arms: Arms, plans: Mapping[str, Plan]) -> dict[str, dict[str,
     }
 
 
-def scaling_laws(arms: Arms, complete: Mapping[str, Sequence[SweepRun]], plans: Mapping[str, Plan]) -> list[Scaling]:
-    """Return the laws of all variants that have at least one seed with a run at every size."""
-    if arms.config.fit is None:
-        return []
-    laws = []
+def scaling_laws(
+    arms: Arms, complete: Mapping[str, Sequence[SweepRun]], plans: Mapping[str, Plan]
+) -> tuple[list[Scaling], list[str]]:
+    """Return the laws of variants, and remarks about laws from few sizes or seeds, and about variants without a law."""
+    fit = arms.config.fit
+    if fit is None:
+        return [], []
+    laws, notes = list[Scaling](), list[str]()
     for variant, sizes in _variant_sizes(arms, plans).items():
-        rows = [_losses_by_seed(complete[name], arms.config.fitted) for name in sizes]
-        seeds = [seed for seed in arms.config.seeds if all(seed in row for row in rows)]
-        losses = tuple(tuple(row[seed] for seed in seeds) for row in rows)
-        if seeds:
-            law = law_of(list(sizes.values()), losses)
-            laws.append(Scaling(variant, SIZES[arms.config.fit.on][0], tuple(sizes.values()), losses, law))
-    return laws
+        curves = {name: [curve_of(sweep_run, arms.config.fitted) for sweep_run in complete[name]] for name in sizes}
+        rows = {name: {curve.seed: curve.last for curve in of_size} for name, of_size in curves.items()}
+        seeds = tuple(seed for seed in arms.config.seeds if all(seed in row for row in rows.values()))
+        if reason := _reason_without_law(curves, rows, seeds):
+            notes.append(f"{variant} has no law: {reason}")
+            continue
+        losses = tuple(tuple(row[seed] for seed in seeds) for row in rows.values())
+        law = law_of(list(sizes.values()), losses, fit.to)
+        laws.append(Scaling(variant, SIZES[fit.on][0], tuple(sizes.values()), losses, law, seeds))
+        means = {name: fmean(row) for name, row in zip(sizes, losses, strict=True)}
+        notes += _law_remarks(variant, means, seeds, arms.config.seeds)
+    return laws, notes
 
 
-def _losses_by_seed(runs: Sequence[SweepRun], number: str) -> dict[int, float]:
-    """Return the last loss of each seed, if it is a finite number above 0."""
-    last = {sweep_run.seed: curve_of(sweep_run, number).last for sweep_run in runs}
-    return {seed: value for seed, value in last.items() if 0 < value < math.inf}
+def _reason_without_law(
+    curves: Mapping[str, Sequence[Curve]], rows: Mapping[str, Mapping[int, float]], seeds: Sequence[int]
+) -> str | None:
+    """Return the reason why a law cannot be fitted; None if it can."""
+    for name, of_size in curves.items():
+        if diverged := next((curve for curve in of_size if curve.diverged), None):
+            return f"{name}, seed {diverged.seed}, diverged"
+    if not seeds:
+        return "no seed has a run at every size"
+    means = {name: fmean(row[seed] for seed in seeds) for name, row in rows.items()}
+    for name, row in rows.items():
+        if not all(0 < row[seed] < math.inf for seed in seeds):
+            return f"the loss of {name} must be a number above 0"
+    first, *_, last = means.values()
+    smaller, larger = _largest_increase(means)
+    if means[larger] - means[smaller] >= first - last:
+        return f"the loss does not decrease from {smaller} ({means[smaller]:.4f}) to {larger} ({means[larger]:.4f})"
+    return None
+
+
+def _largest_increase(means: Mapping[str, float]) -> tuple[str, str]:
+    """Return the names of a size and of a larger size between which the loss increases most, or decreases least."""
+    return max(combinations(means, 2), key=lambda pair: means[pair[1]] - means[pair[0]])
+
+
+def _law_remarks(
+    variant: str, means: Mapping[str, float], seeds: Sequence[int], all_seeds: Sequence[int]
+) -> Iterator[str]:
+    """Yield remarks about a law from few sizes or seeds, or from a loss that increases between sizes."""
+    smaller, larger = _largest_increase(means)
+    if means[larger] > means[smaller]:
+        yield f"the loss of {larger} is higher than the loss of {smaller}: more seeds would narrow the law of {variant}"
+    if len(seeds) < len(all_seeds):
+        yield f"the law of {variant} is fitted to {len(seeds)} of {len(all_seeds)} seeds, which have runs at all sizes"
+    if len(means) == PARAMETERS:
+        intervals = "its intervals are from seeds alone" if len(seeds) > 1 else "it has no intervals"
+        yield f"the law of {variant} is not tested: it goes through all its {PARAMETERS} sizes, and {intervals}"
+
+
+def law_gains(laws: Sequence[Scaling], bases: Mapping[str, str]) -> list[Gain]:
+    """Compare each variant to its baseline by their laws, at the smallest and largest size and at the target.
+
+    `bases` are the baselines of the variants.
+    """
+    fitted = {scaling.name: scaling for scaling in laws}
+    gains = []
+    for scaling in laws:
+        base = fitted.get(bases[scaling.name])
+        seeds = [seed for seed in scaling.seeds if base is not None and seed in base.seeds]
+        if base is None or base is scaling or not seeds:
+            continue
+        fit, base_fit = (_fit_of_seeds(side, seeds) for side in (scaling, base))
+        at_target = scaling.law.at_target
+        targets = () if at_target is None else (at_target.size,)
+        gains += [
+            _gain(scaling.name, base.name, fit, base_fit, size) for size in (base.sizes[0], base.sizes[-1], *targets)
+        ]
+    return gains
+
+
+def _fit_of_seeds(scaling: Scaling, seeds: Sequence[int]) -> LawFit:
+    columns = [scaling.seeds.index(seed) for seed in seeds]
+    return fit_law(scaling.sizes, [[row[column] for column in columns] for row in scaling.losses])
+
+
+def _gain(name: str, base_name: str, fit: LawFit, base: LawFit, size: float) -> Gain:
+    """Compare two laws at a size."""
+    ratio = math.log(fit.at(size) / base.at(size))
+    half = error_of([(fit, fit.gradient(size)), (base, -base.gradient(size))])
+    difference = fit.at(size) - base.at(size)
+    factor = _equal_factor(base, size, ratio)
+    if half is None:
+        return Gain(name, base_name, size, difference, factor, None)
+    low = _equal_factor(base, size, ratio + half)
+    return Gain(name, base_name, size, difference, factor, (low or 0.0, _equal_factor(base, size, ratio - half)))
+
+
+def _equal_factor(law: LawFit, size: float, ratio: float) -> float | None:
+    """Return the factor of a size at which the logarithm of a law's loss changes by `ratio`; None if none does."""
+    loss = law.at(size) * bounded_exponential(ratio)
+    if loss <= law.floor or law.exponent == 0:
+        return None
+    power = (law.at(size) - law.floor) / (loss - law.floor)
+    return bounded_exponential(math.log(power) / law.exponent)

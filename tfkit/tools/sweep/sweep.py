@@ -26,7 +26,7 @@ from tfkit.tools.sweep.arms import (
     check_objectives,
 )
 from tfkit.tools.sweep.comparison import plan_remarks, sweep_results
-from tfkit.tools.sweep.equal import arm_sizes, check_equal
+from tfkit.tools.sweep.equal import arm_sizes, check_equal, check_transfer
 from tfkit.tools.sweep.result import Results, Tuned, speed_of
 from tfkit.tools.sweep.scaling import check_laws
 from tfkit.tools.sweep.statistics import NEEDED_PAIRS
@@ -143,13 +143,13 @@ class Sweep:
         if tune is None:
             return {}
         kind = Tuning if tune.search is None else OptunaSearch
-        return {
-            tuning.arm.name: tuning for tuning in call_all(partial(kind.of, self.arms, arm) for arm in self.arms.arms)
-        }
+        tuned = [arm for arm in self.arms.arms if arm.tuned_as == arm.name]
+        return {tuning.arm.name: tuning for tuning in call_all(partial(kind.of, self.arms, arm) for arm in tuned)}
 
     def _checked(self) -> dict[str, Plan]:
         plans = arm_sizes(self.arms, self._sized, self._plugins)
         check_equal(self.arms, plans, self.folder)
+        check_transfer(self.arms, plans)
         check_laws(self.arms, plans)
         return plans
 
@@ -164,7 +164,7 @@ class Sweep:
             size, tuning = self._sizes[arm.name], self._tunings.get(arm.name)
             trials = [sweep_run for trial in tuning.trials for sweep_run in trial.runs] if tuning else []
             runs = self.arms.runs(arm, choices[arm.name])
-            is_tuned = tuning is None or arm.name in chosen
+            is_tuned = not self._tunings or arm.name in chosen
             complete = {
                 sweep_run.folder: sweep_run
                 for sweep_run in (*trials, *(runs if is_tuned else ()))
@@ -246,15 +246,20 @@ class Sweep:
         return path
 
     def _chosen(self) -> dict[str, tuple[Choice, Tuned]]:
-        """Return the choice of each arm whose trials are complete."""
-        best = ((name, tuning.best()) for name, tuning in self._tunings.items())
-        return {name: choice for name, choice in best if choice is not None}
+        """Return the choice of each arm whose trials, or those of its first size, are complete."""
+        best = {name: tuning.best() for name, tuning in self._tunings.items()}
+        chosen = {}
+        for arm in self.arms.arms:
+            if (choice := best.get(arm.tuned_as)) is not None:
+                values, tuned = choice
+                chosen[arm.name] = values, tuned if arm.name == arm.tuned_as else replace(tuned, edge=())
+        return chosen
 
     def _choices(self) -> dict[str, Choice]:
         """Return the values of each arm: the best values, or else the values of its first trial."""
         first = {name: tuning.trials[0].choice for name, tuning in self._tunings.items()}
         best = {name: choice for name, (choice, _) in self._chosen().items()}
-        return {arm.name: {**first, **best}.get(arm.name, EMPTY_CHOICE) for arm in self.arms.arms}
+        return {arm.name: best.get(arm.name, first.get(arm.tuned_as, EMPTY_CHOICE)) for arm in self.arms.arms}
 
     def _first_runs(self) -> dict[str, Run]:
         """Return the run of each arm on the first seed."""
