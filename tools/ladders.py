@@ -15,7 +15,7 @@ import numpy as np
 
 from tfkit.tools.sweep.law import fit_law
 
-E, A, EXPONENT, SMALLEST = 1.2, 30.0, 0.3, 0.25e6
+E, A, EXPONENT, FIRST_SIZE = 1.2, 30.0, 0.3, 0.25e6
 LADDERS = (
     (4, 5, 2.0, 0.003, 0.002, 0.0),
     (5, 6, 2.0, 0.005, 0.0, 0.0),
@@ -34,7 +34,7 @@ LOWEST = 0.9
 def coverage(sizes: int, seeds: int, ratio: float, run: float, seed: float, size: float, count: int) -> list[float]:
     """Return the fractions of ladders whose intervals contain E, A, a, and the mean loss at the next size."""
     random = np.random.default_rng((sizes, seeds))
-    n = SMALLEST * ratio ** np.arange(sizes + 1)
+    n = FIRST_SIZE * ratio ** np.arange(sizes + 1)
     hits = np.zeros(4)
     for _ in range(count):
         noise = run * random.normal(size=(len(n), seeds))

@@ -117,6 +117,7 @@ def test_a_page_does_what_it_says(
         "cost",
         "export",
         "first",
+        "llama_names",
         "masks",
         "mixers",
         "start",
@@ -134,7 +135,18 @@ def test_slow_blocks_are_run_by_the_slow_test() -> None:
     """What the quick test leaves out stands on those pages only."""
     slow = re.compile(r"^\$ (python|tfkit (eject|export|profile)) |check_component", re.MULTILINE)
     actual = {page.stem for page in PAGES if any(slow.search(block.text) for block in blocks(page))}
-    assert actual == {"start", "check", "components", "export", "cost", "masks", "mixers", "streams", "transformers"}
+    assert actual == {
+        "start",
+        "check",
+        "components",
+        "export",
+        "cost",
+        "masks",
+        "mixers",
+        "streams",
+        "transformers",
+        "llama_names",
+    }
 
 
 def test_a_failure_shows_the_line_of_the_page(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def _show_specs(specs: Sequence[Shipped]) -> None:
 
 def _show_folders(folders: Sequence[PublishedFolder]) -> None:
     rows = [(entry.spec, entry.folder or "", "tensors" if entry.compared else "") for entry in folders]
-    known = sum(entry.folder is not None for entry in folders)
-    print_tables(table(["spec", "folder", "compared"], rows), f"{known} of {len(rows)} folders are known")
+    n_folders = sum(entry.folder is not None for entry in folders)
+    print_tables(table(["spec", "folder", "compared"], rows), f"{n_folders} of {len(rows)} folders are known")
 
 
 def _entry_text(entry: Shipped | ShippedDocument, missing: Sequence[str] = ()) -> str:

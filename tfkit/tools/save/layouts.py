@@ -55,7 +55,7 @@ class Layout(ABC):
         description: its files in a few words, for completion.
         files: names and patterns, such as `*.npy`, of the files that the layouts `tfkit` and `huggingface` do not have.
             `--force` replaces only a folder whose files all belong to a layout.
-        names: the values of `--names`, sets of names for the model's tensors, that it supports in place of its own.
+        names: the values of `--names`, sets of names for the model's tensors, that it supports.
         drops: true if the folder has only the tensors that the family of the spec publishes. Saving then requires
             `allow_drop` if the weights had further tensors.
     """
@@ -88,9 +88,10 @@ class Layouts:
         if name in self.named:
             layout = self.named[name]()
             if names is not None and names not in layout.names:
-                known = [f"--layout {other.name} --names {key}" for other in self.named.values() for key in other.names]
+                layouts = self.named.values()
+                options = [f"--layout {other.name} --names {key}" for other in layouts for key in other.names]
                 message = f"`--names {names}` has no effect in the layout `{name}`"
-                raise SpecError(Diagnostic(message, help=f"write {' or '.join(known)}"))
+                raise SpecError(Diagnostic(message, help=f"write {' or '.join(options)}"))
             return layout
         notes = (f"known: {listing(self.named)}", *(f"skipped: {fault.message}" for fault in self.faults))
         help = similar_name_help("a layout", name, self.named)

@@ -222,5 +222,5 @@ def _initial_parameters(x: Numbers, values: Numbers, exponent: float) -> Numbers
 
 
 def bounded_exponential(value: float) -> float:
-    """Return the exponential of a number, at most that of 700."""
+    """Return the exponential of a number, at most exp(700)."""
     return math.exp(min(value, 700.0))

@@ -246,7 +246,7 @@ class Sweep:
         return path
 
     def _chosen(self) -> dict[str, tuple[Choice, Tuned]]:
-        """Return the choice of each arm whose trials, or those of its first size, are complete."""
+        """Return the choice of each arm whose trials, or the trials of its first size, are complete."""
         best = {name: tuning.best() for name, tuning in self._tunings.items()}
         chosen = {}
         for arm in self.arms.arms:

@@ -55,17 +55,17 @@ class ParallelPlan(NamedTuple):
         tensor: Entries = {}
         for role, name in SUBLAYERS.items():
             steps = [(i, step) for i, layer in enumerate(stack.layers) for step in layer.steps if step.name == role]
-            found = [_step_tensors(f"layers.{i}.{name}.", tensors) for i, _ in steps]
+            by_layer = [_step_tensors(f"layers.{i}.{name}.", tensors) for i, _ in steps]
             for by_head in (True, False):
                 entries = [
                     _entries(step, role, inside, divided=by_head and name not in gathered)
-                    for (_, step), inside in zip(steps, found, strict=True)
+                    for (_, step), inside in zip(steps, by_layer, strict=True)
                 ]
                 # A pattern applies to all layers.
                 merged = {key: style for layer in entries for key, style in layer.items()}
                 if all(
                     layer.get(key) == style
-                    for layer, inside in zip(entries, found, strict=True)
+                    for layer, inside in zip(entries, by_layer, strict=True)
                     for key, style in merged.items()
                     if any(tensor.startswith(f"{key}.") or tensor == key for tensor in inside)
                 ):

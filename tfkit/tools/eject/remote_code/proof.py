@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,7 @@ from tfkit.building.builder import allocate_tensors, build, evaluation_mode
 from tfkit.building.initialize import initialize
 from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.checkpoint.weight_map import WeightMap
+from tfkit.component import State
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph
 from tfkit.graph.input_shapes import max_len
@@ -118,6 +120,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFact
         steps=arguments[steps],
         pieces=lengths,
         tolerance=tolerance,
+        stateful=parts.last.decodes and any(isinstance(entry, State) for entry in chain(*parts.last.decoding.caches)),
         exact=parts.names is None,
         threads=torch.get_num_threads(),
     )

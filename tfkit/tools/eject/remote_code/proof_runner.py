@@ -40,6 +40,7 @@ class ModelFacts(TypedDict):
         steps: the name of the input that is decoded token by token.
         pieces: the number of tokens in each of several calls; one call if results depend on the length of a sequence.
         tolerance: the largest difference where kernels may round differently: with padding, and in cached steps.
+        stateful: whether the caches have states of recurrences, which several sequences in a row would mix.
         exact: whether results without padding are equal bit for bit. Separate projections round differently.
         threads: the number of threads of the model's run, on which the rounding of sums depends.
     """
@@ -54,6 +55,7 @@ class ModelFacts(TypedDict):
     steps: str
     pieces: list[int]
     tolerance: float
+    stateful: bool
     exact: bool
     threads: int
 
@@ -183,7 +185,7 @@ def _packed_row_error(model: Any, facts: ModelFacts) -> str | None:
     import torch
 
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    if not takes_positions or model._is_stateful or len(facts["pieces"]) == 1:
+    if not takes_positions or facts["stateful"] or len(facts["pieces"]) == 1:
         return None
     rows, logits = facts["inputs"][facts["steps"]], facts["outputs"]["logits"]
     lengths = [rows.shape[1] - rows.shape[1] // 3, rows.shape[1] // 3]
