@@ -166,6 +166,8 @@ def _attention_reductions(attention: Any) -> Iterator[str]:
         yield "attention.n_kv_heads=1"
     if getattr(attention, "d_head", None):
         yield "attention.d_head=4"
+    if getattr(attention.position, "sections", None):
+        yield "attention.position.sections=[2, 1, 1]"
     for key, size in (("q_rank", 6), ("kv_rank", 6), ("d_nope", 4), ("d_rope", 4), ("d_v", 4)):
         if getattr(attention, key, None):
             yield f"attention.{key}={size}"

@@ -103,6 +103,7 @@ def small(name: str) -> tfkit.Graph:
     graph = tfkit.load(name)
     sizes = {"d_model=16": "d_model=128", "vocab_size=13": f"vocab_size={VOCAB}", "max_len=8": "max_len=32"}
     sizes["width=16"] = "width=128"
+    sizes["sections=[2, 1, 1]"] = "sections=[8, 12, 12]"
     sizes[f"_factor={[1.5] * 4}"] = f"_factor={[1.5] * 32}"  # of the pairs of a head, which are eight times as many
     sets = [*reductions(graph)]
     for old, new in sizes.items():
