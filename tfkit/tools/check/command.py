@@ -155,11 +155,7 @@ def check(
         arguments = [spec] if spec else []
         arguments += [f"--{name}={value}" for name, value in options.items() if value is not None]
         arguments += [*(["--full-size"] if full_size else []), *reader.options]
-        by_type = [[result for result in checked if result.of == of and result.outcomes] for of in work.types]
-        for number, results in enumerate(filter(None, by_type)):
-            if number:
-                click.echo()
-            _show_outcomes(results, work, arguments)
+        _show_by_type(checked, work, arguments)
     if shrink is not None:
         _write_shrunk_model(shrink, work, subjects, checked, reader.plugin_options, json=json)
     if not all(result.ok for result in checked):
@@ -269,6 +265,14 @@ def _write_shrunk_model(
         again += [f"--seed={work.seed}"] * (work.seed != 0)
         print_tables("", f"{outcome.name}, in {file} with {number}: {shrunk.outcome.fault}")
         print_tables(f"again: {shlex.join([*again, *options])}")
+
+
+def _show_by_type(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:
+    by_type = [[result for result in checked if result.of == of and result.outcomes] for of in work.types]
+    for number, results in enumerate(filter(None, by_type)):
+        if number:
+            click.echo()
+        _show_outcomes(results, work, arguments)
 
 
 def _show_outcomes(checked: Sequence[Checked], work: Work, arguments: list[str]) -> None:

@@ -106,8 +106,12 @@ def profile(
         return
     show_profiles(profiles, by)
     if output is not None:
-        folder_text, tensorboard = printable_text(str(output)), shlex.join(["tensorboard", "--logdir", str(output)])
-        print_tables("", f"wrote {folder_text}: open {folder_text}/report.html, or {printable_text(tensorboard)}")
+        print_tables("", _written_text(output))
+
+
+def _written_text(folder: Path) -> str:
+    text, tensorboard = printable_text(str(folder)), shlex.join(["tensorboard", "--logdir", str(folder)])
+    return f"wrote {text}: open {text}/report.html, or {printable_text(tensorboard)}"
 
 
 def _available_device(name: str | None) -> Any:

@@ -145,7 +145,7 @@ class Arms:
         """Return the arm with this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
-    def _arm(self, variant: str, size: Size, point: Choice) -> Callable[[], Arm]:
+    def _arm(self, variant: str, size: SweepSize, point: Choice) -> Callable[[], Arm]:
         def build() -> Arm:
             tune = self.config.tune
             tuned_size = size if tune is None or tune.at == "each" else self._sizes[0]
@@ -157,7 +157,7 @@ class Arms:
 
         return build
 
-    def _text(self, variant: str, size: Size, point: Choice) -> RunText:
+    def _text(self, variant: str, size: SweepSize, point: Choice) -> RunText:
         """Return the run of a variant, with its size and the values of a point of the grid."""
         text, base, equal = self.file.variants[variant], self.config.base_of(variant), self.config.equal
         text = self._chosen(text, point)
@@ -169,7 +169,7 @@ class Arms:
             text = equalled_run(text, self._text(base, size, point), self.file, self._plugins, self._data)
         return text
 
-    def _size_changes(self, text: RunText, size: Size) -> tuple[Change, ...]:
+    def _size_changes(self, text: RunText, size: SweepSize) -> tuple[Change, ...]:
         """Return the changes that give a run a size."""
         if size.params is None:
             return size.changes
@@ -269,7 +269,7 @@ def _value_text(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Size:
+class SweepSize:
     """A size of a sweep: a number of parameters, or changes of paths; neither if the sweep has no sizes."""
 
     params: int | None = None
@@ -282,17 +282,17 @@ class Size:
         return "".join(f"{change.steps[-1][0]} {_value_text(plain_data(change.value))}" for change in self.changes[:1])
 
 
-NO_SIZE = Size()
+NO_SIZE = SweepSize()
 """The only size of a sweep without sizes."""
 
 
-def all_sizes(file: SweepFile) -> list[Size]:
+def all_sizes(file: SweepFile) -> list[SweepSize]:
     """Return the sizes of a sweep."""
     if PARAMS in file.config.sizes:
-        return [Size(params) for params in file.config.sizes[PARAMS]]
+        return [SweepSize(params) for params in file.config.sizes[PARAMS]]
     if not file.sizes:
         return [NO_SIZE]
-    return [Size(changes=changes) for changes in zip(*(setting.values for setting in file.sizes), strict=True)]
+    return [SweepSize(changes=changes) for changes in zip(*(setting.values for setting in file.sizes), strict=True)]
 
 
 def based_run(text: RunText, small: RunText, changes: Sequence[Change], plugins: Plugins) -> RunText:

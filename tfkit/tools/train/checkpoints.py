@@ -146,6 +146,14 @@ def _digest_of(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _further_tensors(folder: Path, state: CheckpointState) -> dict[str, Tensor]:
+    """Read the tensors of callbacks and of the loss."""
+    if state.tensors is None:
+        return {}
+    with TensorFiles.open(folder / TENSORS) as file:
+        return checked_tensors(file, folder / TENSORS, state.tensors)
+
+
 def read_checkpoint(
     folder: Path,
     run: Run,
@@ -178,10 +186,7 @@ def read_checkpoint(
         names = {name for name, _ in model.named_parameters()}
         _check_parameters(folder / OPTIMIZER, names, file.names)
         optimizer = checked_tensors(file, folder / OPTIMIZER, state.optimizer)
-    tensors: dict[str, Tensor] = {}
-    if state.tensors is not None:
-        with TensorFiles.open(folder / TENSORS) as file:
-            tensors = checked_tensors(file, folder / TENSORS, state.tensors)
+    tensors = _further_tensors(folder, state)
     if branch:
         tensors = named_for(LOSS, tensors_of_owner(tensors, LOSS))
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

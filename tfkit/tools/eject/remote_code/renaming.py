@@ -86,7 +86,7 @@ class _Renaming:
         if name == new:
             return
         for function in self.whole.functions.values():
-            renamed = _Renamed(function, module, name, new)
+            renamed = _WithModule(function, module, name, new)
             body = [renamed.visit(step) for step in function.body]
             if renamed.changed:
                 function.set_body(body)
@@ -137,12 +137,12 @@ class _Renaming:
         value, new = getattr(child, attribute), attribute
         if hasattr(host, attribute) and getattr(host, attribute) is not value:
             new = f"{name}_{attribute}"
-            guest.set_body([_Renamed(guest, child, attribute, new).visit(step) for step in guest.body])
+            guest.set_body([_WithModule(guest, child, attribute, new).visit(step) for step in guest.body])
         host.__dict__[new] = value
         host.__dict__.setdefault(MOVED, {})[new] = value
 
 
-class _Renamed(ast.NodeTransformer):
+class _WithModule(ast.NodeTransformer):
     """Renames an attribute of a module in a method: `self.name`, also as `self.inner.name`."""
 
     changed = False
