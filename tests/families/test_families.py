@@ -34,6 +34,7 @@ def test_defaults_are_those_of_the_config_class(name: str) -> None:
     theirs.allow_global_per_layer_attribute_access = True  # Gemma 4 has sizes that differ by layer
     for field, value in family.defaults.items():
         plain = family.fields[field].kind_name() not in ("rope", "layer_types", "only", "unused", "layer_numbers")
+        plain = plain and (name, field) != ("mistral3", "tie_word_embeddings")  # published files, of version 4, lack it
         if plain and value is not None and hasattr(theirs, field):  # null follows from other fields
             assert value == getattr(type(theirs), field, getattr(theirs, field)), field
 

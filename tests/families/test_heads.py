@@ -38,7 +38,7 @@ FIRST = [name for name in sorted(CASES) if not any(earlier(name))]
 NO_BODY = {
     "bert-generation": "its class without a head has another name",
     **dict.fromkeys(
-        ("gemma3", "idefics3", "llava", "paligemma", "smolvlm"),
+        ("gemma3", "idefics3", "llava", "mistral3", "paligemma", "qwen2_5_vl", "smolvlm", "voxtral"),
         "the class without a head has other names of tensors, and no folder with it is published",
     ),
 }

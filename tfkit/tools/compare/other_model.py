@@ -87,6 +87,8 @@ BY_ROW = "pixel_attention_mask"
 """An input of the classes that take the images of each row; others take the images of all rows in a single axis."""
 SIZES, GRIDS = "image_sizes", "image_grid_thw"
 """Inputs of the classes that take images of several sizes: pixels with padding, or the patches of all images."""
+PIXTRAL = "pixtral"
+"""The only tower that takes `image_sizes`. Classes with another tower pass them on, and fail."""
 CHANNELS_FIRST = {"input_features"}
 """Inputs of transformers with positions in the last axis."""
 
@@ -224,7 +226,7 @@ def _renamed_inputs(
     renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
     if "images" in inputs and BY_ROW not in parameters:
         renamed["pixel_values"] = images = inputs["images"].flatten(0, 1)
-        if SIZES in parameters:
+        if SIZES in parameters and config.vision_config.model_type == PIXTRAL:
             renamed[SIZES] = torch.tensor([[*images.shape[2:]]] * len(images), device=images.device)
         if GRIDS in parameters:
             renamed["pixel_values"], renamed[GRIDS] = _patches(images, config.vision_config)
