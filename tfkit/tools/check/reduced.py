@@ -96,7 +96,9 @@ def reduced_model(graph: Graph, plugins: Plugins, *, tokens: int = 0, length: in
             if patches == PATCHES[-1] or not _has_images(graph):
                 raise
             continue
-        break
+        # Several vectors of an image show what their order and their masks do.
+        if all(signal.image_length != 1 for node in small.nodes for signal in node.signals.values()):
+            break
     return ReducedModel(small, ", ".join(_size_summary(graph, small)))
 
 
