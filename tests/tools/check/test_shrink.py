@@ -14,7 +14,6 @@ from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.check.shrink import shrink
 
-from ...sampling import some
 from .models import PLUGINS, measured, subject
 from .planted import BUGS, Bug
 
@@ -88,7 +87,7 @@ def test_another_fault_is_not_the_same_fault() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", some(BUGS, 6), ids=lambda bug: bug.bug)
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.model != "trained"][::9], ids=lambda bug: bug.bug)
 def test_a_planted_bug_breaks_its_property_in_the_smallest_model(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name, instead in bug.patches:
         monkeypatch.setattr(owner, name, instead)
