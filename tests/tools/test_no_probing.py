@@ -41,7 +41,11 @@ The modules of a sublayer lack `core` and `softmax` unless they are attentions w
 The data of a run lack `n_classes` unless their targets are classes, and may lack `start`, `end` and `classes`.
 Tokenizers of plugins lack `folder` and `pieces`.
 """
-SYNTAX = {*(PACKAGE / "tools" / "eject").glob("*.py"), PACKAGE / "tools" / "check" / "mutations.py"}
+SYNTAX = {
+    *(PACKAGE / "tools" / "eject").glob("*.py"),
+    *(PACKAGE / "tools/eject/remote_code" / f"{name}.py" for name in ("dynamic_cache", "plan_runner", "renaming")),
+    PACKAGE / "tools" / "check" / "mutations.py",
+}
 """These read the nodes of Python's syntax trees, live modules and functions."""
 
 

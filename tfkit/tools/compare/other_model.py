@@ -220,17 +220,17 @@ def _first_output(result: Any) -> Any:
 
 
 def _renamed_inputs(
-    inputs: Mapping[str, Tensor], parameters: Collection[str], graph: Graph, config: Any
+    inputs: Mapping[str, Tensor], parameters: Collection[str], graph: Graph, fields: Any
 ) -> dict[str, Tensor]:
     """Return our inputs under their names in transformers. Its classes accept any name, and ignore unknown names."""
     renamed = {NAMES.get(name, name): value for name, value in inputs.items()}
     if "images" in inputs and BY_ROW not in parameters:
         renamed["pixel_values"] = images = inputs["images"].flatten(0, 1)
-        if SIZES in parameters and config.vision_config.model_type == PIXTRAL:
+        if SIZES in parameters and fields.vision_config.model_type == PIXTRAL:
             renamed[SIZES] = torch.tensor([[*images.shape[2:]]] * len(images), device=images.device)
         if GRIDS in parameters:
-            renamed["pixel_values"], renamed[GRIDS] = _patches(images, config.vision_config)
-            renamed["mm_token_type_ids"] = (inputs["tokens"] == config.image_token_id).int()
+            renamed["pixel_values"], renamed[GRIDS] = _patches(images, fields.vision_config)
+            renamed["mm_token_type_ids"] = (inputs["tokens"] == fields.image_token_id).int()
     if "sounds" in inputs:  # spectrograms, with the frames in the last axis
         renamed["input_features"] = inputs["sounds"].flatten(0, 2).transpose(1, 2)
     blocks = [node.stack.blocks for node in graph.nodes if node.stack is not None and node.stack.blocks is not None]
@@ -244,12 +244,12 @@ def _renamed_inputs(
     return {name: value.transpose(1, 2) if name in CHANNELS_FIRST else value for name, value in renamed.items()}
 
 
-def _patches(images: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+def _patches(images: Tensor, fields: Any) -> tuple[Tensor, Tensor]:
     """Return the patches of images [n, c, height, width] and the sizes of their grids, as Qwen2-VL takes them.
 
     The patches of a square of patches that is merged follow each other. A patch has several equal frames.
     """
-    size, square, frames = config.patch_size, config.spatial_merge_size, config.temporal_patch_size
+    size, square, frames = fields.patch_size, fields.spatial_merge_size, fields.temporal_patch_size
     to_patches = Rearrange("n t c (i r p) (j s q) -> (n i j r s) (c t p q)", r=square, s=square, p=size, q=size)
     grid = [1, images.size(2) // size, images.size(3) // size]
     return to_patches(images[:, None].expand(-1, frames, -1, -1, -1)), torch.tensor(
