@@ -11,7 +11,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ tfkit (.*)\n((?:(?!\$ |```).*\n)*)", README, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=lambda text: text.partition("\n")[0])
+@pytest.mark.parametrize(("command", "output"), COMMANDS, ids=lambda text: text.partition("\n")[0])
 def test_a_command_prints_what_is_shown(
     command: str, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
