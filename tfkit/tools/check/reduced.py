@@ -97,7 +97,7 @@ def reduced_model(graph: Graph, plugins: Plugins, *, tokens: int = 0, length: in
                 raise
             continue
         # Several vectors of an image show what their order and their masks do.
-        if all(signal.image_length != 1 for node in small.nodes for signal in node.signals.values()):
+        if all(node.output.image_length != 1 for node in small.nodes):
             break
     return ReducedModel(small, ", ".join(_size_summary(graph, small)))
 
