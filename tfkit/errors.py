@@ -107,6 +107,10 @@ class Diagnostic:
             lines += _wrapped_lines(printable_text(note), f"{margin} = ")
         return "\n".join(printable_text(line).rstrip() for line in lines)
 
+    def warning(self) -> str:
+        """Format the text of a Python warning, whose category the reader of the warning shows."""
+        return self.render("warning").removeprefix("warning: ")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnostic as data, for `--json`. Without a position in a text, file, line and column are None."""
         span = self.span if self.span and self.span.number else None

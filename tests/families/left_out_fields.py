@@ -42,7 +42,7 @@ def spelt_out(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdict(name: str, place: tuple[str, ...], folder: Path, meanings: Meanings) -> tuple[Verdict, str]:
-    """The outcome of a case without the field at a place, and the reason; `meanings` are those of earlier places.
+    """The outcome of a case without the field at a place, and the reason; `meanings` are the results of earlier places.
 
     A field without a default in its family is required; otherwise the file is refused only if it is with the value
     that transformers has for the field.

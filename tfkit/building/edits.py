@@ -61,8 +61,8 @@ def as_model(model: AnyModel, measured: str) -> MeasuredModel:
     check_unsharded(built)
     if texts := [text for text, _ in model_edits(built)]:
         message = f"the modules of {quoted(graph_of(built).name)} differ from its spec: {measured}"
-        text = Diagnostic(message, notes=_difference_notes(texts)).render("warning")
-        warnings.warn(text.removeprefix("warning: "), EditedModelWarning, stacklevel=4)
+        text = Diagnostic(message, notes=_difference_notes(texts)).warning()
+        warnings.warn(text, EditedModelWarning, stacklevel=4)
     return MeasuredModel(replace(graph_of(built), weights=None), built, _difference_notes(texts))
 
 

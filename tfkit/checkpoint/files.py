@@ -150,8 +150,7 @@ class TensorFiles:
         """Issue a warning if the files belong to a run and have other tensors than the run wrote."""
         for file in self._headers:
             if (problem := changed_weights(file)) is not None:
-                text = problem.render("warning").removeprefix("warning: ")
-                warnings.warn(text, ChangedWeightsWarning, stacklevel=5)
+                warnings.warn(problem.warning(), ChangedWeightsWarning, stacklevel=5)
 
     def _check_unchanged(self, path: Path) -> None:
         try:

@@ -212,8 +212,7 @@ def left_out_of(folder: Path, family: FamilyConfig) -> dict[str, str]:
 def warn_of(reasons: Mapping[str, str], file: str) -> None:
     """Issue a warning if the model omits tensors of a file."""
     if reasons:
-        text = left_out_note(reasons, file).render("warning").removeprefix("warning: ")
-        warnings.warn(text, LeftOutWarning, stacklevel=4)
+        warnings.warn(left_out_note(reasons, file).warning(), LeftOutWarning, stacklevel=4)
 
 
 # ---- the semantics of weights: metadata of a file, compared with the model that loads it ----

@@ -116,7 +116,7 @@ def _layer_names(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
 
 
 def _name_projections(module: nn.Module, step: Step, path: str, new: str, paths: dict[str, str]) -> bool:
-    """Set the names of the projections in an attention or an FFN. Return True if each part of Llama's is there."""
+    """Set the names of the projections in an attention or an FFN. Return True if all parts of Llama's exist."""
     children, role = dict(module.named_children()), step.role
     names: set[str] = set()
     if (project := children.get("project")) is not None and role == "attention":

@@ -142,16 +142,16 @@ def code_path(path: Path) -> str:
     return f"code/{name}".replace(".", "_") if path.is_file() else f"code/{name}/index"
 
 
-def source_page(place: Path) -> str:
+def source_page(location: Path) -> str:
     """Return the page of a file with its text, or of a folder with the names or the texts of its files."""
-    name = place.relative_to(ROOT).as_posix()
-    if place.is_file():
-        return f"{ORPHAN}# {name}\n\n{_source(place)}"
-    listed = (path for path in sorted(place.rglob("*")) if path.is_file() and not _is_asset(path))
+    name = location.relative_to(ROOT).as_posix()
+    if location.is_file():
+        return f"{ORPHAN}# {name}\n\n{_source(location)}"
+    listed = (path for path in sorted(location.rglob("*")) if path.is_file() and not _is_asset(path))
     files = [path for path in listed if "__pycache__" not in path.parts]
-    names = [path.relative_to(place).as_posix() for path in files]
+    names = [path.relative_to(location).as_posix() for path in files]
     if len(files) > LONGEST_LISTING:
-        folders = sorted({path.relative_to(place).parts[0] for path in files})
+        folders = sorted({path.relative_to(location).parts[0] for path in files})
         return f"{ORPHAN}# {name}\n\n" + "\n".join(f"- `{entry}`" for entry in folders) + "\n"
     parts = [f"## {title}\n\n{_source(file)}" for title, file in zip(names, files, strict=True)]
     return f"{ORPHAN}# {name}\n\n" + "\n".join(parts)

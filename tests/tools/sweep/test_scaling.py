@@ -68,7 +68,7 @@ def test_the_intervals_of_one_seed_are_those_of_scipy() -> None:
 
 
 def test_the_intervals_of_three_sizes_are_those_of_laws_of_single_seeds() -> None:
-    """Three sizes have no residuals: each seed has a law, and the interval is that of the mean of these laws."""
+    """Three sizes have no residuals: each seed has a law, and the interval contains the mean of these laws."""
     sizes = SIZES[::2]
     sample = losses(np.random.default_rng(5), sizes, 6, 1e-4, 1e-4)
     laws = [fit_law(sizes, [[row[seed]] for row in sample]) for seed in range(6)]

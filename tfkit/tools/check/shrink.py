@@ -135,7 +135,7 @@ def _with_shared_value(data: Data, key: str) -> Data:
 
 
 def _with_number(data: Data, path: _Path, number: int) -> Data:
-    value = _get(data, path)
+    value = _at(data, path)
     return _with(data, path, number) if type(value) is int and number < value else None
 
 
@@ -157,17 +157,13 @@ def _count(data: Data) -> int:
 
 
 def _at(data: Any, path: _Path) -> Any:
-    for key in path:
-        data = data[key]
-    return data
-
-
-def _get(data: Data, path: _Path) -> Any:
     """Return the value at a path; None if there is none."""
     try:
-        return _at(data, path)
+        for key in path:
+            data = data[key]
     except (LookupError, TypeError):
         return None
+    return data
 
 
 def _with(data: Any, path: _Path, value: Any) -> Any:
@@ -180,7 +176,7 @@ def _with(data: Any, path: _Path, value: Any) -> Any:
 
 def _without(data: Data, path: _Path) -> Data:
     """Remove a value; return None if it is not there. A mapping with only a kind becomes the word of the kind."""
-    parent = _get(data, path[:-1])
+    parent = _at(data, path[:-1])
     if not isinstance(parent, dict | list) or path[-1] not in [key for key, _ in _items(parent)]:
         return None
     smaller: Any = parent.copy()

@@ -95,8 +95,8 @@ def save(
         raise _write_error(error, folder, f"in the layout `{layout}`, from {layouts.plugins[layout]}") from error
     if broken:
         message = f"the model in {quoted(str(folder))} has {BROKEN}"
-        text = Diagnostic(message, notes=(broken,), help=UNREAD).render("warning")
-        warnings.warn(text.removeprefix("warning: "), NotFiniteWarning, stacklevel=3)
+        text = Diagnostic(message, notes=(broken,), help=UNREAD).warning()
+        warnings.warn(text, NotFiniteWarning, stacklevel=3)
     return tuple(sorted(folder.iterdir(), reverse=True))
 
 

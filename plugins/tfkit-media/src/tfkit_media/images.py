@@ -286,6 +286,8 @@ def _folders(folder: Path) -> tuple[Array, Array, list[str]]:
         message = f"the folder must have a folder of images for each class; got {folder.name}"
         raise Invalid("images", message)
     if len(sizes := {image.shape for image in images}) > 1:
-        shown = " and ".join(str(list(size)) for size in sorted(sizes, key=str)[:2])
-        raise Invalid("images", f"all images must have the same size and channels; got {shown}", help="resize them")
+        sizes_text = " and ".join(str(list(size)) for size in sorted(sizes, key=str)[:2])
+        raise Invalid(
+            "images", f"all images must have the same size and channels; got {sizes_text}", help="resize them"
+        )
     return np.stack(images), np.array(labels), [path.name for path in classes]

@@ -134,6 +134,10 @@ def shared_values(self: Any, x: Tensor, mask: Any, prefix: Tensor | None, cached
     return Context(mask, rotary, None, temperature=temperature, relative=relative, options=options)
 
 
+# The three functions below do not call each other: each is written into folders, where a call would be inlined into the
+# loop over the layers.
+
+
 def cache_of_layer(context: Context, caches: Any, layer: int) -> Context:
     """Return the context of one layer: the shared context with the cache."""
     return Context(

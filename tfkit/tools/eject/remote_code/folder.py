@@ -151,8 +151,7 @@ def llama_names_of(model: fx.GraphModule, parts: Parts) -> LlamaNames:
     if names.unnamed:
         message = f"{listing(names.unnamed)} of `{graph.name}` keep the names of their projections"
         note = "Llama has q, k, v and o projections, and gate, up and down projections"
-        text = Diagnostic(message, notes=(note,)).render("warning").removeprefix("warning: ")
-        warnings.warn(text, NamesWarning, stacklevel=2)
+        warnings.warn(Diagnostic(message, notes=(note,)).warning(), NamesWarning, stacklevel=2)
     return names
 
 

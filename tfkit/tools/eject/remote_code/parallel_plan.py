@@ -83,9 +83,8 @@ def _step_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Te
 
 def _entries(step: Step, role: str, tensors: Mapping[str, Tensor], *, divided: bool) -> Entries:
     """Return the entries of a sublayer, whose tensors have these names."""
-    modules = {re.sub(r"\.(weight|bias)$", "", name) for name in tensors}
     if role == "attention":
-        return _attention_entries(step, tensors, modules, divided=divided)
+        return _attention_entries(step, tensors, divided=divided)
     experts: Entries = {}
     if any(name.startswith("experts.") for name in tensors):
         weights = {f"experts.{name}.weight": style for name, style in EXPERTS.items()}
@@ -99,8 +98,7 @@ def _entries(step: Step, role: str, tensors: Mapping[str, Tensor], *, divided: b
 
 def _dense_entries(prefix: str, tensors: Mapping[str, Tensor], *, divided: bool) -> Entries:
     """Return the entries of an FFN, whose hidden units must be independent."""
-    inside = {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)}
-    modules = {re.sub(r"\.(weight|bias)$", "", name) for name in inside}
+    modules = _modules_of(_step_tensors(prefix, tensors))
     if not {"up_proj", OUTPUTS["ffn"]} <= modules:
         return {}
     into, out = DIVIDED if divided and modules <= {"gate_proj", "up_proj", OUTPUTS["ffn"]} else GATHERED
@@ -108,9 +106,13 @@ def _dense_entries(prefix: str, tensors: Mapping[str, Tensor], *, divided: bool)
     return entries | {f"{prefix}{OUTPUTS['ffn']}": out}
 
 
-def _attention_entries(step: Step, tensors: Mapping[str, Tensor], modules: set[str], *, divided: bool) -> Entries:
+def _modules_of(tensors: Mapping[str, Tensor]) -> set[str]:
+    return {re.sub(r"\.(weight|bias)$", "", name) for name in tensors}
+
+
+def _attention_entries(step: Step, tensors: Mapping[str, Tensor], *, divided: bool) -> Entries:
     """Return the entries of an attention, whose heads must be independent."""
-    config, out = step.config, OUTPUTS["attention"]
+    config, out, modules = step.config, OUTPUTS["attention"], _modules_of(tensors)
     into = ("q_proj", "k_proj", "v_proj")
     if not {*into, out} <= modules or not isinstance(config, AttentionConfig):
         return {}

@@ -116,8 +116,7 @@ def proved_plan(
             if errors:
                 why = f"if they are divided, {next(iter(errors.values()))}"
                 message = f"each process computes all of {listing(sorted(gathered))} of `{parts.graph.name}`"
-                text = Diagnostic(message, notes=(why,)).render("warning").removeprefix("warning: ")
-                warnings.warn(text, NamesWarning, stacklevel=2)
+                warnings.warn(Diagnostic(message, notes=(why,)).warning(), NamesWarning, stacklevel=2)
             return plan if ParallelPlan.of(model, parts, gathered) == plan else None
         errors[plan] = error
     first = next(iter(errors.values()))

@@ -38,17 +38,17 @@ PER_ELEMENT = frozenset({"clamp", "unflatten", "float", "to"})
 """Methods that may be called on each part instead: they change single values, or divide the last axis."""
 
 
-def rename_modules(whole: Specialiser, body: nn.Module, names: LlamaNames) -> None:
+def rename_modules(specialiser: Specialiser, body: nn.Module, names: LlamaNames) -> None:
     """Rename the modules of a body, in the modules and in the functions that call them."""
-    renaming = _Renaming(whole, names)
+    renaming = _Renaming(specialiser, names)
     renaming.run(body, "", set())
-    for key in [key for key in whole.functions if key[0] in renaming.dissolved]:
-        del whole.functions[key]
+    for key in [key for key in specialiser.functions if key[0] in renaming.dissolved]:
+        del specialiser.functions[key]
 
 
 class _Renaming:
-    def __init__(self, whole: Specialiser, names: LlamaNames) -> None:
-        self.whole = whole
+    def __init__(self, specialiser: Specialiser, names: LlamaNames) -> None:
+        self.specialiser = specialiser
         self.names = names
         self.dissolved = set[nn.Module]()
 
@@ -80,12 +80,12 @@ class _Renaming:
         return self.names(path).rpartition(".")[2]
 
     def _functions(self, module: nn.Module) -> list[Function]:
-        return [function for (owner, _), function in self.whole.functions.items() if owner is module]
+        return [function for (owner, _), function in self.specialiser.functions.items() if owner is module]
 
     def _rename(self, module: nn.Module, name: str, new: str) -> None:
         if name == new:
             return
-        for function in self.whole.functions.values():
+        for function in self.specialiser.functions.values():
             renamed = _WithModule(function, module, name, new)
             body = [renamed.visit(step) for step in function.body]
             if renamed.changed:
@@ -110,15 +110,15 @@ class _Renaming:
 
     def _dissolve(self, host: nn.Module, name: str, child: nn.Module) -> dict[str, nn.Module]:
         """Inline the forward of a child, and return the child's children."""
-        guest = self.whole.functions.get((child, "forward"))
+        guest = self.specialiser.functions.get((child, "forward"))
         methods = {function.name: function for function in self._functions(child) if function is not guest}
         taken = {name for name in methods if hasattr(host, name) or name in RESETS}
-        if taken or self.whole.read.get(child, set()) - {*child._modules}:
+        if taken or self.specialiser.read.get(child, set()) - {*child._modules}:
             raise ejection_error(child, "its methods and attributes cannot move to the module around it")
         for method, function in methods.items():
             moved = copy.copy(function)
             moved.module = host
-            self.whole.functions[host, method] = moved
+            self.specialiser.functions[host, method] = moved
         for function in self._functions(host):
             if name not in function.attributes:
                 continue
