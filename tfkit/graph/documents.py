@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfkit.errors import Diagnostic, SpecError
 from tfkit.graph.expand import Graph, announce_graph, expand
@@ -18,9 +18,6 @@ from tfkit.spec.load import Spec
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.read_document import of_model, read_document
 from tfkit.spec.schema import Schema, document_schema
-
-if TYPE_CHECKING:
-    from tfkit.building.edits import MeasuredModel
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,11 @@ class DocumentType:
         """Read a document by its path or name, and return its model, with all warnings. Raises SpecError."""
         return read_document(name, self.config, plugins, sets=sets).model
 
-    def trained_model(
-        self, name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()
-    ) -> MeasuredModel | None:
-        """Return the model that a document trains, without values; None if it is the model of `model`, all trained."""
+    def trained_model(self, name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Any:
+        """Return the model that a document trains, without values, as `tfkit.count_params` takes a model.
+
+        None if it is the model of `model`, and all of its parameters are trained.
+        """
         return None
 
     def check(self, name: str | os.PathLike[str], plugins: Plugins, *, sets: Iterable[str] = ()) -> Graph:

@@ -34,8 +34,7 @@ from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.remote_code import dynamic_cache
 from tfkit.tools.eject.remote_code.attention import ChosenAttention, choose_attention
 from tfkit.tools.eject.remote_code.llama_config import LlamaFields
-from tfkit.tools.eject.remote_code.parallel_plan import ParallelPlan
-from tfkit.tools.eject.remote_code.parts import CAUSAL, Body, Parts, parts_of
+from tfkit.tools.eject.remote_code.parts import CAUSAL, Body, ParallelPlan, Parts, parts_of
 from tfkit.tools.eject.remote_code.renaming import rename_modules
 from tfkit.tools.eject.remote_code.separate import separated_model
 from tfkit.tools.eject.specialise import Function, Specialiser

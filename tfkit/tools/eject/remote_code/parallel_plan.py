@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
 from tfkit.checkpoint.llama_names import OUTPUTS, SUBLAYERS
 from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.component import AttentionConfig, Step
-
-if TYPE_CHECKING:
-    from tfkit.tools.eject.remote_code.parts import Parts
+from tfkit.tools.eject.remote_code.parts import ParallelPlan, Parts
 
 DIVIDED, GATHERED = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
 """Styles of the projections into and out of a sublayer, if the values between them are divided, or gathered."""
@@ -30,51 +27,39 @@ EXPERTS = {"gate_up_proj": "packed_colwise", "up_proj": "colwise", "down_proj": 
 Entries = dict[str, str]
 
 
-class ParallelPlan(NamedTuple):
-    """The plans of a model's body.
+def parallel_plan(model: nn.Module, parts: Parts, gathered: frozenset[str] = frozenset()) -> ParallelPlan:
+    """Return the plans of a decoder with the names of Llama.
 
-    Attributes:
-        tensor: names of modules and weights, with `*` for the number of a layer, and their styles.
-        pipeline: whether the layers can run in several processes, one after the other.
+    `gathered` holds the sublayers, `self_attn` or `mlp`, whose heads or hidden units are gathered.
     """
-
-    tensor: tuple[tuple[str, str], ...]
-    pipeline: bool
-
-    @classmethod
-    def of(cls, model: nn.Module, parts: Parts, gathered: frozenset[str] = frozenset()) -> ParallelPlan:
-        """Return the plans of a decoder with the names of Llama.
-
-        `gathered` holds the sublayers, `self_attn` or `mlp`, whose heads or hidden units are gathered.
-        """
-        assert parts.names is not None
-        body, stack = parts.last, parts.last.stack.stack
-        assert stack is not None
-        weights = transformers_map(model, parts.graph, parts.names)
-        tensors = {name.removeprefix("model."): tensor for name, tensor in weights.tensors(model.state_dict())}
-        tensor: Entries = {}
-        for role, name in SUBLAYERS.items():
-            steps = [(i, step) for i, layer in enumerate(stack.layers) for step in layer.steps if step.name == role]
-            by_layer = [_step_tensors(f"layers.{i}.{name}.", tensors) for i, _ in steps]
-            for by_head in (True, False):
-                entries = [
-                    _entries(step, role, inside, divided=by_head and name not in gathered)
-                    for (_, step), inside in zip(steps, by_layer, strict=True)
-                ]
-                # A pattern applies to all layers.
-                merged = {key: style for layer in entries for key, style in layer.items()}
-                if all(
-                    layer.get(key) == style
-                    for layer, inside in zip(entries, by_layer, strict=True)
-                    for key, style in merged.items()
-                    if any(tensor.startswith(f"{key}.") or tensor == key for tensor in inside)
-                ):
-                    tensor |= {f"layers.*.{name}.{key}": style for key, style in merged.items()}
-                    break
-        assert body.embedding is not None
-        is_single = [node.name for node in body.nodes] == [body.embedding.name, body.stack.name]
-        plain = not body.embedding.config.after_table() and not stack.wired and stack.streams is None
-        return cls(tuple(tensor.items()), pipeline=is_single and plain and not stack.repeated)
+    assert parts.names is not None
+    body, stack = parts.last, parts.last.stack.stack
+    assert stack is not None
+    weights = transformers_map(model, parts.graph, parts.names)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in weights.tensors(model.state_dict())}
+    tensor: Entries = {}
+    for role, name in SUBLAYERS.items():
+        steps = [(i, step) for i, layer in enumerate(stack.layers) for step in layer.steps if step.name == role]
+        by_layer = [_step_tensors(f"layers.{i}.{name}.", tensors) for i, _ in steps]
+        for by_head in (True, False):
+            entries = [
+                _entries(step, role, inside, divided=by_head and name not in gathered)
+                for (_, step), inside in zip(steps, by_layer, strict=True)
+            ]
+            # A pattern applies to all layers.
+            merged = {key: style for layer in entries for key, style in layer.items()}
+            if all(
+                layer.get(key) == style
+                for layer, inside in zip(entries, by_layer, strict=True)
+                for key, style in merged.items()
+                if any(tensor.startswith(f"{key}.") or tensor == key for tensor in inside)
+            ):
+                tensor |= {f"layers.*.{name}.{key}": style for key, style in merged.items()}
+                break
+    assert body.embedding is not None
+    is_single = [node.name for node in body.nodes] == [body.embedding.name, body.stack.name]
+    plain = not body.embedding.config.after_table() and not stack.wired and stack.streams is None
+    return ParallelPlan(tuple(tensor.items()), pipeline=is_single and plain and not stack.repeated)
 
 
 def _step_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

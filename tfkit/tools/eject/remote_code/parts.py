@@ -15,7 +15,6 @@ from tfkit.errors import Diagnostic, SpecError, listing
 from tfkit.graph.decode_split import DecodeSplit, split_for_decoding, split_if_decodable
 from tfkit.graph.expand import Graph, Node
 from tfkit.graph.wiring import masks_in_use, table_owner
-from tfkit.tools.eject.remote_code.parallel_plan import ParallelPlan
 
 
 class Task(NamedTuple):
@@ -119,6 +118,18 @@ class Body:
     def decoding(self) -> Decoding:
         """The arguments of its stack for decoding."""
         return self.stack.config.decoding(self.stack.signals) if self.decodes else Decoding()
+
+
+class ParallelPlan(NamedTuple):
+    """The plans with which transformers divides a model's body among processes.
+
+    Attributes:
+        tensor: names of modules and weights, with `*` for the number of a layer, and their styles.
+        pipeline: whether the layers can run in several processes, one after the other.
+    """
+
+    tensor: tuple[tuple[str, str], ...]
+    pipeline: bool
 
 
 @dataclass(frozen=True)

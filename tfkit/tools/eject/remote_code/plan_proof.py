@@ -26,8 +26,8 @@ from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.isolated import Isolated
 from tfkit.tools.eject.remote_code import plan_runner
-from tfkit.tools.eject.remote_code.parallel_plan import ParallelPlan
-from tfkit.tools.eject.remote_code.parts import Parts, parts_of
+from tfkit.tools.eject.remote_code.parallel_plan import parallel_plan
+from tfkit.tools.eject.remote_code.parts import ParallelPlan, Parts, parts_of
 from tfkit.tools.eject.remote_code.plan_runner import PROCESSES
 
 GATHERED = (frozenset[str](), frozenset({"self_attn"}), frozenset({"mlp"}), frozenset({"self_attn", "mlp"}))
@@ -102,7 +102,7 @@ def proved_plan(
     small_parts = replace(parts_of(graph_of(small)), names=LlamaNames.of(small, graph_of(small)))
     errors: dict[ParallelPlan, str] = {}
     for gathered in GATHERED:
-        plan = ParallelPlan.of(small, small_parts, gathered)
+        plan = parallel_plan(small, small_parts, gathered)
         kinds = ["tp"] * bool(plan.tensor) + ["pp"] * plan.pipeline
         if not kinds:
             return None
@@ -117,7 +117,7 @@ def proved_plan(
                 why = f"if they are divided, {next(iter(errors.values()))}"
                 message = f"each process computes all of {listing(sorted(gathered))} of `{parts.graph.name}`"
                 warnings.warn(Diagnostic(message, notes=(why,)).warning(), NamesWarning, stacklevel=2)
-            return plan if ParallelPlan.of(model, parts, gathered) == plan else None
+            return plan if parallel_plan(model, parts, gathered) == plan else None
         errors[plan] = error
     first = next(iter(errors.values()))
     message = f"`{parts.graph.name}` computes something else if it is divided among processes: {first}"
