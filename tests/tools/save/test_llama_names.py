@@ -19,9 +19,10 @@ import tfkit
 from tfkit.cli import main
 from tfkit.spec.render import render_spec
 from tfkit.tools.eject.remote_code import folder as folder_of_code
+from tfkit.tools.eject.remote_code import plan_proof
 from tfkit.tools.eject.remote_code.folder import llama_names_of, write_folder
-from tfkit.tools.eject.remote_code.parallel_plan import ParallelPlan
-from tfkit.tools.eject.remote_code.parts import Parts, parts_of
+from tfkit.tools.eject.remote_code.parallel_plan import parallel_plan
+from tfkit.tools.eject.remote_code.parts import ParallelPlan, Parts, parts_of
 
 ATTENTION = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, "position": "rope", "bias": False}
 FFN = {"kind": "swiglu", "d_ff": 48, "bias": False}
@@ -98,7 +99,7 @@ PLUGINS = tfkit.load_plugins(objects={"own": OwnPlugin()})
 
 def plan_of(graph: tfkit.Graph) -> ParallelPlan:
     model = tfkit.build(graph, device="meta")
-    return ParallelPlan.of(model, named(model))
+    return parallel_plan(model, named(model))
 
 
 def named(model: fx.GraphModule) -> Parts:
@@ -112,7 +113,7 @@ def written(model: fx.GraphModule, folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(folder_of_code, "compare_folder", lambda *_: True)
     graph = model.meta["graph"]
     process: Any = None
-    parts = replace(named(model), plan=ParallelPlan.of(model, named(model)))
+    parts = replace(named(model), plan=parallel_plan(model, named(model)))
     write_folder(model, folder, render_spec(graph.spec.model), process, parts)
     return (folder / "modeling_small.py").read_text()
 
@@ -229,6 +230,18 @@ def saved(graph: tfkit.Graph, folder: Path) -> fx.GraphModule:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("names", [None, "llama"])
+def test_a_process_that_has_opened_other_folders(
+    names: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of Python then has their code, in the package that the verified folder needs, too."""
+    (tmp_path / "cache" / "transformers_modules").mkdir(parents=True)
+    (tmp_path / "cache" / "transformers_modules" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "cache")
+    tfkit.save(tfkit.build(decoder(), seed=3), tmp_path / "model", layout="transformers", names=names)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROVED)
 def test_transformers_computes_the_same_in_one_and_in_two_processes(name: str, tmp_path: Path) -> None:
     """`save` compares the logits, and the logits and gradients of two processes; see the planted plans below."""
@@ -266,7 +279,7 @@ def test_a_wrong_plan_leaves_no_folder(
     graph = decoder({**ATTENTION, "qk_norm": "rmsnorm"})
     plan = plan_of(graph)
     planted = plan._replace(tensor=tuple({**dict(plan.tensor), **change}.items()))
-    monkeypatch.setattr(ParallelPlan, "of", lambda *_: planted)
+    monkeypatch.setattr(plan_proof, "parallel_plan", lambda *_: planted)
     with pytest.raises(tfkit.SpecError, match=f"divided among processes: .*{parameter}"):
         saved(graph, tmp_path / "model")
     assert not list(tmp_path.iterdir())

@@ -132,7 +132,8 @@ def main() -> None:
     """Answer each line of standard input."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the folder's code may print
-    sys.path[:] = json.loads(sys.stdin.readline() or "[]")
+    # If the caller has opened folders with code, its path has the modules of those folders, under the same package.
+    sys.path[:] = [os.environ["HF_MODULES_CACHE"], *json.loads(sys.stdin.readline() or "[]")]
     blocked: dict[str, Any] = sys.modules
     blocked["tfkit"] = None
     warnings.simplefilter("ignore")
