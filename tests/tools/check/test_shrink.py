@@ -116,3 +116,11 @@ def test_nothing_is_written_if_no_property_is_broken(tmp_path: Path, capsys: pyt
 def test_options_that_exclude_each_other(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "gpt2", option, "--shrink=smallest.yaml"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_spec_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.yaml").write_text(SPEC)
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "model.yaml")
+    assert main(["check", str(tmp_path / "model.yaml"), f"--shrink={tmp_path / 'link.yaml'}"]) == 2
+    assert "--shrink must not replace SPEC; got" in capsys.readouterr().err
+    assert (tmp_path / "model.yaml").read_text() == SPEC

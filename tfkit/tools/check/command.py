@@ -15,6 +15,7 @@ import click
 from tfkit.console.commands import Reader, command, print_warnings
 from tfkit.console.completion import complete_spec
 from tfkit.console.options import json_option, seed_option, weights_option
+from tfkit.errors import quoted
 
 if TYPE_CHECKING:
     from tfkit.graph.expand import Graph
@@ -121,7 +122,7 @@ def check(
     from tfkit.console.output import print_json, progress_bar
 
     _check_choices(spec, kind, plugin, model=full_size or weights is not None, mutate=mutate)
-    _check_combination(level, mutate=mutate, mutants=mutants, shrink=shrink)
+    _check_combination(spec, level, mutate=mutate, mutants=mutants, shrink=shrink)
     from tfkit.tools.check.check import Work
     from tfkit.tools.common.atomic_files import check_file
 
@@ -171,12 +172,14 @@ def _check_choices(spec: str | None, kind: str | None, plugin: str | None, *, mo
         raise click.UsageError("--full-size and --weights have no effect without a SPEC")
 
 
-def _check_combination(level: str, *, mutate: bool, mutants: int | None, shrink: Path | None) -> None:
+def _check_combination(spec: str | None, level: str, *, mutate: bool, mutants: int | None, shrink: Path | None) -> None:
     """Raise UsageError if options contradict each other."""
     if mutants is not None and not mutate:
         raise click.UsageError("--mutants has no effect without --mutate")
     if shrink is not None and mutate:
         raise click.UsageError("--shrink cannot be combined with --mutate")
+    if shrink is not None and spec is not None and shrink.exists() and os.path.exists(spec) and shrink.samefile(spec):
+        raise click.UsageError(f"--shrink must not replace SPEC; got {quoted(str(shrink))}")
     if mutate and level == "full":
         raise click.UsageError(
             "--mutate cannot be combined with --level full: compiled programs contain no planted bug"

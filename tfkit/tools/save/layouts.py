@@ -91,6 +91,8 @@ class Layouts:
                 layouts = self.named.values()
                 options = [f"--layout {other.name} --names {key}" for other in layouts for key in other.names]
                 message = f"`--names {names}` has no effect in the layout `{name}`"
+                if layout.names:
+                    message = f"`--names` must be {listing(layout.names)} in the layout `{name}`; got {quoted(names)}"
                 raise SpecError(Diagnostic(message, help=f"write {' or '.join(options)}"))
             return layout
         notes = (f"known: {listing(self.named)}", *(f"skipped: {fault.message}" for fault in self.faults))
