@@ -33,31 +33,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Limit:
-    """The range of a number: inclusive bounds `least` and `most`, exclusive bound `above`."""
+    """The range of a number: inclusive bounds `minimum` and `maximum`, exclusive bound `above`."""
 
-    least: float | None = None
+    minimum: float | None = None
     above: float | None = None
-    most: float | None = None
+    maximum: float | None = None
 
     def holds(self, value: float) -> bool:
         """Return True if a number is within the range."""
-        over = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
-        return over and (self.most is None or value <= self.most)
+        over = (self.minimum is None or value >= self.minimum) and (self.above is None or value > self.above)
+        return over and (self.maximum is None or value <= self.maximum)
 
     def __str__(self) -> str:
         if self == INT64:
             return "64 bits"
-        least = None if self.least is None else f"{self.least:g} or more" if self.most is None else f"{self.least:g}"
-        ends = [least, f"more than {self.above:g}" if self.above is not None else None]
-        most = [] if self.most is None else [f"{'to' if self.least is not None else 'and at most'} {self.most:g}"]
-        return " ".join([*(end for end in ends if end), *most])
+        low = None if self.minimum is None else f"{self.minimum:g}" + (" or more" if self.maximum is None else "")
+        ends = [low, f"more than {self.above:g}" if self.above is not None else None]
+        words = "and at most" if self.minimum is None else "to"
+        upper = [] if self.maximum is None else [f"{words} {self.maximum:g}"]
+        return " ".join([*(end for end in ends if end), *upper])
 
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Names of the dtypes that weights may have."""
-INT64 = Limit(least=-(2**63), most=2**63 - 1)
-Positive: TypeAlias = Annotated[int, Limit(least=1)]
-Natural: TypeAlias = Annotated[int, Limit(least=0)]
+INT64 = Limit(minimum=-(2**63), maximum=2**63 - 1)
+Positive: TypeAlias = Annotated[int, Limit(minimum=1)]
+Natural: TypeAlias = Annotated[int, Limit(minimum=0)]
 Seed: TypeAlias = Annotated[int, INT64]
 AnyPath: TypeAlias = Annotated[str | os.PathLike[str], "a path"]
 Sets: TypeAlias = Annotated[

@@ -195,5 +195,5 @@ def _number_error_text(error: click.UsageError) -> str | None:
 
 
 def _range_text(kind: click.IntRange | click.FloatRange) -> str:
-    least = f" {'above' if kind.min_open else 'from'} {kind.min:,}" if kind.min is not None else ""
-    return least + (f" {'below' if kind.max_open else 'to'} {kind.max:,}" if kind.max is not None else "")
+    minimum = f" {'above' if kind.min_open else 'from'} {kind.min:,}" if kind.min is not None else ""
+    return minimum + (f" {'below' if kind.max_open else 'to'} {kind.max:,}" if kind.max is not None else "")

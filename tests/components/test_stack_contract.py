@@ -171,7 +171,7 @@ def test_a_stack_that_fails_to_describe_itself_is_one_error(
 
 
 @pytest.mark.parametrize(
-    ("layers", "period", "least"),
+    ("layers", "period", "minimum"),
     [
         ("null", 1, 1),
         ("{groups: 2}", 2, 2),
@@ -180,10 +180,10 @@ def test_a_stack_that_fails_to_describe_itself_is_one_error(
         ("{variants: {local: {ffn: {d_ff: 64}}}, pattern: {0-1: local, 2-5: base}}", None, 7),
     ],
 )
-def test_the_numbers_of_layers_that_a_pattern_fits(layers: str, period: int | None, least: int) -> None:
+def test_the_numbers_of_layers_that_a_pattern_fits(layers: str, period: int | None, minimum: int) -> None:
     stack = tfkit.load("gpt2", sets=["decoder.n_layers=6", f"decoder.layers={layers}"]).node("decoder").stack
     assert stack is not None
-    assert (stack.period, stack.least) == (period, least)
+    assert (stack.period, stack.minimum) == (period, minimum)
 
 
 def test_a_residual_around_the_sublayers_is_shown() -> None:

@@ -172,8 +172,8 @@ def script(*rows: Sequence[int]) -> Any:
     return Script(model, length=100)
 
 
-def said(rows: Sequence[Sequence[int]], most: int = 9, **options: Any) -> Generated:
-    return generate(script(*rows), [[1]] * len(rows), max_new_tokens=most, **options)
+def said(rows: Sequence[Sequence[int]], limit: int = 9, **options: Any) -> Generated:
+    return generate(script(*rows), [[1]] * len(rows), max_new_tokens=limit, **options)
 
 
 def test_rows_end_one_by_one() -> None:
@@ -182,12 +182,12 @@ def test_rows_end_one_by_one() -> None:
     assert actual.rows() == [[5, 6, 7], [5, 8, 6, 7], [4, 4, 4, 4, 4, 4, 4, 9]]
     assert actual.tokens.tolist()[0] == [5, 6, 7, 3, 3, 3, 3, 3]
     assert actual.lengths == (3, 4, 8)
-    assert said(rows, stop=[9, (6, 7)], most=4).ended == ("stop", "stop", "length")
-    assert said(rows, stop=[9, (6, 7)], most=4).tokens.shape == (3, 4)
+    assert said(rows, stop=[9, (6, 7)], limit=4).ended == ("stop", "stop", "length")
+    assert said(rows, stop=[9, (6, 7)], limit=4).tokens.shape == (3, 4)
 
 
 def test_a_stop_sequence_is_not_found_in_the_prompt_and_the_answer_together() -> None:
-    assert said([[2, 3, 1, 2, 5]], most=5, stop=[(1, 2)]).rows() == [[2, 3, 1, 2]]
+    assert said([[2, 3, 1, 2, 5]], limit=5, stop=[(1, 2)]).rows() == [[2, 3, 1, 2]]
 
 
 def test_on_token_sees_every_step_and_may_end_rows() -> None:
@@ -197,7 +197,7 @@ def test_on_token_sees_every_step_and_may_end_rows() -> None:
         steps.append(list(tokens))
         return [1] if len(steps) == 2 else None
 
-    actual = said([[5, 6, 9, 4], [7, 8, 9, 4]], most=4, stop=[9], on_token=take)
+    actual = said([[5, 6, 9, 4], [7, 8, 9, 4]], limit=4, stop=[9], on_token=take)
     assert steps == [[5, 7], [6, 8], [9, None]]
     assert actual.rows() == [[5, 6, 9], [7, 8]]
     assert actual.ended == ("stop", "stop")

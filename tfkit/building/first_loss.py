@@ -99,8 +99,8 @@ def _first_loss(model: nn.Module, graph: Graph, node: Node, head: Head, weight: 
     spread = min(factor * math.sqrt(weight.size(1)) * stream.size, cap)
     repeated = min(factor * weight.size(1) * stream.token, cap)
     even = math.log(node.output.width)
-    most = spread * math.sqrt(2 * even)  # the maximum of V numbers, beyond which the formula does not hold
-    base = even + spread**2 / 2 if spread < math.sqrt(2 * even) else most
+    maximum = spread * math.sqrt(2 * even)  # the maximum of V numbers, beyond which the formula does not hold
+    base = even + spread**2 / 2 if spread < math.sqrt(2 * even) else maximum
     loss = max(repeated, base) + math.log1p(math.exp(-abs(repeated - base)))
     return FirstLoss(node.name, loss, even, repeated > base)
 

@@ -148,10 +148,10 @@ def token_error(graph: Graph, name: str, tokens: Tensor) -> ValueError | None:
         return ValueError(f"the {tokens.size(1)} tokens of `{name}` are more than {max_len_text(limit)}")
     if rows is None or not tokens.numel() or tokens.is_meta:
         return None
-    least, most = (int(bound) for bound in tokens.aminmax())
-    if least >= 0 and most < rows:
+    lowest, highest = (int(bound) for bound in tokens.aminmax())
+    if lowest >= 0 and highest < rows:
         return None
-    token = least if least < 0 else most
+    token = lowest if lowest < 0 else highest
     noun = "position" if name in graph.inputs and graph.inputs[name].type == "positions" else "token id"
     return ValueError(f"{token} is not a {noun} of this model: `{name}` may be 0 to {rows - 1}")
 

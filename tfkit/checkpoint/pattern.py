@@ -126,9 +126,9 @@ class Pattern:
             PatternError: the text is not a pattern, is too large, or its two sides do not have the same blocks.
         """
         names = set(_NAME.findall(text))
-        for noun, most, count in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
-            if count > most:
-                raise PatternError(f"a pattern must have at most {most} {noun}; got {count}", text, (0, len(text)))
+        for noun, limit, count in [("characters", MAX_LENGTH, len(text)), ("names", MAX_NAMES, len(names))]:
+            if count > limit:
+                raise PatternError(f"a pattern must have at most {limit} {noun}; got {count}", text, (0, len(text)))
         division = _DIVISOR.search(text) if resizing else None
         divisor = float(division[1]) if division else 1.0
         if division and not divisor:
@@ -199,8 +199,8 @@ class Pattern:
     def _averaged(self, names: Names, view: Tensor) -> tuple[frozenset[str], tuple[Names, Tensor]]:
         """Return a block under the set of its shared names, averaged over the names of the left side only."""
         dims = [dim for dim, name in enumerate(names) if name not in self.shared]
-        kept = tuple(name for name in names if name in self.shared)
-        return frozenset(kept), (kept, view.mean(dims) if dims else view)
+        averaged = tuple(name for name in names if name in self.shared)
+        return frozenset(averaged), (averaged, view.mean(dims) if dims else view)
 
     def _block(self, blocks: Blocks, names: Names, sizes: Sizes) -> Tensor:
         """Return the block with its axes in the order of `names`, repeated over the names of the right side."""
@@ -320,8 +320,8 @@ def _parsed_sides(text: str, *, resizing: bool) -> list[tuple[Axis, ...]]:
 
 
 def _unexpected_token(token: str, text: str, columns: Columns, ends: Sequence[str]) -> PatternError:
-    *most, last = ["a name", *(quoted(word) if word else "the end" for word in ["1", "(", "[", *ends])]
-    message = f"found {quoted(token) if token else 'the end'} where {', '.join(most)} or {last} is expected"
+    *choices, last = ["a name", *(quoted(word) if word else "the end" for word in ["1", "(", "[", *ends])]
+    message = f"found {quoted(token) if token else 'the end'} where {', '.join(choices)} or {last} is expected"
     help = "write a name for the axis, and set its size next to the pattern" if token.isdecimal() else None
     return PatternError(message, text, columns, help=help)
 

@@ -179,8 +179,8 @@ class WeightMap:
             for start in range(len(parts)):
                 for stem in {".".join(holes[start:]), ".".join(holes[start:-1])} & self.body:
                     matches.setdefault("".join(f"{part}." for part in parts[:start]), set()).add(stem)
-        most = max(map(len, matches.values()), default=0)
-        prefixes = [prefix for prefix, stems in matches.items() if len(stems) == most]
+        count = max(map(len, matches.values()), default=0)
+        prefixes = [prefix for prefix, stems in matches.items() if len(stems) == count]
         return prefixes[0] if len(prefixes) == 1 else self.prefix
 
     def _at(self, prefix: str, names: Collection[str]) -> WeightMap:

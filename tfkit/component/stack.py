@@ -287,7 +287,7 @@ class Layers:
     """The layer pattern as the spec writes it."""
     period: int | None = 1
     """The number of layers after which the pattern repeats; None if the pattern fixes `n_layers`."""
-    least: int = 1
+    minimum: int = 1
     """The minimum number of layers for the pattern."""
     prefix: str | None = None
     """The input of type `lengths` with the length of the prefix that all tokens attend to."""

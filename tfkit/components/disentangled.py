@@ -108,8 +108,8 @@ class RelativeRows(nn.Module):
         longest = torch.tensor((self.max_distance - 1) / near, device=distance.device)
         # The logarithms and quotients of DeBERTa's order: at `max_distance` - 1 the last bit decides.
         ratio = distance.abs().clamp(min=near) / near
-        far = torch.ceil(torch.log(ratio) / torch.log(longest) * (near - 1)).long() + near
-        return torch.where(distance.abs() <= near, distance, far * distance.sign())
+        distant = torch.ceil(torch.log(ratio) / torch.log(longest) * (near - 1)).long() + near
+        return torch.where(distance.abs() <= near, distance, distant * distance.sign())
 
     def extra_repr(self) -> str:
         return named(rows=self.later_rows + self.rows, max_distance=self.max_distance, dropout=self.dropout)

@@ -103,8 +103,8 @@ class T5Bias(nn.Module):
         distance = (-offset).clamp(min=0) if self.causal else offset.abs()
         # Divided and multiplied in T5's order: at 16, 32 and 64 tokens the last bit decides, and processors differ.
         share = torch.log(distance.clamp(min=1).float() / self.near) / math.log(self.max_distance / self.near)
-        far = self.near + (share * (self.sides - self.near)).long()
-        bucket = torch.where(distance < self.near, distance, far.clamp(max=self.sides - 1))
+        distant = self.near + (share * (self.sides - self.near)).long()
+        bucket = torch.where(distance < self.near, distance, distant.clamp(max=self.sides - 1))
         return bucket if self.causal else bucket + (offset > 0).long() * self.sides
 
     def extra_repr(self) -> str:

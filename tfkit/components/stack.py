@@ -310,14 +310,14 @@ class StackConfig(LayerConfig, BlockConfig):
         memory, mask = self.memory is not None, self.default_mask()
         variants = {name: layer.described(name, memory=memory, mask=mask) for name, layer in dict(self.plan()).items()}
         pairs = zip(self.plan(), self._contexts(), strict=True)
-        period, least = (1, 1) if self.layers is None else self.layers.period()
+        period, minimum = (1, 1) if self.layers is None else self.layers.period()
         return Layers(
             layers=tuple(replace(variants[name], context=f"shared.{context}") for (name, _), (context, _) in pairs),
             order=None if self.layers is None else self.layers.runs(self.n_layers),
             final_norm=self.closing_norm(),
             pattern=self.layers.pattern if self.layers else None,
             period=period,
-            least=least,
+            minimum=minimum,
             prefix=self.prefix_input,
             blocks=self.blocks_input,
         )

@@ -52,15 +52,15 @@ def dtype_option(help: str, *, default: str | None = None) -> Decorator:
     return click.option("--dtype", type=kinds, default=default, show_default=True, metavar="TYPE", help=help)
 
 
-def count_option(name: str, help: str, *, default: int | None = None, least: int = 1, **further: Any) -> Decorator:
+def count_option(name: str, help: str, *, default: int | None = None, minimum: int = 1, **further: Any) -> Decorator:
     """Declare an option that takes an integer; `further` contains additional arguments of `click.option`."""
-    kind = click.IntRange(least)
+    kind = click.IntRange(minimum)
     return click.option(name, default=default, show_default=True, type=kind, metavar="N", help=help, **further)
 
 
 def seed_option(help: str) -> Decorator:
     """Return the option `--seed`."""
-    return count_option("--seed", help, default=0, least=0, callback=_of_64_bits)
+    return count_option("--seed", help, default=0, minimum=0, callback=_of_64_bits)
 
 
 def _of_64_bits(context: click.Context, option: click.Parameter, seed: int) -> int:

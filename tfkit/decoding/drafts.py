@@ -82,9 +82,9 @@ class Drafts:
         self.cached.rewind(n)
         self._hidden = [x[:, : x.size(1) - n] for x in self._hidden]
 
-    def verify(self, most: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Draft at most `most` tokens; return them, and the logits after the last chosen token and each draft."""
-        drafts = self._draft(min(most, len(self._heads)))
+    def verify(self, limit: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Draft at most `limit` tokens; return them, and the logits after the last chosen token and each draft."""
+        drafts = self._draft(min(limit, len(self._heads)))
         piece = torch.cat((self._tokens[:, -1:], *(draft[:, None] for draft in drafts)), dim=1)
         logits = self.read(self.cached(piece))
         self.forwards += 1

@@ -133,12 +133,12 @@ class FlowModel:
 @checked
 def sample_flow(
     flow: FlowModel,
-    n_samples: Annotated[int, Limit(least=1, most=1_000_000)],
+    n_samples: Annotated[int, Limit(minimum=1, maximum=1_000_000)],
     *,
-    steps: Annotated[int, Limit(least=1, most=100_000)] = 50,
+    steps: Annotated[int, Limit(minimum=1, maximum=100_000)] = 50,
     method: Method = "euler",
     labels: Sequence[Annotated[int, INT64]] | None = None,
-    guidance: Annotated[float, Limit(least=0, most=1000)] = 1.0,
+    guidance: Annotated[float, Limit(minimum=0, maximum=1000)] = 1.0,
     length: Positive | None = None,
     seed: Seed = 0,
 ) -> Tensor:

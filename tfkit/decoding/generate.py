@@ -193,11 +193,11 @@ def _continue(
     """Generate one token after the other. Return the tokens [b] of each step, and the number of forwards."""
     for error in input_errors(graph, {main: request.tokens, **request.inputs}):
         raise error
-    n_samples, most = request.n_samples, request.max_new_tokens
+    n_samples, limit = request.n_samples, request.max_new_tokens
     device = next(cached.model.parameters()).device
     cached.start(len(request.tokens), **{name: value.to(device) for name, value in request.inputs.items()})
     tokens, mask = request.tokens.to(device), None if request.mask is None else request.mask.to(device)
-    sampler = Sampler(request.sampling, request.numbers, n_samples, most, seed=request.seed, device=device)
+    sampler = Sampler(request.sampling, request.numbers, n_samples, limit, seed=request.seed, device=device)
     result = cached(tokens, mask, keep=1)
     logits = (drafting.read(result) if drafting else result)[:, -1]
     if n_samples > 1:
@@ -206,10 +206,10 @@ def _continue(
         mask = None if mask is None else mask.repeat_interleave(n_samples, dim=0)
     sampler.read(tokens, mask, logits.size(-1))
     if drafting is None:
-        steps = list(_step_tokens(cached, logits, sampler, ends, most))
+        steps = list(_step_tokens(cached, logits, sampler, ends, limit))
         return steps, len(steps)
     drafting.start(tokens, mask, n_samples)
-    steps = list(_draft_steps(drafting, logits, sampler, ends, most))
+    steps = list(_draft_steps(drafting, logits, sampler, ends, limit))
     return steps, drafting.forwards
 
 
@@ -316,19 +316,19 @@ def _checked_room(graph: Graph, prompt: int, new: int, length: int | None) -> in
     return length or prompt + new
 
 
-def _step_tokens(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, most: int) -> Iterator[Tensor]:
+def _step_tokens(cached: CachedModel, logits: Tensor, sampler: Sampler, ends: _Ends, limit: int) -> Iterator[Tensor]:
     """Yield the tokens [b] of each step."""
     _check_numbers(logits)
-    for step in range(most):
+    for step in range(limit):
         tokens = sampler(logits)
         yield tokens
-        if ends.after(tokens) or step == most - 1:
+        if ends.after(tokens) or step == limit - 1:
             break
         logits = cached(tokens[:, None], keep=1)[:, -1]
     _check_numbers(logits)  # NaN persists in the caches, so a single check at the end suffices
 
 
-def _draft_steps(drafting: Drafts, logits: Tensor, sampler: Sampler, ends: _Ends, most: int) -> Iterator[Tensor]:
+def _draft_steps(drafting: Drafts, logits: Tensor, sampler: Sampler, ends: _Ends, limit: int) -> Iterator[Tensor]:
     """Yield the tokens [b] of each step, as `_step_tokens`, and verify drafts of several tokens in one forward.
 
     The sampler chooses every token from the logits of the model. A draft only decides whether the logits after it are
@@ -337,10 +337,10 @@ def _draft_steps(drafting: Drafts, logits: Tensor, sampler: Sampler, ends: _Ends
     _check_numbers(logits)
     drafted: list[Tensor] = []
     verified: list[Tensor] = []
-    for step in range(most):
+    for step in range(limit):
         tokens = sampler(logits)
         yield tokens
-        if ends.after(tokens) or step == most - 1:
+        if ends.after(tokens) or step == limit - 1:
             break
         if drafted and bool((ends.running(tokens) & (tokens != drafted[0])).any()):
             drafting.reject(len(drafted))
@@ -349,7 +349,7 @@ def _draft_steps(drafting: Drafts, logits: Tensor, sampler: Sampler, ends: _Ends
         if drafted:
             drafted = drafted[1:]
         else:
-            drafted, verified = drafting.verify(most - step - 2)
+            drafted, verified = drafting.verify(limit - step - 2)
         logits, *verified = verified
     _check_numbers(logits)
 

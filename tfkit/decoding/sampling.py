@@ -22,8 +22,8 @@ COLDEST = 1e-30
 """Minimum temperature. A lower value chooses the same tokens, but overflows."""
 
 
-Temperature: TypeAlias = Annotated[float, Limit(least=0)]
-Share: TypeAlias = Annotated[float, Limit(above=0, most=1)]
+Temperature: TypeAlias = Annotated[float, Limit(minimum=0)]
+Share: TypeAlias = Annotated[float, Limit(above=0, maximum=1)]
 Penalty: TypeAlias = Annotated[float, Limit(above=0)]
 
 
@@ -79,8 +79,8 @@ def penalized_scores(scores: Tensor, penalty: float) -> Tensor:
 
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Set all scores [b, V] below the k-th largest of their row to -inf."""
-    least = scores.topk(min(k, scores.size(-1))).values[:, -1:]
-    return scores.masked_fill(scores < least, -math.inf)
+    threshold = scores.topk(min(k, scores.size(-1))).values[:, -1:]
+    return scores.masked_fill(scores < threshold, -math.inf)
 
 
 def top_p(scores: Tensor, p: float) -> Tensor:

@@ -13,7 +13,7 @@ from tfkit.arguments import Limit, checked, unknown_argument
 from tfkit.nn import StackedLinear
 
 AnyModule: TypeAlias = Annotated[nn.Module, "a module"]
-Rate: TypeAlias = Annotated[float, Limit(least=0)]
+Rate: TypeAlias = Annotated[float, Limit(minimum=0)]
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch updates all parameters in one kernel."""
 

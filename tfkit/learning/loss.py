@@ -91,9 +91,9 @@ Targets: TypeAlias = Tensor | Mapping[str, Tensor]
 Outputs: TypeAlias = Annotated[Mapping[str, Any], "a mapping of outputs to weights, or to `weight` and `shift`"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Ignored: TypeAlias = Annotated[int, INT64]
-ChunkCount: TypeAlias = Annotated[int, Limit(least=1, most=2**16)]
-Smoothing: TypeAlias = Annotated[float, Limit(least=0, most=1)]
-Weight: TypeAlias = Annotated[float, Limit(least=0, most=1)]
+ChunkCount: TypeAlias = Annotated[int, Limit(minimum=1, maximum=2**16)]
+Smoothing: TypeAlias = Annotated[float, Limit(minimum=0, maximum=1)]
+Weight: TypeAlias = Annotated[float, Limit(minimum=0, maximum=1)]
 
 
 class HeadInput(NamedTuple):
@@ -300,8 +300,8 @@ class Loss(nn.Module):
         if tokens is None:
             raise ValueError("targets are missing: the model may attend to the next tokens, or has no token input")
         if tokens.size(1) <= shift:
-            least = "two tokens" if shift == 1 else f"{shift + 1} tokens"
-            raise ValueError(f"there is nothing to predict: a sequence must have at least {least}")
+            requirement = "two tokens" if shift == 1 else f"{shift + 1} tokens"
+            raise ValueError(f"there is nothing to predict: a sequence must have at least {requirement}")
         following = tokens[:, shift:]
         if mask is not None:
             read = mask[:, shift:] if mask.dim() == 2 else mask.diagonal(-shift, dim1=1, dim2=2)

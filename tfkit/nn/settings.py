@@ -41,8 +41,8 @@ def _is_plain(value: Any) -> bool:
 def _text(value: Any) -> str:
     """Format a number with six digits; of a long list, only both ends."""
     if isinstance(value, list | tuple):
-        shown = [*value[:2], "...", value[-1]] if len(value) > MAX_LIST else value
-        return f"[{', '.join(map(_text, shown))}]"
+        items = [*value[:2], "...", value[-1]] if len(value) > MAX_LIST else value
+        return f"[{', '.join(map(_text, items))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {_text(item)}' for name, item in value.items())}}}"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -163,8 +163,8 @@ def disentangled(
     if config.n_buckets is not None:
         near = n // 2
         growth = np.log(np.maximum(np.abs(distance), near) / near) / math.log((config.max_distance - 1) / near)
-        far = near + np.ceil(growth * (near - 1)).astype(int)
-        distance = np.where(np.abs(distance) > near, np.sign(distance) * far, distance)
+        distant = near + np.ceil(growth * (near - 1)).astype(int)
+        distance = np.where(np.abs(distance) > near, np.sign(distance) * distant, distance)
     later = 0 if causal else n
     index, scores = np.clip(distance, -later, n - 1) + later, np.zeros((len(q), len(distance), len(distance)))
     d, biases = q.shape[2], attention.config.biases

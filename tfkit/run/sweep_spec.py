@@ -340,7 +340,7 @@ def _parse_range(path: str, range: dict[str, Any]) -> Range:
     if scale not in SCALES or more or len(ends) != 2:
         raise Invalid("over", f"`{path}` must be a list of values, or a range with two ends", help=help)
     low, high = ends
-    least = 0 if scale == "log" else -math.inf
-    if not least < low < high < math.inf or (scale == "whole" and float in map(type, ends)):
+    minimum = 0 if scale == "log" else -math.inf
+    if not minimum < low < high < math.inf or (scale == "whole" and float in map(type, ends)):
         raise Invalid("over", f"the ends of a `{scale}` range cannot be {low} and {high}", help=help)
     return Range(scale, low, high)

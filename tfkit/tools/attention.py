@@ -49,7 +49,7 @@ PER_LINE = 4
 @click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE", help="Text to tokens and back.")
 @click.option("--prompt", metavar="TEXT", help="Text to read.")
 @click.option("--tokens", metavar="IDS", help="Token ids to read, instead of a text.")
-@options.count_option("--layer", "A layer, from 0; repeatable.  [default: all]", least=0, multiple=True)
+@options.count_option("--layer", "A layer, from 0; repeatable.  [default: all]", minimum=0, multiple=True)
 @options.output_option("FILE", "The file: a name that ends in .svg.", required=True, dir_okay=False)
 @options.json_option
 def attention(
@@ -103,7 +103,7 @@ def attention(
     labels = [text_tokenizer.decode([token]) for token in ids] if tokens is None else [str(token) for token in ids]
     title = f"attention of {graph.name}"
     write_file(
-        output, heat_map_picture(title, list(_head_maps(patterns, labels)), per_line=PER_LINE, square=True, most=1.0)
+        output, heat_map_picture(title, list(_head_maps(patterns, labels)), per_line=PER_LINE, square=True, maximum=1.0)
     )
     if json:
         print_json({"file": str(output), "attentions": list(patterns)})

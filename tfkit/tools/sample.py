@@ -49,7 +49,7 @@ LOSS = "flow_matching"
     metavar="NAME",
     help="euler, or heun, which calls the model twice in each step.",
 )
-@options.count_option("--label", "A class, from 0; repeatable.  [default: no class]", least=0, multiple=True)
+@options.count_option("--label", "A class, from 0; repeatable.  [default: no class]", minimum=0, multiple=True)
 @click.option(
     "--guidance",
     type=options.FiniteRange(0, 1000),

@@ -95,10 +95,10 @@ def main() -> int:
     print(machine())
     print(f"\n{'time of this checkout over that of the other':46}{'best':>7}{'median':>8}   range")
     for name in figures:
-        held = ratio(both[0].values(name), both[1].values(name))
+        result = ratio(both[0].values(name), both[1].values(name))
         best = min(both[0].values(name)) * 1e3
-        spread = f"{held.low:.2f} to {held.high:.2f}"
-        print(f"  {name:30}{best:>11.2f} ms{held.of_minima:>8.3f}{held.median:>8.3f}   {spread}")
+        spread = f"{result.low:.2f} to {result.high:.2f}"
+        print(f"  {name:30}{best:>11.2f} ms{result.of_minima:>8.3f}{result.median:>8.3f}   {spread}")
     return 0
 
 

@@ -114,11 +114,11 @@ def targets(models: Sequence[Contender], small: Sequence[Contender], commands: S
     results = []
     for title, group, key in (("llama3_405b, construction", models, "construction"), ("gpt2", small, "construction")):
         for peer in group[1:]:
-            held = ratio(group[0].values(key), peer.values(key)).of_minima
-            results.append(Target(f"{title}, times of {peer.name}", 1.0, held))
+            result = ratio(group[0].values(key), peer.values(key)).of_minima
+            results.append(Target(f"{title}, times of {peer.name}", 1.0, result))
     params, torch, help = commands
-    held = ratio(params.values("cpu"), torch.values("cpu")).of_minima
-    results.append(Target("tfkit params, times of import torch", 1.3, held))
+    result = ratio(params.values("cpu"), torch.values("cpu")).of_minima
+    results.append(Target("tfkit params, times of import torch", 1.3, result))
     results.append(Target("tfkit params, peak memory in MB", 400, max(params.values("rss"))))
     results.append(Target("tfkit --help, seconds", 0.35, statistics.median(help.values("cpu"))))
     return results

@@ -105,15 +105,15 @@ def main() -> None:
             race(group, options.rounds)
     targets = []
     for spec, (ours, theirs, _) in groups.items():
-        held = ratio(ours.values("load"), theirs.values("load"))
-        targets.append(Target(f"{spec}, times of from_pretrained and a copy", 1.0, held.of_minima))
+        result = ratio(ours.values("load"), theirs.values("load"))
+        targets.append(Target(f"{spec}, times of from_pretrained and a copy", 1.0, result.of_minima))
         targets.append(
             Target(f"{spec}, peak memory in times of the weights", 1.15, max(ours.values("rss")) / sizes[spec])
         )
     torch, *commands = import_time
     worst = max(commands, key=lambda command: ratio(command.values("cpu"), torch.values("cpu")).of_minima)
-    held = ratio(worst.values("cpu"), torch.values("cpu"))
-    targets.append(Target(f"{worst.name}, times of import torch", 1.3, held.of_minima))
+    result = ratio(worst.values("cpu"), torch.values("cpu"))
+    targets.append(Target(f"{worst.name}, times of import torch", 1.3, result.of_minima))
     about = [str(date.today()), machine(), f"torch {version('torch')}, transformers {version('transformers')}"]
     if options.json:
         contenders = {**groups, "processes": import_time}

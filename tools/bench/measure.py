@@ -155,8 +155,8 @@ def compare_speeds(times: Mapping[str, Sequence[float]]) -> str:
     for name, values in times.items():
         line = f"  {name:20}{min(values) * 1000:>9.1f}{statistics.median(values) * 1000:>9.1f}"
         if name != first:
-            held = ratio(values, ours)
-            line += f"   {held.of_minima:.3f}, {held.median:.3f} ({held.low:.2f} to {held.high:.2f})"
+            result = ratio(values, ours)
+            line += f"   {result.of_minima:.3f}, {result.median:.3f} ({result.low:.2f} to {result.high:.2f})"
         lines.append(line)
     return "\n".join(lines)
 
@@ -167,8 +167,8 @@ def compare(contenders: Sequence[Contender], key: str) -> str:
     lines = [f"  {'':26}{'min':>8}{'median':>9}   first / this: minima (by round)"]
     for contender in contenders:
         values = contender.values(key)
-        held = "" if contender is first else str(ratio(first.values(key), values))
-        lines.append(f"  {contender.name:26}{min(values):>8.3f}{statistics.median(values):>9.3f}   {held}".rstrip())
+        result = "" if contender is first else str(ratio(first.values(key), values))
+        lines.append(f"  {contender.name:26}{min(values):>8.3f}{statistics.median(values):>9.3f}   {result}".rstrip())
     return "\n".join(lines)
 
 

@@ -61,7 +61,7 @@ def main() -> None:
     else:
         print(where)
         show(contenders, goals, missing)
-    sys.exit(not all(held <= limit for held, limit in goals.values()))
+    sys.exit(not all(result <= limit for result, limit in goals.values()))
 
 
 def step(name: str) -> dict[str, float]:
@@ -121,8 +121,8 @@ def show(contenders: list[Contender], goals: dict[str, tuple[float, float]], mis
     for key, title in titles.items():
         print(f"\n{title}\n{compare(contenders, key)}")
     print("\ntargets, in chunks / all logits")
-    for what, (held, limit) in goals.items():
-        print(f"  {'met' if held <= limit else 'MISSED':7}{what}: {held:.2f}, at most {limit:.2f}")
+    for what, (result, limit) in goals.items():
+        print(f"  {'met' if result <= limit else 'MISSED':7}{what}: {result:.2f}, at most {limit:.2f}")
     print(*(f"  not measured: {line}"[:WIDTH] for line in missing), sep="\n")
 
 

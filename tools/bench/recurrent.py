@@ -189,8 +189,8 @@ def main() -> None:
         print(f"{name:12}{texts[0]:>24}{ratios[0]:>8}{texts[1]:>24}{ratios[1]:>8}", flush=True)
     print("\na token after 10 and after 10,000 tokens, ms")
     for name in arguments.names:
-        near, far = (1e3 * token_after(name, count, arguments.rounds) for count in (10, 10_000))
-        print(f"{name:12}{near:.3f} and {far:.3f}", flush=True)
+        early, late = (1e3 * token_after(name, count, arguments.rounds) for count in (10, 10_000))
+        print(f"{name:12}{early:.3f} and {late:.3f}", flush=True)
 
 
 if __name__ == "__main__":

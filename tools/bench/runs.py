@@ -48,14 +48,14 @@ SMALL_SIZES = ", d_model: 32, max_len: 16, graph: {decoder: {n_layers: 2, attent
 
 def runs(*, rehearse: bool, device: str) -> dict[str, dict[str, Any]]:
     """Return the measurements by number of processes: with sharded weights, and with a copy of the weights in each."""
-    most = 2 if rehearse else torch.cuda.device_count()
+    limit = 2 if rehearse else torch.cuda.device_count()
     results: dict[str, dict[str, Any]] = {}
-    for count in (processes for processes in COUNTS if processes <= most):
+    for count in (processes for processes in COUNTS if processes <= limit):
         for shard in sorted({1, count}, reverse=True):
             results[f"{count} x {shard}"] = _measured(count, shard, rehearse=rehearse, device=device)
     for variant in VARIANTS:
         name = ", ".join(f"{key}: {value}" for key, value in variant.items())
-        count = max(processes for processes in COUNTS if processes <= most)
+        count = max(processes for processes in COUNTS if processes <= limit)
         results[name] = _measured(count, count, rehearse=rehearse, device=device, variant=variant) | {"variant": name}
     first = results["1 x 1"]
     for result in results.values():

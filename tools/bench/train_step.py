@@ -57,8 +57,8 @@ class Race:
         results = {}
         for name in self.goals:
             if name in self.seconds:
-                held = ratio(self.seconds[name], self.seconds["tfkit"])
-                results[name] = "met" if held.of_minima >= 1 else "level" if held.quartiles[1] >= 1 else "MISSED"
+                result = ratio(self.seconds[name], self.seconds["tfkit"])
+                results[name] = "met" if result.of_minima >= 1 else "level" if result.quartiles[1] >= 1 else "MISSED"
         return results
 
 
@@ -160,9 +160,9 @@ def show_operators(ours: Operators, theirs: Operators) -> None:
     rows = []
     for name in {*ours, *theirs}:
         (calls, spent), (calls_by_hand, spent_by_hand) = ours.get(name, (0, 0.0)), theirs.get(name, (0, 0.0))
-        most = max(spent, spent_by_hand)
-        if calls != calls_by_hand or most > 2:
-            rows.append((most, f"  {name[:38]:38}{calls:>7}{calls_by_hand:>9}{spent:>9.2f}{spent_by_hand:>9.2f}"))
+        longest = max(spent, spent_by_hand)
+        if calls != calls_by_hand or longest > 2:
+            rows.append((longest, f"  {name[:38]:38}{calls:>7}{calls_by_hand:>9}{spent:>9.2f}{spent_by_hand:>9.2f}"))
     print(*(row for _, row in sorted(rows, reverse=True)[:28]), sep="\n")
     sums = [sum(spent for _, spent in times.values()) for times in (ours, theirs)]
     print(f"  {'all of them':54}{sums[0]:>9.2f}{sums[1]:>9.2f}")

@@ -140,8 +140,8 @@ class RopeFieldConfig(FieldConfig):
         parameters = dict(default.get(kind, {}) if kind else default)
         inside = {quoted(field): _mapping(values, field) for field in self.mappings(name, kind)}
         if any(inside.values()):  # without its scaling, a default has no effect
-            kept = () if "rope_type" in parameters else (THETA, SHARE)
-            parameters = {key: value for key, value in parameters.items() if key in kept}
+            names = () if "rope_type" in parameters else (THETA, SHARE)
+            parameters = {key: value for key, value in parameters.items() if key in names}
         elif "rope_type" in parameters:
             inside[f"{quoted(name)}, which is left out,"] = parameters
         if kind:

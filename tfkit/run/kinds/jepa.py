@@ -46,9 +46,9 @@ class JepaConfig(tfkit.LossConfig):
         """Raise `Invalid` for a range that is empty, and for a grid without a position to predict."""
         super().check()
         for name in ("area", "aspect"):
-            least, most = getattr(self, name)
-            if least > most:
-                raise Invalid(name, f"`{name}` must be the smallest and the largest value; got {least:g}, {most:g}")
+            lower, upper = getattr(self, name)
+            if lower > upper:
+                raise Invalid(name, f"`{name}` must be the smallest and the largest value; got {lower:g}, {upper:g}")
         if self.grid[0] * self.grid[1] < 2:
             raise Invalid("grid", "`grid` must have at least 2 positions")
 
@@ -125,17 +125,17 @@ def hidden_blocks(noise: tfkit.Noise, config: JepaConfig) -> Tensor:
     """Return the hidden positions of each row, [b, t]: blocks with random sizes at random positions of the grid."""
     (rows, columns), size = config.grid, (config.blocks, 1)
     areas, log_aspects = (
-        least + (most - least) * noise.rand(*size)
-        for least, most in (config.area, torch.tensor(config.aspect).log().tolist())
+        lower + (upper - lower) * noise.rand(*size)
+        for lower, upper in (config.area, torch.tensor(config.aspect).log().tolist())
     )
     areas, aspects = areas * rows * columns, log_aspects.exp()
     heights = (areas * aspects).sqrt().round().clamp(1, rows)  # [b, n, 1]
     widths = (areas / aspects).sqrt().round().clamp(1, columns)
     inside = []
-    for sides, most in ((heights, rows), (widths, columns)):
-        first = (noise.rand(*size) * (most - sides + 1)).floor()
-        indices = torch.arange(most, device=first.device)
-        inside.append((indices >= first) & (indices < first + sides))  # [b, n, most]
+    for sides, length in ((heights, rows), (widths, columns)):
+        first = (noise.rand(*size) * (length - sides + 1)).floor()
+        indices = torch.arange(length, device=first.device)
+        inside.append((indices >= first) & (indices < first + sides))  # [b, n, length]
     blocks = (inside[0][..., :, None] & inside[1][..., None, :]).flatten(2)  # [b, n, t]
     hidden = torch.zeros_like(blocks[:, 0])
     for block in blocks.unbind(1):

@@ -260,7 +260,7 @@ class DecodedAccuracy(DecodedMetric):
         if any(tensor.dim() > 2 for tensor in inputs.values()):
             raise Invalid("", "generated answers cannot be scored in rows with several documents")
         *sources, (_, tokens) = inputs.items()
-        start, stop = _answer_start(targets, least=0 if sources else 1), self._stop
+        start, stop = _answer_start(targets, minimum=0 if sources else 1), self._stop
         further: dict[str, Any] = dict(sources)
         try:
             if model.meta.get("generation") is None:
@@ -290,14 +290,14 @@ class DecodedExactMatch(DecodedAccuracy):
         return exact_matches(values, targets)
 
 
-def _answer_start(targets: Tensor, *, least: int) -> int:
+def _answer_start(targets: Tensor, *, minimum: int) -> int:
     """Return the position at which all answers start; raise `Invalid` unless every answer ends its example.
 
-    Answers must start at position `least` or later, so that a question precedes them.
+    Answers must start at position `minimum` or later, so that a question precedes them.
     """
     counted = targets != IGNORE_INDEX
     start = int(counted[0].int().argmax())
-    if start < least or not bool(counted[:, start:].all()) or bool(counted[:, :start].any()):
+    if start < minimum or not bool(counted[:, start:].all()) or bool(counted[:, :start].any()):
         message = "every example must end with an answer, and all answers must start at the same position"
         raise Invalid("", message, help="use data such as `addition`, or the split `test` of `calculator`")
     return start

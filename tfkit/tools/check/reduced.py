@@ -243,7 +243,7 @@ class _Shrink:
         )
         return _with_divisors(small) if isinstance(small, MixerConfig) else small
 
-    def _value(self, config: Config, name: str, value: Any, most: int | None, attention: _Around) -> Any:
+    def _value(self, config: Config, name: str, value: Any, limit: int | None, attention: _Around) -> Any:
         """Return the small value of a field or of one of its entries."""
         if isinstance(value, Config):
             return self._config(value, attention)
@@ -251,7 +251,7 @@ class _Shrink:
             return {key: self._value(config, name, entry, DIM, attention) for key, entry in value.items()}
         if isinstance(value, tuple):
             return self._tuple(config, value, attention)
-        return self._number(config, name, value, most, attention) if type(value) is int else value
+        return self._number(config, name, value, limit, attention) if type(value) is int else value
 
     def _tuple(self, config: Config, value: tuple[Any, ...], attention: _Around) -> tuple[Any, ...]:
         """Shrink a tuple: per-channel factors by their number, and configs individually."""
@@ -267,7 +267,7 @@ class _Shrink:
         return tuple(self._config(item, attention) if isinstance(item, Config) else item for item in value)
 
     def _number(  # noqa: C901  one case per meaning of a number, in order
-        self, config: Config, name: str, value: int, most: int | None, attention: _Around
+        self, config: Config, name: str, value: int, limit: int | None, attention: _Around
     ) -> int:
         """Return the small value of an integer."""
         if name in ("n_heads", "n_kv_heads") and isinstance(config, AttentionConfig):
@@ -284,26 +284,26 @@ class _Shrink:
             if value in self.lengths:
                 return self._shorter(value)
             return min(value, max(self.max_len, *map(self._shorter, self.lengths), 0))
-        if most == EXTENT and attention is not None and attention.chooses_keys:
+        if limit == EXTENT and attention is not None and attention.chooses_keys:
             return min(value, WINDOW - 1)
         if isinstance(config, ContentScoreConfig):
             return min(value, DISTANCES.get(name, value))
         if isinstance(config, ScoreBiasConfig):
-            return min(value, DISTANCE if most == DIM else BUCKETS)
+            return min(value, DISTANCE if limit == DIM else BUCKETS)
         if isinstance(config, InputConfig) and (name == "length" or config.type == "positions"):
             return self._shorter(value) if name == "length" else value
         if value in self.rows and name not in ("d_ff", "d_model"):
             return self.rows[value]
-        if value + 1 in self.rows and most not in (DIM, COUNT):  # the last id, for instance of an end token
+        if value + 1 in self.rows and limit not in (DIM, COUNT):  # the last id, for instance of an end token
             return self.rows[value + 1] - 1
-        if value in self.placeholders and most == EXTENT:
+        if value in self.placeholders and limit == EXTENT:
             return min(value, *(rows - 1 for rows in self.rows.values()))
         if value in self.widths and (attention is None or name == "d_model"):
             return self.widths[value]
-        if most == COUNT and isinstance(config, FFNConfig):
+        if limit == COUNT and isinstance(config, FFNConfig):
             return min(value, EXPERTS)
         of_length = self.keeps or (value in self.lengths and not name.startswith("d_"))
-        if most == DIM and not of_length:
+        if limit == DIM and not of_length:
             return self._of_head(value, attention) if attention is not None else self._hidden(value)
         return value
 
@@ -338,7 +338,7 @@ def _is_selection(stack: Layers) -> bool:
     """Return True if the reduced model has chosen layers: the pattern is too long, or a wire has several givers."""
     if stack.repeated and stack.period is None:  # a list of all layers
         return False
-    long = stack.pattern is not None and (stack.period is None or max(stack.period, stack.least) > PATTERN)
+    long = stack.pattern is not None and (stack.period is None or max(stack.period, stack.minimum) > PATTERN)
     return long or bool(_layers_of_several_givers(stack))
 
 
@@ -362,7 +362,7 @@ def _n_layers(stack: Layers) -> int:
         return max(2, len(_kept_layers(stack)))
     if stack.repeated:
         return stack.depth if stack.period is None else min(2 * len(stack.layers), stack.depth)
-    return min(max(2, stack.least), stack.depth)
+    return min(max(2, stack.minimum), stack.depth)
 
 
 def _with_divisors(mixer: MixerConfig) -> MixerConfig:
@@ -384,11 +384,11 @@ def _attention_configs(spec: ModelSpec) -> list[AttentionConfig]:
 
 def _small_heads(n_heads: int, n_kv_heads: int, biased: bool) -> tuple[int, int]:
     """Return the fewest heads with the same ratio. With a score bias, being a power of two is also preserved."""
-    most = ODD_HEADS if biased and n_heads.bit_count() > 1 else HEADS
+    limit = ODD_HEADS if biased and n_heads.bit_count() > 1 else HEADS
     if n_heads == n_kv_heads:
-        return min(n_heads, most), min(n_heads, most)
+        return min(n_heads, limit), min(n_heads, limit)
     if n_kv_heads == 1:
-        return min(n_heads, most), 1
+        return min(n_heads, limit), 1
     return FEWEST * (n_heads // n_kv_heads), FEWEST
 
 

@@ -41,14 +41,14 @@ class HeatMap:
 
 
 def heat_map_picture(
-    title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool, most: float | None = None
+    title: str, maps: Sequence[HeatMap], *, per_line: int, square: bool, maximum: float | None = None
 ) -> str:
     """Draw maps as an SVG document, which supports light and dark mode.
 
-    Colours are relative to `most`, by default the largest magnitude of all maps. Cells are squares, or as high as a
+    Colours are relative to `maximum`, by default the largest magnitude of all maps. Cells are squares, or as high as a
     label.
     """
-    largest = most or max(abs(value) for heat_map in maps for row in heat_map.values for value in row) or 1.0
+    largest = maximum or max(abs(value) for heat_map in maps for row in heat_map.values for value in row) or 1.0
     left = CHARACTER * max(min(len(label), MAX_LABEL) for heat_map in maps for label in heat_map.rows) + 8
     below = CHARACTER * max(min(len(label), MAX_LABEL) for heat_map in maps for label in heat_map.columns) + 8
     width = (CHART_WIDTH - GAP) / per_line - GAP - left

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-def scaled_amount(amount: float, prefixes: str, most: float = 999.95) -> tuple[float, str]:
-    """Divide an amount by a power of 1000 until it is below `most`; return it with the prefix of the power."""
+def scaled_amount(amount: float, prefixes: str, maximum: float = 999.95) -> tuple[float, str]:
+    """Divide an amount by a power of 1000 until it is below `maximum`; return it with the prefix of the power."""
     prefix, larger = "", iter(prefixes)
-    while amount >= most and (following := next(larger, None)):
+    while amount >= maximum and (following := next(larger, None)):
         amount, prefix = amount / 1000, following
     return amount, prefix
 

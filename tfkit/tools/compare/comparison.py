@@ -31,7 +31,7 @@ from tfkit.tools.compare.other_model import Other, other_model
 RETURNED = "(output of the model)"
 FADED = 1e-4
 """Maximum fraction of a difference that may remain in outputs that count as equal; real differences fade less."""
-Tolerance: TypeAlias = Annotated[float, Limit(least=0)]
+Tolerance: TypeAlias = Annotated[float, Limit(minimum=0)]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Caches:
         first: the values that are read once and passed only at the first step.
         of_memory: the names of the caches of a memory, which are written only at the first step.
         limit: the model's `max_len`; None if it has none.
-        least: the minimum number of tokens for which caches are created: more than any sliding window.
+        min_length: the minimum number of tokens for which caches are created: more than any sliding window.
         full: node, layer and number of a cache that holds all tokens; None if all caches are windows.
     """
 
@@ -64,14 +64,15 @@ class Caches:
             if isinstance(cache, Cached)
         ]
         windows = [cache.window for _, cache in locations if cache.window]
-        self.least = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
+        self.min_length = 1 + max([1, *(window for window in windows if window < (self.limit or UNLIMITED))])
         if self.limit is not None:
-            self.least = min(self.least, self.limit)
-        self.full = next((location for location, cache in locations if cache.tokens(self.least) == self.least), None)
+            self.min_length = min(self.min_length, self.limit)
+        n = self.min_length
+        self.full = next((location for location, cache in locations if cache.tokens(n) == n), None)
 
     def make(self, batch: int, length: int, memory: int, like: Tensor) -> Cache:
         """Create caches of zeros for `length` tokens and a memory; one additional slot receives padding."""
-        return empty_caches(self.parts, batch, max(length, self.least), lambda _: memory, like)
+        return empty_caches(self.parts, batch, max(length, self.min_length), lambda _: memory, like)
 
     def room(self, cache: Cache) -> int:
         """Return the capacity of the caches in tokens."""

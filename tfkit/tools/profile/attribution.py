@@ -256,16 +256,16 @@ def _is_memory_row(event: Located, on_device: bool) -> bool:
 
 def _live_bytes(rows: Sequence[Located]) -> Counter[str | None]:
     """Sum the allocations in these rows that were not freed."""
-    held: dict[int, tuple[str | None, int]] = {}
+    allocations: dict[int, tuple[str | None, int]] = {}
     for event in rows:
         row = event.row
         if not isinstance(row, Allocation):
             continue
         if row.size > 0:
-            held[row.address] = (event.owner.path, row.size)
+            allocations[row.address] = (event.owner.path, row.size)
         else:
-            held.pop(row.address, None)
+            allocations.pop(row.address, None)
     living: Counter[str | None] = Counter()
-    for path, size in held.values():
+    for path, size in allocations.values():
         living[path] += size
     return living

@@ -32,7 +32,7 @@ def amount_text(amount: float | None, unit: str) -> str:
         return NONE
     if amount < 1000 and amount == int(amount):
         return f"{amount:.0f} {unit}".rstrip()
-    amount, prefix = scaled_amount(amount, _PREFIXES, most=999.5)
+    amount, prefix = scaled_amount(amount, _PREFIXES, maximum=999.5)
     return f"{_number_text(amount)}{' ' if unit else ''}{prefix}{unit}"
 
 

@@ -60,8 +60,8 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 @click.option("--compile", is_flag=True, help="Compile the entire model.")
 @options.batch_option
 @options.count_option("--length", "Tokens of each sequence.  [default: 128, or max_len]")
-@options.count_option("--steps", "Number of timed steps.", default=5, least=2)
-@options.count_option("--warmup", "Number of untimed steps before them.", default=2, least=0)
+@options.count_option("--steps", "Number of timed steps.", default=5, minimum=2)
+@options.count_option("--warmup", "Number of untimed steps before them.", default=2, minimum=0)
 @options.by_option
 @options.weights_option(otherwise="random")
 @options.allow_change_option

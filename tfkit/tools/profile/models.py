@@ -30,7 +30,7 @@ from tfkit.tools.profile.profiled_step import Settings
 from tfkit.tools.profile.result import Profile, summed_rows
 
 LENGTH = 128
-Steps: TypeAlias = Annotated[int, Limit(least=2)]
+Steps: TypeAlias = Annotated[int, Limit(minimum=2)]
 
 
 @checked

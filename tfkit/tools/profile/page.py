@@ -92,12 +92,12 @@ def _step_figures(profile: Profile) -> tuple[Figure, ...]:
     parameters = f"{amount_text(profile.parameters, '')} parameters"
     within = f"{100 * share:.1f}% of {amount_text(limit, 'FLOP/s')}" if share else "no limit to compare with"
     overhead = profile.step / profile.plain_step
-    held = f"{memory_text(profile.memory.weights)} are weights"
+    weights = f"{memory_text(profile.memory.weights)} are weights"
     return (
         Figure("step", time_text(profile.plain_step), spread, profile.plain_step),
         Figure("throughput", f"{amount_text(tokens, '')} tokens/s", parameters, tokens),
         Figure("achieved", amount_text(rate, "FLOP/s"), within, rate, share),
-        Figure("peak memory", memory_text(profile.memory.peak), held, profile.memory.peak),
+        Figure("peak memory", memory_text(profile.memory.peak), weights, profile.memory.peak),
         Figure("attributed", share_text(profile.attributed, 1), "of the step has a name", profile.attributed),
         Figure("profiler", ratio_text(profile.step, profile.plain_step), "of the step without it", overhead),
     )
@@ -205,9 +205,9 @@ def _total_row(profile: Profile) -> Element:
     backward = sum(row.backward for row in components)
     flops = sum(row.flops or 0 for row in components) or None
     rate = flops / profile.step if flops else None
-    held = sum(row.at_peak for row in components)
+    at_peak = sum(row.at_peak for row in components)
     times = (time_text(profile.step), share_text(1, 1), time_text(forward), time_text(backward) if backward else "")
-    rates = (amount_text(flops, ""), amount_text(rate, ""), "", memory_text(held or None))
+    rates = (amount_text(flops, ""), amount_text(rate, ""), "", memory_text(at_peak or None))
     return tag("div", *(tag("span", cell) for cell in ("step", *times, *rates)), class_="row total")
 
 
@@ -243,23 +243,23 @@ def memory_bars(profiles: Sequence[Profile]) -> list[PageContent]:
 
 
 def _peak_sentence(profile: Profile) -> PageContent:
-    held = profile.memory
-    where = tag("p", "The peak of ", tag("b", memory_text(held.peak)), class_="moment")
-    if held.part:
-        where.extend([tag("span", f" comes in the {held.phase} of "), tag("code", held.part)])
-    where.append(tag("span", f". Before the step, {memory_text(held.at_start)} are in use."))
+    memory = profile.memory
+    where = tag("p", "The peak of ", tag("b", memory_text(memory.peak)), class_="moment")
+    if memory.part:
+        where.extend([tag("span", f" comes in the {memory.phase} of "), tag("code", memory.part)])
+    where.append(tag("span", f". Before the step, {memory_text(memory.at_start)} are in use."))
     return where
 
 
 def _at_peak(profile: Profile) -> list[BarSegment]:
     """Return the bytes that persist between steps, the bytes of each component including gradients, and the rest."""
-    held = profile.memory
-    parts = [("weights", "weights", held.weights), ("optimizer", "optimizer state", held.optimizer)]
-    parts.append(("cache", "cache", held.cache))
+    memory = profile.memory
+    parts = [("weights", "weights", memory.weights), ("optimizer", "optimizer state", memory.optimizer)]
+    parts.append(("cache", "cache", memory.cache))
     parts += [(row.component, row.label, row.at_peak) for row in summed_rows(profile)]
-    parts.append(("rest", INPUTS_AND_OTHERS, max(0, held.peak - sum(size for _, _, size in parts))))
+    parts.append(("rest", INPUTS_AND_OTHERS, max(0, memory.peak - sum(size for _, _, size in parts))))
     return [
-        BarSegment(name, size, label, share_text(size, held.peak), f"{label}: {memory_text(size)}")
+        BarSegment(name, size, label, share_text(size, memory.peak), f"{label}: {memory_text(size)}")
         for name, label, size in parts
     ]
 

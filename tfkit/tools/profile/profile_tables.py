@@ -56,8 +56,8 @@ def _summary_lines(profile: Profile) -> list[str]:
     limits, memory = profile.limits, profile.memory
     how = " (measured)" if limits.source == "measured" else ""
     floor = sum(part.floor or 0 for part in profile.parts)
-    least = f"; the model takes at least {_milliseconds_text(floor)} ms" if floor else ""
-    lines.append(f"limits{how}: {_rate_text(limits.flops, 'FLOP/s')}, {_rate_text(limits.bandwidth, 'B/s')}{least}")
+    bound = f"; the model takes at least {_milliseconds_text(floor)} ms" if floor else ""
+    lines.append(f"limits{how}: {_rate_text(limits.flops, 'FLOP/s')}, {_rate_text(limits.bandwidth, 'B/s')}{bound}")
     held = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
     held_texts = [f"{name} {bytes_text(size)}" for name, size in {**held, "cache": memory.cache}.items() if size]
     lines.append(f"memory: peak {bytes_text(memory.peak)} in {memory.part or 'no component'}, {memory.phase}")

@@ -80,7 +80,7 @@ class SizedRun:
         grid = grid_of(family, Form(family, lambda *size: parameters_of(family.load(family.changes(*size)))[0]))
         points = SizeSearch(grid, memory.amount, plan).points()
         if not points:
-            raise self._too_large(memory, grid.least(), plan(grid.least().depth, grid.least().width))
+            raise self._too_large(memory, grid.smallest(), plan(grid.smallest().depth, grid.smallest().width))
         sizes = tuple(size_of(family, point, memory, plan(point.depth, point.width).peak) for point in points)
         for point, size in zip(points, sizes, strict=True):
             self._check(point, size)
@@ -95,9 +95,9 @@ class SizedRun:
             note = f"for the largest size that fits, with {_size_text(size)}"
             raise SpecError(*(replace(item, notes=(*item.notes, note)) for item in error.diagnostics)) from error
 
-    def _too_large(self, memory: Memory, least: GridPoint, needs: PerProcess) -> SpecError:
+    def _too_large(self, memory: Memory, smallest: GridPoint, needs: PerProcess) -> SpecError:
         count = f"each of {memory.processes:,} processes" if memory.processes > 1 else "a single process"
-        size = size_of(self.family, least, memory, needs.peak)
+        size = size_of(self.family, smallest, memory, needs.peak)
         largest = max(needs.parts, key=needs.parts.__getitem__)
         notes = (
             f"the smallest size needs {memory.text(needs.peak)}, with {_size_text(size)}",
@@ -117,10 +117,10 @@ class SizeSearch:
 
     def __init__(self, grid: Grid, budget: float, plan: Callable[[int, int], PerProcess]) -> None:
         self._grid, self._budget, self._plan = grid, budget, plan
-        self._least = grid.least()
-        self._base = plan(self._least.depth, self._least.width)
+        self._smallest = grid.smallest()
+        self._base = plan(self._smallest.depth, self._smallest.width)
         states = self._base.weights + self._base.gradients + self._base.states
-        self._target = self._least.value * budget / states
+        self._target = self._smallest.value * budget / states
         """Estimated number of parameters that fill the budget. The first estimate counts only optimizer states."""
 
     def points(self) -> list[GridPoint]:
@@ -134,7 +134,7 @@ class SizeSearch:
             largest = [self._fitting(grid.all_widths, partial(grid.point, grid.depths[0]))]
         else:
             largest = [self._of_kind(kind) for kind in sorted(range(-KINDS, KINDS + 1), key=abs)]
-        return sorted(filter(None, largest), key=lambda point: abs(grid.shape_of(point))) or [self._least]
+        return sorted(filter(None, largest), key=lambda point: abs(grid.shape_of(point))) or [self._smallest]
 
     def _of_kind(self, kind: int) -> GridPoint | None:
         """Return the largest size of a kind of shape; None if none fits.
@@ -160,7 +160,7 @@ class SizeSearch:
             point, steps = size(numbers[index]), steps + 1
             peak = self._plan(point.depth, point.width).peak
             low, high = (index, high) if peak <= self._budget else (low, index)
-            if point.value > self._least.value and peak > self._base.peak:
-                slope = (point.value - self._least.value) / (peak - self._base.peak)
+            if point.value > self._smallest.value and peak > self._base.peak:
+                slope = (point.value - self._smallest.value) / (peak - self._base.peak)
                 self._target = point.value + (self._budget - peak) * slope
         return None if low < 0 else size(numbers[low])

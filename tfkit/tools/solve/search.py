@@ -52,7 +52,7 @@ class Grid:
     shape: float
     value: Value
 
-    def least(self) -> GridPoint:
+    def smallest(self) -> GridPoint:
         """Return the smallest size."""
         return self.point(self.depths[0], self.width or 1)
 
@@ -100,13 +100,13 @@ class Grid:
         if self.width is not None:
             return [self.width]
         widths, first, last = self.all_widths, self.depths[0], self.depths[-1]
-        most = bisect_left(widths, budget, key=lambda width: self.value(first, width))
+        end = bisect_left(widths, budget, key=lambda width: self.value(first, width))
         if first == last:
-            return widths[max(0, most - 1) : most + 1]
-        fewest = bisect_left(widths, budget, hi=most, key=lambda width: self.value(last, width))
-        far = 2.0 ** (SHAPE_DISTANCE * (KINDS + 1))
-        low = bisect_left(widths, self.shape / far, lo=fewest, hi=most, key=lambda w: self._shape(budget, w))
-        high = bisect_left(widths, self.shape * far, lo=fewest, hi=most, key=lambda w: self._shape(budget, w))
+            return widths[max(0, end - 1) : end + 1]
+        start = bisect_left(widths, budget, hi=end, key=lambda width: self.value(last, width))
+        ratio = 2.0 ** (SHAPE_DISTANCE * (KINDS + 1))
+        low = bisect_left(widths, self.shape / ratio, lo=start, hi=end, key=lambda w: self._shape(budget, w))
+        high = bisect_left(widths, self.shape * ratio, lo=start, hi=end, key=lambda w: self._shape(budget, w))
         return widths[max(0, min(low, len(widths) - 1) - 1) : high + 2]
 
     def _shape(self, budget: float, width: int) -> float:
@@ -132,8 +132,8 @@ def nearest_sizes(grid: Grid, budget: float) -> list[GridPoint]:
     best = [min(group, key=miss) for kind, group in by_shape.items() if abs(kind) <= KINDS]
     if not best:
         return sorted(points, key=miss)[:1]
-    least = min(map(miss, best))
-    good = [point for point in best if miss(point)[0] <= TOLERANCE * budget or miss(point) == least]
+    distance = min(map(miss, best))
+    good = [point for point in best if miss(point)[0] <= TOLERANCE * budget or miss(point) == distance]
     return sorted(good, key=lambda point: abs(grid.shape_of(point)))
 
 

@@ -44,7 +44,7 @@ class Depth:
     path: Path
     n_layers: int
     period: int
-    least: int
+    minimum: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Family:
         for node in self.own.built_nodes:
             path = ("graph", node.name, "n_layers")
             if path in numbers and path not in self._kept and node.stack is not None and node.stack.period is not None:
-                stacks.append(Depth(path, numbers[path], node.stack.period, node.stack.least))
+                stacks.append(Depth(path, numbers[path], node.stack.period, node.stack.minimum))
         return tuple(stacks)
 
     def _widths(self, numbers: Mapping[Path, int]) -> dict[Path, int]:
@@ -177,12 +177,10 @@ class Family:
         scales = {path: Fraction(self._given(path), self.widths[path]) for path in self._kept if path in self.widths}
         for path, scale in scales.items():
             if scale / self.step % 1:
-                least = int(self.widths[path] * self.step)
-                message = f"`{self._kept[path]}` cannot be a width of the family: its heads need a multiple of {least}"
+                unit = int(self.widths[path] * self.step)
+                message = f"`{self._kept[path]}` cannot be a width of the family: its heads need a multiple of {unit}"
                 raise SpecError(
-                    Diagnostic(
-                        message, help=f"also set n_heads, or use {_adjacent_multiples(self._given(path), least)}"
-                    )
+                    Diagnostic(message, help=f"also set n_heads, or use {_adjacent_multiples(self._given(path), unit)}")
                 )
         if len(set(scales.values())) > 1:
             raise SpecError(Diagnostic(f"{' and '.join(self._kept.values())} must scale the family by the same factor"))
@@ -208,9 +206,9 @@ class Family:
         units = [stack.n_layers // self.depth for stack in self.stacks]
         periods = [stack.period // gcd(stack.period, unit) for stack, unit in zip(self.stacks, units, strict=True)]
         stride = lcm(*periods)
-        least = max(-(-stack.least // unit) for stack, unit in zip(self.stacks, units, strict=True))
-        most = min(MAX_LAYERS // unit for unit in units)
-        return range(least + (self.depth - least) % stride, most + 1, stride)
+        minimum = max(-(-stack.minimum // unit) for stack, unit in zip(self.stacks, units, strict=True))
+        maximum = min(MAX_LAYERS // unit for unit in units)
+        return range(minimum + (self.depth - minimum) % stride, maximum + 1, stride)
 
     @property
     def width(self) -> int:

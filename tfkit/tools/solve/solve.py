@@ -67,13 +67,13 @@ def solve(
 def sizes_of(family: Family, budget: Budget) -> Solved:
     """Find the sizes of a family nearest to a budget; raises SpecError, see `solve`."""
     grid = grid_of(family, Form(family, lambda *size: budget.count(family.load(family.changes(*size)))))
-    least = grid.least()
-    if least.value > budget.amount:
-        raise _out_of_reach(family, budget, least, "small")
+    smallest = grid.smallest()
+    if smallest.value > budget.amount:
+        raise _out_of_reach(family, budget, smallest, "small")
     points = nearest_sizes(grid, budget.amount)
-    most = max(points, key=lambda point: point.value)
-    if 2 * most.value < budget.amount:
-        raise _out_of_reach(family, budget, most, "large")
+    largest = max(points, key=lambda point: point.value)
+    if 2 * largest.value < budget.amount:
+        raise _out_of_reach(family, budget, largest, "large")
     return Solved(family.own.name, budget, tuple(size_of(family, point, budget) for point in points))
 
 

@@ -217,8 +217,8 @@ def _initial_parameters(x: Numbers, values: Numbers, exponent: float) -> Numbers
     """Return the law with the given exponent that is nearest to the means, within the bounds of a law."""
     shape = np.stack([np.ones_like(x), np.exp(-exponent * x)], axis=1)
     floor, scale = np.linalg.lstsq(shape, values.mean(axis=1))[0]
-    least = values.min()
-    return np.array([np.clip(floor, 0.001 * least, 0.999 * least), math.log(max(scale, 0.001 * least)), exponent])
+    minimum = values.min()
+    return np.array([np.clip(floor, 0.001 * minimum, 0.999 * minimum), math.log(max(scale, 0.001 * minimum)), exponent])
 
 
 def bounded_exponential(value: float) -> float:

@@ -195,8 +195,8 @@ class _Flips:
     def interval(self, family: Sequence[_Flips]) -> Interval | None:
         """Return the differences whose p-value is above 5%, among the arms of `family`; None if they have no end."""
         low, high = self._ends(family)
-        most = int(ALPHA * len(low))  # every range contains the mean, so its ends decide
-        ends = float(np.sort(low)[most]), float(np.sort(high)[-1 - most])
+        index = int(ALPHA * len(low))  # every range contains the mean, so its ends decide
+        ends = float(np.sort(low)[index]), float(np.sort(high)[-1 - index])
         return ends if all(map(math.isfinite, ends)) else None
 
     def _ends(self, family: Sequence[_Flips]) -> tuple[Array, Array]:

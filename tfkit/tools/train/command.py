@@ -155,8 +155,8 @@ def _plan_run(run: Run, plugins: Plugins, *, json: bool) -> None:
     from tfkit.commands import print_json
     from tfkit.tools.train.plan import metric_floors, run_plan
 
-    planned, least = run_plan(run), metric_floors(run, plugins)
-    print_json({**vars(planned), "floors": least}) if json else _show_plan(planned, least)
+    planned, floors = run_plan(run), metric_floors(run, plugins)
+    print_json({**vars(planned), "floors": floors}) if json else _show_plan(planned, floors)
 
 
 def _show_roles(run: Run, *, json: bool) -> None:
@@ -209,8 +209,8 @@ def _plan_processes(
     change = None if device is None or fits else fitting_changes(run, count, states_of(run), device, network)
     if json:
         sums = {"total": needs.total, "fits": None if device is None else fits, "change": change}
-        least = time and {**vars(time), "seconds": time.seconds, "bound": time.bound}
-        print_json({**vars(needs), **sums, "least_time": least})
+        duration = time and {**vars(time), "seconds": time.seconds, "bound": time.bound}
+        print_json({**vars(needs), **sums, "least_time": duration})
         return
     rows = [(part, bytes_text(size)) for part, size in needs.parts.items() if size]
     rows += [("total", bytes_text(needs.total))]

@@ -50,8 +50,8 @@ class Read(Weights):
 
     def forward(self, streams: Tensor, context: Context) -> tuple[Tensor, list[Tensor]]:
         pre, post = self.logits(streams)
-        x = ((torch.sigmoid(pre) + self.least)[..., None] * streams).sum(dim=2)
-        return x.to(streams.dtype), [self.magnitude * torch.sigmoid(post) + self.least]
+        x = ((torch.sigmoid(pre) + self.eps)[..., None] * streams).sum(dim=2)
+        return x.to(streams.dtype), [self.magnitude * torch.sigmoid(post) + self.eps]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, magnitude={self.magnitude}"

@@ -79,18 +79,18 @@ class Weights(nn.Module):
         self.base = nn.Parameter(torch.empty(sum(parts.values())))
         self.inputs = [inputs]
         self.sizes = list(parts.values())
-        self.least = config.eps
-        self.eps = config.norm_eps
+        self.eps = config.eps
+        self.norm_eps = config.norm_eps
 
     def logits(self, streams: Tensor) -> list[Tensor]:
         """Return the logits of each part, computed in float32."""
-        x = F.rms_norm(widened(self.join_streams(streams)), self.inputs, eps=self.eps)
+        x = F.rms_norm(widened(self.join_streams(streams)), self.inputs, eps=self.norm_eps)
         projected = F.linear(x, widened(self.project.weight)).split(self.sizes, dim=-1)
         base, scale = widened(self.base).split(self.sizes), widened(self.scale)
         return [projected[i] * scale[i] + base[i] for i in range(len(self.sizes))]
 
     def extra_repr(self) -> str:
-        return named(streams=self.sizes[0], eps=self.least, norm_eps=self.eps)
+        return named(streams=self.sizes[0], eps=self.eps, norm_eps=self.norm_eps)
 
 
 class Read(Weights):
@@ -113,12 +113,12 @@ class Read(Weights):
 
     def forward(self, streams: Tensor, context: Context) -> tuple[Tensor, list[Tensor]]:
         pre, post, comb = self.logits(streams)
-        x = ((torch.sigmoid(pre) + self.least)[..., None] * streams).sum(dim=2)
-        comb = torch.softmax(self.split_matrix(comb), dim=-1) + self.least
-        comb = comb / (comb.sum(dim=-2, keepdim=True) + self.least)
+        x = ((torch.sigmoid(pre) + self.eps)[..., None] * streams).sum(dim=2)
+        comb = torch.softmax(self.split_matrix(comb), dim=-1) + self.eps
+        comb = comb / (comb.sum(dim=-2, keepdim=True) + self.eps)
         for _ in range(self.iterations - 1):
-            comb = comb / (comb.sum(dim=-1, keepdim=True) + self.least)
-            comb = comb / (comb.sum(dim=-2, keepdim=True) + self.least)
+            comb = comb / (comb.sum(dim=-1, keepdim=True) + self.eps)
+            comb = comb / (comb.sum(dim=-2, keepdim=True) + self.eps)
         return x.to(streams.dtype), [2.0 * torch.sigmoid(post), comb]
 
     def extra_repr(self) -> str:
@@ -144,5 +144,5 @@ class Leave(Weights):
         nn.init.zeros_(self.base)
 
     def forward(self, streams: Tensor) -> Tensor:
-        pre = torch.sigmoid(self.logits(streams)[0]) + self.least
+        pre = torch.sigmoid(self.logits(streams)[0]) + self.eps
         return (pre[..., None] * streams).sum(dim=2).to(streams.dtype)

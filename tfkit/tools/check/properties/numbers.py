@@ -115,9 +115,9 @@ def _reference_batches(subject: ModelUnderTest) -> Iterator[tuple[Inputs, float]
         yield subject.inputs(length=min(length, subject.longest)), TOLERANCE
     configs = [attending.config for attending in subject.attentions]
     if any(isinstance(config.position, RotaryConfig) for config in configs) and not fixed_length(subject.graph):
-        far = min(ROTARY_MAX_LEN, max_len(subject.graph) or ROTARY_MAX_LEN)
+        limit = min(ROTARY_MAX_LEN, max_len(subject.graph) or ROTARY_MAX_LEN)
         # Angles are float32 in every model: their rounding errors grow with the position.
-        yield subject.inputs(batch=1, length=far), TOLERANCE * max(1, far / LENGTH)
+        yield subject.inputs(batch=1, length=limit), TOLERANCE * max(1, limit / LENGTH)
     sides: tuple[tuple[Padding, str], ...] = (("left", "n_heads"), ("right", "kv_heads"))
     for padding, name in sides if subject.padded else ():
         heads = max((getattr(config, name) for config in configs), default=1)

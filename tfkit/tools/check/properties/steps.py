@@ -130,9 +130,9 @@ class SequenceBatch:
 
     def started_by(self, piece: InputChunk) -> SequenceBatch:
         """Return the rows with the prefixes and the blocks that this first step holds."""
-        most = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
-        once = {name: torch.minimum(x, most) if x.dim() == 1 else x for name, x in self.once.items()}
-        first = torch.arange(self.length) < most[:, None]
+        upper = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
+        once = {name: torch.minimum(x, upper) if x.dim() == 1 else x for name, x in self.once.items()}
+        first = torch.arange(self.length) < upper[:, None]
         stepwise = {name: x * first if name in self.blocks else x for name, x in self.pieces.items()}
         graph = graph_of(self.model)
         nodes = [graph.node(name) for name in self.blocks - graph.inputs.keys()]

@@ -133,7 +133,7 @@ class TrainingTrace:
         second = [layer[self.second].units(self.axes[1]) for layer in layers]
         return (self._centred(first) * self._centred(second)).sum(dim=1)
 
-    def least(self, layer: LayerNorms) -> float:
+    def threshold(self, layer: LayerNorms) -> float:
         """Return the minimum strength for the trace to be informative."""
         return LEAN if self.axes is None else max(MATCH, SIGMAS / len(layer[self.second].units(self.axes[1])) ** 0.5)
 
@@ -237,7 +237,7 @@ def _usual_strengths(layers: Sequence[LayerNorms], traces: Sequence[TrainingTrac
     if len(layers) < LAYERS:
         return {}
     medians = {trace: float(trace.strengths(layers).sort().values[len(layers) // 2]) for trace in traces}
-    return {trace: median for trace, median in medians.items() if median >= trace.least(layers[0])}
+    return {trace: median for trace, median in medians.items() if median >= trace.threshold(layers[0])}
 
 
 def _restoring_edits(layers: Sequence[LayerNorms], usual: Mapping[TrainingTrace, float]) -> list[Edit]:
