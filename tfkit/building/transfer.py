@@ -178,7 +178,7 @@ def fill_from_model(model: fx.GraphModule, old: fx.GraphModule, folder: Path, tr
     locations, outline = tensor_locations_of(model), outlines(new_state)
     views = {name: location.view(outline) for name, location in locations.items()}
     missing = [name for name in views if matches_any(name, transfer.missing)]
-    sources = {name: _source_and_rule(name, rules) for name in views if name not in missing}
+    sources = {name: source_and_rule(name, rules) for name in views if name not in missing}
     _check_effect(rules, sources)
     read = {source for source, _ in sources.values()}
     unread = [name for name in weights if name not in read]
@@ -254,7 +254,7 @@ def _mapped_tensor(
     return tensor
 
 
-def _source_and_rule(name: str, rules: Sequence[TransferRule]) -> tuple[str, TransferRule | None]:
+def source_and_rule(name: str, rules: Sequence[TransferRule]) -> tuple[str, TransferRule | None]:
     """Return the weight of the old model for a weight, and the rule that maps it; None without a rule."""
     matches = [(rule, source) for rule in rules if (source := rule.source_of(name)) is not None]
     if not matches:
@@ -272,7 +272,7 @@ def _check_effect(rules: Sequence[TransferRule], sources: Mapping[str, tuple[str
     for rule in rules:
         remaining = [other for other in rules if other is not rule]
         mapped = [name for name, (_, winner) in sources.items() if winner is rule]
-        if all(_mapping_effect(_source_and_rule(name, remaining)) == _mapping_effect(sources[name]) for name in mapped):
+        if all(_mapping_effect(source_and_rule(name, remaining)) == _mapping_effect(sources[name]) for name in mapped):
             names = list(sources)
             reason = "fills weights that it would fill anyway" if mapped else "matches no weight that is read"
             error = no_match("map", f"{quoted(rule.target)} {reason}", rule.target, names)

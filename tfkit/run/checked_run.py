@@ -67,7 +67,7 @@ FITS_POSITIONS = (
 FITS_EXAMPLES = (
     "end the model in a `classifier` of a `pooler`, or use data with a target for each position: `text`, `pairs`"
 )
-START = (WEIGHTS_CONTENT, "weights_tokens", "branch_step", "branch_content")
+START = (WEIGHTS_CONTENT, "weights_tokens", "weights_states", "branch_step", "branch_content")
 """Paths of the values that describe what a run begins with."""
 MAX_COMPILED = 4
 """Maximum number of different values by step with compiled code, of which torch keeps 8 versions, also for lengths."""
@@ -325,6 +325,8 @@ class Run:
             values[WEIGHTS_CONTENT] = self._weights_content(self.config.weights)
             if self.config.weights.tokens and (file := tokenizer_in(model_folder(Path(self.config.weights.path)))):
                 values["weights_tokens"] = self._content(("weights", "tokens"), str(file))
+            if self.config.weights.states and os.path.isfile(model_folder(Path(self.config.weights.path)) / OPTIMIZER):
+                values["weights_states"] = content_of(model_folder(Path(self.config.weights.path)) / OPTIMIZER)
         if self.branch is not None:
             tensors = [content_of(self.branch / name) for name in (WEIGHTS, OPTIMIZER)]
             values |= {"branch_step": step_of(self.branch), "branch_content": ":".join(tensors)}

@@ -198,6 +198,9 @@ class WeightsConfig(Config):
     """Patterns of tensors to ignore, by their names in the file, such as `lm_head.weight`."""
     allow_change: bool | tuple[str, ...] = False
     """If true, accept weights of a model with different values; or patterns of the values that may differ."""
+    states: tuple[str, ...] = ()
+    """Patterns of weights, such as `decoder.layers.*`, whose state of the optimizer also comes from the run in `path`.
+    It moves with the weights by `map`. The state of all other weights starts at zero."""
 
     def located(self, folder: Path) -> Self:
         """Return the config with an absolute path. A relative path starts at `folder`."""

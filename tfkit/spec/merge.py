@@ -123,20 +123,21 @@ class Change:
         return replace(self, steps=self.steps[1:])
 
 
-def change_of(argument: str) -> Change:
-    """Parse a `--set` argument, `path=value`; raise SpecError if it is malformed."""
-    source = Source(SET, argument)
-    name, equals, _ = argument.partition("=")
-    parts = name.strip().split(".")
+def change_of(argument: str, *, name: str = SET) -> Change:
+    """Parse an argument `path=value`, by default of `--set`; raise SpecError if it is malformed. Errors show `name`."""
+    source = Source(name, argument)
+    path, equals, _ = argument.partition("=")
+    parts = path.strip().split(".")
     if not equals or not all(parts):
-        help = "write a path and a value, for instance `--set decoder.n_layers=2`"
+        option = f"{SET} " if name == SET else ""
+        help = f"write a path and a value, for instance `{option}decoder.n_layers=2`"
         raise SpecError(Diagnostic("a change must have the form path=value", source.span(0, len(argument)), help=help))
     steps = []
-    start = len(name) - len(name.lstrip())
+    start = len(path) - len(path.lstrip())
     for part in parts:
         steps.append((part, source.span(start, start + len(part))))
         start += len(part) + 1
-    return Change(tuple(steps), parse_value(source, len(name) + 1))
+    return Change(tuple(steps), parse_value(source, len(path) + 1))
 
 
 def apply_set(root: Mapping, argument: str, fields: frozenset[str]) -> Mapping:

@@ -235,6 +235,10 @@ def restore_model(model: fx.GraphModule, optimizer: torch.optim.Optimizer, resto
     parameters = dict(model.named_parameters())
     for path, tensor in restored.optimizer.items():
         name, _, key = path.partition(SEPARATOR)
-        like = parameters[name]
-        moved = tensor.to(like.device, copy=True)
-        optimizer.state[like][key] = part(moved, like) if moved.shape == like.shape else moved
+        optimizer.state[parameters[name]][key] = on_device_of(parameters[name], tensor)
+
+
+def on_device_of(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return a copy of a state tensor on the device of its parameter; of a shard, only the rows of this process."""
+    rows = part(tensor, parameter) if tensor.shape == parameter.shape else tensor
+    return tensor.to(parameter.device, copy=True) if rows is tensor else rows

@@ -17,6 +17,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.run.run_spec import WeightsConfig
 from tfkit.run.training.adapters import adapters_description, insert_adapters, matching_adapter, start_from
+from tfkit.run.training.initial_states import check_initial_states
 from tfkit.run.training.optimizer import Rules, groups_of
 from tfkit.run.training.parametrize import parameter_rules, scale_initial_values
 from tfkit.spec.extending import short_path
@@ -67,6 +68,8 @@ def check_start(run: Run) -> None:
     if config is not None and run.recorded is None:
         with _located_errors(run, "weights"):
             _weight_transfer(config, ()).check(model, Path(config.path))
+            if config.states:
+                check_initial_states(model, run)
     adapters = run.config.adapters
     if adapters is not None and adapters.start is not None and run.recorded is None:
         with _located_errors(run, "adapters"), matching_adapter(model, Path(adapters.start)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,14 +22,17 @@ from tfkit.errors import Diagnostic, Invalid, SpecError, closest_name, listing, 
 from tfkit.graph.expand import Graph, expand
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.load import Spec, take_spec
-from tfkit.spec.merge import change_of
+from tfkit.spec.merge import Change, change_of
 from tfkit.spec.model_spec import ModelSpec
 from tfkit.spec.render import Data, spec_data
 from tfkit.spec.source import plain_data
+from tfkit.spec.tree import Mapping
 
 WIDTH = "d_model"
 """The name of the width of the residual stream."""
 DEPTH = "n_layers"
+CHANGE = "change"
+"""The name of an argument in errors."""
 HEAD_WIDTH = "d_head"
 NODE_DEPTH = 3
 """The length of the path of a field of a node: `graph`, the node and the field."""
@@ -40,7 +44,7 @@ class SizeStep:
     """A change of the spec with one reason: values, or components, by their paths in the spec."""
 
     title: str
-    values: Mapping[FieldPath, Any]
+    values: MappingABC[FieldPath, Any]
     replaces: bool = False
     """True if components have different kinds."""
 
@@ -59,8 +63,8 @@ def larger_spec(graph: Graph, changes: Iterable[str], plugins: Plugins) -> Spec:
     data = spec_data(graph.spec.portable)
     data.pop("parameters", None)
     nodes = data[GRAPH]
-    for text in changes:
-        change = change_of(text)
+    parsed = [change_of(text, name=CHANGE) for text in changes]
+    for change in parsed:
         path = tuple(key for key, _ in change.steps)
         path = path[1:] if path[0] == GRAPH else path
         value, targets = plain_data(change.value), [*_targets(nodes, path)]
@@ -69,9 +73,25 @@ def larger_spec(graph: Graph, changes: Iterable[str], plugins: Plugins) -> Spec:
             target[path[-1]] = _with_inherited(value, target[path[-1]], plugins)
         if not targets and not _set_defaults(graph, nodes, path, value):
             raise _unknown_path(graph, path, change)
-    spec = take_spec(data, plugins)
+    try:
+        spec = take_spec(data, plugins)
+    except SpecError as error:
+        raise SpecError(*dict.fromkeys(_at_change(item, parsed) for item in error.diagnostics)) from error
     model = _without_narrower_heads(graph.spec, spec)
     return replace(spec, model=model, family=graph.spec.family, file=graph.spec.file)
+
+
+def _at_change(diagnostic: Diagnostic, changes: Sequence[Change]) -> Diagnostic:
+    """Return an error of the larger spec at the change that causes it. A change of `d_model` causes several."""
+    keys = diagnostic.path.split(".")
+    for change in changes:
+        name, _ = change.steps[-1]
+        if name in keys:
+            node = change.value
+            for key in keys[keys.index(name) + 1 :]:
+                node = node.items.get(key, node) if isinstance(node, Mapping) else node
+            return replace(diagnostic, span=node.span, path="")
+    return diagnostic
 
 
 def _targets(data: Data, path: tuple[str, ...]) -> Iterator[dict[str, Data]]:
@@ -126,7 +146,7 @@ def _set_defaults(graph: Graph, data: Data, path: tuple[str, ...], value: Data) 
     return is_set
 
 
-def _unknown_path(graph: Graph, path: tuple[str, ...], change: Any) -> SpecError:
+def _unknown_path(graph: Graph, path: tuple[str, ...], change: Change) -> SpecError:
     names = {leaf[-1] for leaf, value in leaf_values(graph.spec.model.graph) if isinstance(value, int)}
     near = closest_name(path[-1], sorted(names))
     return SpecError(
@@ -191,12 +211,12 @@ def _differences(old: Any, new: Any, path: FieldPath, owner: str) -> Iterator[Sp
         yield SpecDifference(path, old, new, owner)
 
 
-def _entries(value: Any) -> Mapping[str, Any] | None:
+def _entries(value: Any) -> MappingABC[str, Any] | None:
     if isinstance(value, Config):
         return dict(value)
     if isinstance(value, tuple) and any(isinstance(item, Config) for item in value):
         return {str(index): item for index, item in enumerate(value)}
-    return value if isinstance(value, Mapping) else None
+    return value if isinstance(value, MappingABC) else None
 
 
 def _step(differences: Sequence[SpecDifference]) -> SizeStep:
@@ -242,7 +262,7 @@ def without_head_widths(spec: Spec) -> Spec:
     return replace(spec, model=model)
 
 
-def changed(spec: Spec, values: Mapping[FieldPath, Any]) -> Graph | None:
+def changed(spec: Spec, values: MappingABC[FieldPath, Any]) -> Graph | None:
     """Return the graph of a spec with some values replaced; None if a component rejects them."""
     try:
         return expand(with_values_of(spec, values))
@@ -250,6 +270,6 @@ def changed(spec: Spec, values: Mapping[FieldPath, Any]) -> Graph | None:
         return None
 
 
-def with_values_of(spec: Spec, values: Mapping[FieldPath, Any]) -> Spec:
+def with_values_of(spec: Spec, values: MappingABC[FieldPath, Any]) -> Spec:
     """Return a spec with some values replaced. Raises as `with_values`."""
     return replace(spec, model=with_values(spec.model, values))

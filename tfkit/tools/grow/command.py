@@ -33,16 +33,18 @@ RUN_SUFFIXES = (".yaml", ".yml")
     its spec, such as decoder.n_layers=8; d_model=512 is for all of them. Both
     models are evaluated in float64 on random inputs after each change, and the
     table has the largest difference of their outputs, relative to the largest
-    output. A change is exact if the difference is at most 1e-12. Both models must
-    fit into memory in float64. For a spec without weights, random weights show
-    which changes are exact.
+    output. A change is exact if the difference is at most 1e-12. The larger model
+    in float64 must fit into memory next to the weights of the model. For a spec
+    without weights, random weights show which changes are exact.
 
     With -o FILE.yaml, the result is a run with the settings of the run in SPEC and
     a map of its weights. Otherwise it is a folder with the larger model. The state
-    of the optimizer starts at zero. docs/growing.md lists the exact changes.
+    of the optimizer starts at zero; with --states, it grows with the weights.
+    docs/growing.md lists the exact changes.
     """,
     examples="""
     tfkit grow runs/base decoder.n_layers=8 d_ff=2048 -o larger.yaml
+    tfkit grow runs/base n_layers=12 --states -o deeper.yaml
     tfkit grow downloads/model d_model=1024 n_heads=16 -o larger
     tfkit grow char_swiglu decoder.attention.d_head=64
     """,
@@ -58,6 +60,7 @@ RUN_SUFFIXES = (".yaml", ".yml")
     metavar="X",
     help="Noise of repeated weights, relative to the standard deviation of each.",
 )
+@click.option("--states", is_flag=True, help="Grow the state of the optimizer, too.")
 @count_option("--length", "Tokens of the random inputs.  [default: 16, or max_len]")
 @seed_option("Seed of new weights, noise and random inputs.")
 @click.option("--force", is_flag=True, help="Replace an existing model in the folder.")
@@ -68,6 +71,7 @@ def grow(
     changes: tuple[str, ...],
     output: Path | None,
     noise: float,
+    states: bool,
     length: int | None,
     seed: int,
     force: bool,
@@ -77,6 +81,8 @@ def grow(
     for name, value in (("force", force), ("noise", noise)):
         if value and (output is None or is_run):
             raise click.UsageError(f"--{name} has no effect without a folder to write: -o DIR")
+    if states and not is_run:
+        raise click.UsageError("--states has no effect without a run to write: -o FILE.yaml")
     graph = reader.load(spec)
     from tfkit.graph.input_shapes import max_len
 
@@ -94,27 +100,47 @@ def grow(
         layouts_of(reader.plugins).check_folder(output, force=force, companions=companions)
     with stages() as stage:
         growth = find_growth(graph, changes, reader.plugins, seed=seed, length=length, on_step=stage)
-        files = [] if output is None else _write(reader, spec, graph, growth, output, noise, seed, force)
+        files = [] if output is None else _write(reader, spec, graph, growth, output, noise, seed, states, force)
     counts = [count_params(item).total for item in (graph, growth.graph)]
     if json:
         values = {name: getattr(growth, name) for name in ("steps", "difference", "exact", "weights")}
-        print_json({"name": graph.name, "parameters": counts, **values, "noise": noise, "files": files})
+        values |= {"states": growth.states if states else (), "noise": noise, "files": files}
+        print_json({"name": graph.name, "parameters": counts, **values})
     else:
         _show(graph.name, growth, counts, noise, files)
+        if is_run:
+            click.echo(_states_text(growth, states=states))
 
 
 def _write(
-    reader: Reader, spec: str, graph: Graph, growth: GrownStart, output: Path, noise: float, seed: int, force: bool
+    reader: Reader,
+    spec: str,
+    graph: Graph,
+    growth: GrownStart,
+    output: Path,
+    noise: float,
+    seed: int,
+    states: bool,
+    force: bool,
 ) -> list[str]:
     from tfkit.tools.grow.files import grown_model, write_run
     from tfkit.tools.save.save import save
 
     if output.suffix in RUN_SUFFIXES:
-        write_run(Path(spec), growth, graph, output, reader.plugins)
+        write_run(Path(spec), growth, graph, output, reader.plugins, states=states)
         return [str(output)]
     model = grown_model(growth, graph, seed=seed, noise=noise)
     written = save(model, output, force=force, files_from=graph.weights, plugins=reader.plugins)
     return [str(path) for path in written]
+
+
+def _states_text(growth: GrownStart, *, states: bool) -> str:
+    """Describe the state of the optimizer at the start of the run."""
+    if not states:
+        return "optimizer: the state starts at zero; `--states` grows it"
+    count = f"{growth.n_states:,} of {growth.n_weights:,} weights"
+    rest = ", else it is zero" if growth.n_states < growth.n_weights else ""
+    return f"optimizer: the state grows for {count}{rest}"
 
 
 def _show(name: str, growth: GrownStart, counts: Sequence[int], noise: float, files: Sequence[str]) -> None:

@@ -25,8 +25,12 @@ from tfkit.tools.grow.growth import GrownStart
 from tfkit.tools.grow.proof import initial_model
 
 
-def write_run(source: Path, growth: GrownStart, old: Graph, file: Path, plugins: Plugins) -> None:
+def write_run(
+    source: Path, growth: GrownStart, old: Graph, file: Path, plugins: Plugins, *, states: bool = False
+) -> None:
     """Write a run with the settings of the run in `source`, the larger model, and weights that a map gives.
+
+    With `states`, the state of the optimizer grows, too.
 
     Raises SpecError if `source` is not a run, or has settings that belong to its sizes; or if the new run is invalid.
     """
@@ -44,7 +48,9 @@ def write_run(source: Path, growth: GrownStart, old: Graph, file: Path, plugins:
             raise SpecError(Diagnostic(message, help=help))
     models = [build(graph, device="meta") for graph in (old, growth.graph)]
     path = os.path.relpath(source, file.absolute().parent)
-    weights = WeightsConfig(path=path, **growth.weights, allow_change=tuple(changed_paths(*models)) or False)
+    changes = tuple(changed_paths(*models)) or False
+    grown = growth.states if states else ()
+    weights = WeightsConfig(path=path, **growth.weights, allow_change=changes, states=grown)
     config = run.config.model_copy(update={"name": file.stem, "weights": weights, "branch": None})
     text = render_run(config, growth.graph.spec)
     check_run(resolve_run(RunText(parse(text, str(file)), str(short_path(file))), plugins), plugins)

@@ -27,7 +27,7 @@ from tfkit.tools.grow.changes import (
     with_head_widths,
     without_head_widths,
 )
-from tfkit.tools.grow.mapping import weights_entry
+from tfkit.tools.grow.mapping import shortest_patterns, weights_entry
 from tfkit.tools.grow.proof import EXACT, GrowthProof, initial_model
 from tfkit.tools.grow.rules import COPIES, RULES, SizedModel, TensorMap, grown_maps, repeated_maps, sizes_of
 from tfkit.tools.grow.structure import deeper_maps, replaced_maps
@@ -63,6 +63,12 @@ class GrownStart:
     """The largest difference of the outputs of both models, relative to the largest output."""
     repeated: tuple[str, ...] = ()
     """The weights with repeated values, which get equal gradients."""
+    states: tuple[str, ...] = ()
+    """Patterns of the weights whose state of the optimizer can grow."""
+    n_states: int = 0
+    """The number of these weights."""
+    n_weights: int = 0
+    """The number of all weights."""
 
     @property
     def exact(self) -> bool:
@@ -105,7 +111,11 @@ def grow(
     final = replace(expand(without_head_widths(state.graph.spec)), hooks=graph.hooks)
     difference = proof.difference(proof.outputs, state.outputs)
     repeated = tuple(name for name, entry in state.maps.items() if any(map(is_repeated, entry.axes)))
-    return GrownStart(final, tuple(steps), state.weights(state.maps), difference, repeated)
+    grown = [name for name, entry in state.maps.items() if entry.keeps_gradient]
+    patterns = shortest_patterns(grown, state.maps.keys() - grown)
+    weights = state.weights(state.maps)
+    counts = len(grown), len(state.maps)
+    return GrownStart(final, tuple(steps), weights, difference, repeated, patterns, *counts)
 
 
 def _identity(sized: SizedModel) -> Maps:

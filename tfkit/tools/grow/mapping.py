@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfkit.checkpoint.selection import is_match, matches_any
 from tfkit.tools.grow.axes import pattern_text
 from tfkit.tools.grow.rules import TensorMap
 
@@ -33,6 +34,18 @@ def weights_entry(maps: Mapping[str, TensorMap], old: Collection[str]) -> dict[s
 def _patterns(names: list[str]) -> list[str]:
     """Return patterns for names, with a pattern for all layers."""
     return list(dict.fromkeys(re.sub(r"\.layers\.\d+\.", ".layers.*.", name) for name in names))
+
+
+def shortest_patterns(names: Collection[str], others: Collection[str]) -> tuple[str, ...]:
+    """Return patterns that match `names`, and none of the `others`."""
+    patterns: list[str] = []
+    for name in names:
+        if not matches_any(name, patterns):
+            match = _LAYER.fullmatch(name)
+            layers = [] if match is None else [f"{match['stack']}.layers.{number}" for number in ("*", match["number"])]
+            candidates = ("*", *layers, name)
+            patterns.append(next(text for text in candidates if not any(is_match(other, text) for other in others)))
+    return tuple(patterns)
 
 
 def _entries(sources: Mapping[str, Source]) -> Iterator[tuple[str, Any]]:

@@ -38,7 +38,7 @@ class _InFloat64(DispatchMode):
 
 @dataclass(frozen=True)
 class GrowthProof:
-    """The model that grows, in float64, and its outputs for random inputs."""
+    """The model that grows, in the dtype of its weights, and its outputs in float64 for random inputs."""
 
     graph: Graph
     model: fx.GraphModule
@@ -51,15 +51,17 @@ class GrowthProof:
     def of(cls, graph: Graph, *, seed: int, length: int | None = None) -> GrowthProof:
         """Build the model with its weights or, for a spec without weights, with random weights."""
         if graph.weights is None:
-            model = initial_model(graph, seed=seed)
+            model = initial_model(graph, seed=seed, dtype=torch.float32)
             generator = torch.Generator().manual_seed(seed)
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=SPREAD)
+                    parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=SPREAD)
         else:
-            model = build(graph, dtype=torch.float64)
+            model = build(graph)
         inputs = random_inputs(graph, length=length, dtype=torch.float64, seed=seed)
-        return cls(graph, model, inputs, _outputs(model, inputs), graph.weights or Path(graph.spec.file))
+        exact = initial_model(graph, seed=seed)  # in memory only until its outputs are known
+        exact.load_state_dict(model.state_dict())
+        return cls(graph, model, inputs, _outputs(exact, inputs), graph.weights or Path(graph.spec.file))
 
     def fill(self, model: fx.GraphModule, weights: Mapping[str, Any]) -> str:
         """Fill a larger model by the `map`, `missing` and `unused` of a run's `weights`."""

@@ -42,14 +42,25 @@ class TensorMap:
     """The number of first axes that the old weight lacks."""
     divisor: float = 1.0
     is_zero: bool = False
+    new_gradient: bool = False
+    """True if its gradient does not follow from that of its source: in new layers and experts, and for copies that
+    different weights read."""
+
+    @property
+    def keeps_gradient(self) -> bool:
+        """True if its gradient consists of the values of the source's gradient, times a number."""
+        averages = any(factor.new == 1 < factor.old for axis in self.axes for segment in axis for factor in segment)
+        return not (self.source is None or self.is_zero or self.new_gradient or averages)
 
     def then(self, step: TensorMap) -> TensorMap:
         """Return the map of both growths, one after the other. Raise NestedGrowth if a pattern cannot express it."""
+        both = replace(self, axes=step.axes, new_gradient=self.new_gradient or step.new_gradient)
         if self.source is None or self.is_zero or step.is_zero:
-            return replace(self, is_zero=self.is_zero or step.is_zero, axes=step.axes)
+            return replace(both, is_zero=self.is_zero or step.is_zero)
         inserted = step.axes[: step.inserted]
         axes = (*inserted, *map(composed, self.axes, step.axes[step.inserted :]))
-        return TensorMap(self.source, axes, self.inserted + step.inserted, self.divisor * step.divisor)
+        divisor = self.divisor * step.divisor
+        return replace(both, axes=axes, inserted=self.inserted + step.inserted, divisor=divisor)
 
 
 @dataclass(frozen=True)
@@ -192,6 +203,9 @@ def grown_maps(
             if role == "read" and before != after and rule.layout in ("copies", "copies_inside"):
                 divisor *= new_size(axis) / before
         maps[name] = TensorMap(name, tuple(axes), divisor=divisor)
+    if rule.layout in ("copies", "copies_inside") and all(entry.divisor == 1 for entry in maps.values()):
+        # No weight reads all copies: as with key-value heads, the gradient is divided among them unevenly.
+        maps = {name: replace(entry, new_gradient=old.shapes[name] != new.shapes[name]) for name, entry in maps.items()}
     return maps
 
 

@@ -71,25 +71,25 @@ def deeper_maps(old: SizedModel, new: SizedModel) -> dict[str, TensorMap] | None
             return None
         copies[node.name] = layers
     for name, shape in new.shapes.items():
-        source, is_silent = _old_name(name, new, copies)
+        source, is_new, is_silent = _old_name(name, new, copies)
         if old.shapes.get(source) != shape:
             return None
-        maps[name] = TensorMap(source, tuple(map(plain_axis, shape)), is_zero=is_silent)
+        maps[name] = TensorMap(source, tuple(map(plain_axis, shape)), is_zero=is_silent, new_gradient=is_new)
     return maps
 
 
-def _old_name(name: str, new: SizedModel, copies: Mapping[str, Sequence[tuple[int, bool]]]) -> tuple[str, bool]:
-    """Return the weight that a weight copies, and whether it must be zero so that a new layer adds nothing."""
+def _old_name(name: str, new: SizedModel, copies: Mapping[str, Sequence[tuple[int, bool]]]) -> tuple[str, bool, bool]:
+    """Return the weight that a weight copies, whether its layer is new, and whether it must be zero in a new layer."""
     node, _, inside = name.partition(".")
     if node not in copies or not inside.startswith("layers."):
-        return name, False
+        return name, False, False
     _, number, rest = inside.split(".", 2)
     layer, is_new = copies[node][int(number)]
     owner = new.model.get_submodule(new.locations[name].parameter.rpartition(".")[0])
     # A norm of zeros adds its bias.
     writes = isinstance(owner, Linear | StackedLinear) and owner.residual
     after = rest.split(".")[0].endswith("_norm_out") and rest.endswith(".bias")
-    return f"{node}.layers.{layer}.{rest}", is_new and (writes or after)
+    return f"{node}.layers.{layer}.{rest}", is_new, is_new and (writes or after)
 
 
 # ---- components of a different kind ----
@@ -111,7 +111,7 @@ def replaced_maps(old: SizedModel, new: SizedModel, slots: Collection[str]) -> d
             maps[name] = TensorMap(source, tuple(map(plain_axis, shape)))
         elif before == shape[1:]:
             copies = axis_of(AxisFactor(1, shape[0]))
-            maps[name] = TensorMap(source, (copies, *map(plain_axis, before)), inserted=1)
+            maps[name] = TensorMap(source, (copies, *map(plain_axis, before)), inserted=1, new_gradient=True)
         else:
             maps[name] = _resized(name, source, old, new) or TensorMap(None, tuple(map(plain_axis, shape)))
     return maps
