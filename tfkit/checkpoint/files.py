@@ -79,12 +79,13 @@ class TensorFiles:
                 self.names[name] = TensorInfo(DTYPES[entry.dtype], entry.shape, file)
 
     @classmethod
-    def open(cls, path: Path | str) -> TensorFiles:
+    def open(cls, path: Path | str, *, compared: bool = False) -> TensorFiles:
         """Open a checkpoint: read and check the headers of its files, but no tensors.
 
         Args:
             path: a safetensors file; a folder with `model.safetensors`, or with `model.safetensors.index.json` and its
                 shards; the index itself; or a run folder, whose latest checkpoint is opened.
+            compared: True if the caller compares the tensors with the digests of their run.
 
         Raises:
             SpecError: a file is missing, unreadable, damaged, a pickle or of another foreign format; or the index names
@@ -93,6 +94,7 @@ class TensorFiles:
         headers = read_headers(model_folder(Path(path)))
         of_adapters = [file for file in headers if file.name == ADAPTER_WEIGHTS]
         checkpoint = cls({file: header for file, header in headers.items() if file not in of_adapters})
+        checkpoint._compared = compared
         checkpoint.adapters = tuple(cls({file: headers[file]}) for file in of_adapters)
         for files in (checkpoint, *checkpoint.adapters):
             for file in files._headers:  # checks that safetensors accepts each file before any tensor is loaded

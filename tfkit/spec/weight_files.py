@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted
@@ -89,8 +89,21 @@ def content_of(path: Path) -> str:
             adapters.append([read_adapter(file.parent).content, _tensor_digests(file, header)])
         else:
             digests |= _tensor_digests(file, header)
-    content = [digests, *adapters] if adapters else digests
+    return combined_digest([digests, *adapters] if adapters else digests)
+
+
+def combined_digest(content: Mapping[str, str] | Sequence[object]) -> str:
+    """Return the digest of tensors from the digest of each, as `content_of` does for a file without an adapter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def tensor_digests(path: Path, names: Collection[str] | None = None) -> dict[str, str]:
+    """Return the digests of some tensors of a file, by default of all. Raise SpecError as `read_headers` does."""
+    header = read_header(path)
+    if names is None or header.stamp in _cache:
+        digests = _tensor_digests(path, header)
+        return {name: digests[name] for name in (digests if names is None else names)}
+    return {name: _tensor_digest(path, name, header.tensors[name]) for name in names}
 
 
 def changed_weights(path: Path) -> Diagnostic | None:
@@ -130,13 +143,17 @@ def _tensor_digests(file: Path, header: FileHeader) -> dict[str, str]:
         return digests
     begin, digests = time.time_ns(), {}
     for name, entry in header.tensors.items():
-        digest = hashlib.sha256(json.dumps([name, entry.dtype, list(entry.shape)]).encode())
-        for chunk in _tensor_bytes(file, entry):
-            digest.update(chunk)
-        digests[name] = digest.hexdigest()
+        digests[name] = _tensor_digest(file, name, entry)
     if header.stamp.written < begin - MOMENT:
         _cache[header.stamp] = digests
     return digests
+
+
+def _tensor_digest(file: Path, name: str, entry: Entry) -> str:
+    digest = hashlib.sha256(json.dumps([name, entry.dtype, list(entry.shape)]).encode())
+    for chunk in _tensor_bytes(file, entry):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _tensor_bytes(path: Path, entry: Entry) -> Iterator[bytes]:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tfkit
-from tests.run.training.runs import Memory, small_run
+from tests.run.training.runs import PLUGINS, Memory, same, small_run
 from tfkit.run.training.loop import Trainer
+from tfkit.tools.train.train import train_run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,6 +41,20 @@ def test_losses_are_equal_to_the_losses_on_the_cpu(tmp_path: Path, compiled: str
 def test_autocast_stays_near_float32(tmp_path: Path) -> None:
     expected = losses(tmp_path, "machine.device=cpu")
     assert losses(tmp_path, "precision=bfloat16") == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_thread_writes_the_checkpoints(tmp_path: Path) -> None:
+    """They have the weights of their step, and the run continues from them to equal bits."""
+    run = small_run(tmp_path, "machine.device=cuda", "steps=6", "checkpoint={every: 1, last: 9}")
+    train_run(run, tmp_path / "full", PLUGINS, command="test")
+    for until in (3, None):
+        train_run(run, tmp_path / "stopped", PLUGINS, command="test", until=until)
+    for step in (3, 6):
+        for name in ("model", "optimizer"):
+            full, stopped = (
+                load_file(tmp_path / folder / f"step-{step}" / f"{name}.safetensors") for folder in ("full", "stopped")
+            )
+            assert same(full, stopped)
 
 
 def test_a_run_on_cuda_has_the_same_bits_twice(tmp_path: Path) -> None:

@@ -11,13 +11,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 
 import pytest
 from safetensors.torch import load_file
 
+import tfkit
 from tests.run.training.runs import PLUGINS, TEXT, write_run
 from tfkit.cli import main
 from tfkit.run.checked_run import load_run
+from tfkit.run.training import processes
+from tfkit.run.training.checkpoint import Checkpoint
+from tfkit.run.training.loop import Trainer
+from tfkit.tools.train.record import RunFolder
 
 SETS = [
     "--set",
@@ -51,6 +57,48 @@ def contents(folder: str) -> dict[str, object]:
     """All that two equal runs have in common to the last byte."""
     paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name not in TIMES]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_a_thread_writes_the_checkpoint_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: each checkpoint is written only after the next step, and has the bytes of its own step."""
+    assert train("alone") == 0
+    monkeypatch.setattr(processes, "is_on_accelerator", lambda _: True)
+    trained, threads = Event(), list[bool]()
+    saving, save, update = RunFolder.saving, RunFolder._save, Trainer._update
+
+    def begins(self: RunFolder) -> Callable[[Checkpoint], None]:
+        trained.clear()
+        return saving(self)
+
+    def late(self: RunFolder, position: int, digest: str, checkpoint: Checkpoint) -> None:
+        threads.append(current_thread() is not main_thread())
+        assert checkpoint.step == 12 or trained.wait(60)
+        save(self, position, digest, checkpoint)
+
+    def updated(self: Trainer) -> None:
+        update(self)
+        trained.set()
+
+    monkeypatch.setattr(RunFolder, "saving", begins)
+    monkeypatch.setattr(RunFolder, "_save", late)
+    monkeypatch.setattr(Trainer, "_update", updated)
+    assert train("thread") == 0
+    assert threads == [True] * 4
+    assert contents("thread") == contents("alone")
+
+
+def test_a_thread_that_cannot_write_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "is_on_accelerator", lambda _: True)
+
+    def full(*_: object) -> None:
+        raise tfkit.SpecError(tfkit.Diagnostic("no space left on device"))
+
+    monkeypatch.setattr(RunFolder, "_save", full)
+    assert train("full") == 1
+    assert capsys.readouterr().err.endswith("error: no space left on device\n")
+    assert not list(Path("full").glob("step-*"))
 
 
 def test_a_run_leaves_a_record(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:

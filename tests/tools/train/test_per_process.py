@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from collections.abc import Iterable
 from itertools import product
@@ -28,10 +29,11 @@ from tfkit.nn.spread import rows_of
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.training.layers import layers_of, prepare_layers
 from tfkit.run.training.parallel import _norms_with_weights, _shard_module
+from tfkit.tools.common.units import bytes_text
 from tfkit.tools.cost.cost import cost
 from tfkit.tools.cost.devices import Device
 from tfkit.tools.cost.step_memory import memory_of_step
-from tfkit.tools.train.per_process import LeastTime, PerProcess, fitting_changes, least_time, per_process
+from tfkit.tools.train.per_process import LeastTime, PerProcess, fitting_changes, fitting_count, least_time, per_process
 from tfkit.torch_private.dispatch import DispatchMode
 
 BIG = """\
@@ -255,6 +257,39 @@ def test_the_cheapest_change_that_fits_is_named(tmp_path: Path) -> None:
     assert fitting_changes(run, 4, "adamw", device(limit, 1e3), 50e9) == "machine: {gather: bfloat16, recompute: full}"
 
 
+def test_more_processes_are_named_where_they_suffice(tmp_path: Path) -> None:
+    """Only weights, gradients and states are divided among more processes."""
+    run = small_run(tmp_path, "batch.sequences=8", "precision=bfloat16")
+    lean = {"recompute": "full", "micro_batch": 1, "shard": None, "gather": "bfloat16"}
+    machine, text = run.config.machine.model_copy(update=lean), "recompute: full, micro_batch: 1, shard: null"
+
+    def needs(count: int) -> PerProcess:
+        return per_process(run, count, "adamw", machine)
+
+    limit = needs(8).peak
+    assert fitting_changes(run, 2, "adamw", device(limit), 50e9) is None
+    changes = f"machine: {{{text}, gather: bfloat16}}"
+    assert fitting_count(run, 2, "adamw", device(limit)) == f"use 8 processes, and {changes}"
+    divided = needs(8).weights + needs(8).gradients + needs(8).states
+    half = fitting_count(run, 2, "adamw", device(limit - divided // 2))
+    assert half == f"use about 16 processes, {changes}, and at least as many sequences in a batch"
+    largest = max(size for part, size in needs(8).parts.items() if part not in ("weights", "gradients", "states"))
+    none = fitting_count(run, 2, "adamw", device(limit - divided - 1))
+    assert none.startswith("no number of processes suffices, because ")
+    assert f" need {bytes_text(largest)} in each; " in none
+
+
+@pytest.mark.slow
+def test_a_model_whose_layers_do_not_fit_needs_no_more_processes(tmp_path: Path) -> None:
+    run = big_run(tmp_path, "llama3_405b", 16384, "precision=bfloat16")
+    text = fitting_count(run, 16384, "adamw", device(50e9))
+    assert re.fullmatch(
+        r"no number of processes suffices, because gathered weights need \d+\.\d GB in each; "
+        "use narrower layers or a smaller vocabulary",
+        text,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "processes", "limit"),
@@ -296,6 +331,8 @@ def test_the_least_time_is_the_longest_of_flops_links_and_network() -> None:
     # Weights stay in a machine; the four parts of 100 GB leave it by eight adapters.
     assert time(16, 4, 100e9) == LeastTime(compute=2.0, machine=2.0, network=1.0)
     assert (time(32, 16, 100e9).seconds, time(32, 16, 100e9).bound) == (4.0, "network")
+    # At 40% of the peak, FLOPs take 5 s; a longer transfer would bound the step.
+    assert (time(16, 4, 100e9).usual, time(32, 16, 400e9).usual) == (5.0, 9.25)
     with pytest.raises(ValueError, match="does not compute in float32"):
         least_time(PerProcess(8, 8, *[0] * 8, sent=0, copied=0, flops=0), "float32", limits, 50e9)
 

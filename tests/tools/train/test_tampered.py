@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch import fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tfkit
 from tests.run.training.runs import PLUGINS, small_run
@@ -25,8 +28,10 @@ from tfkit.errors import ChangedWeightsWarning, SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.run_facts import FACTS
 from tfkit.run.training.checkpoint import Checkpoint
+from tfkit.run.training.parallel import Together
 from tfkit.spec import weight_files
 from tfkit.spec.folder import LATEST, WEIGHTS
+from tfkit.spec.header import read_header
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.eval_.evaluation import evaluate_run
@@ -454,6 +459,68 @@ def test_weights_are_read_once_for_their_digest(run: Run, monkeypatch: pytest.Mo
         first, second = (content_of(folder / MODEL) for _ in range(2))
         assert first == second == json.loads((folder / STATE).read_text(encoding="utf-8"))["model"]
         assert len(reads) == passes * len(load_file(folder / MODEL))
+
+
+@pytest.fixture
+def sharded(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], fx.GraphModule]]:
+    """Builds the model of one of three processes, which gets no answer from the others."""
+    monkeypatch.setattr(Together, "check_equal", lambda *_: None)
+
+    def build_shard(rank: int) -> fx.GraphModule:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
+        try:
+            return Together().build(run, torch.device("cpu"))
+        finally:
+            dist.destroy_process_group()
+
+    return build_shard
+
+
+def test_each_process_checks_a_share_of_a_checkpoint(
+    run: Run, sharded: Callable[[int], fx.GraphModule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together they check each tensor once, and one of them names a tensor that was changed."""
+    folder, read = tampered("shared", lambda _: None), list[tuple[str, int]]()
+    data = weight_files._tensor_bytes
+    monkeypatch.setattr(
+        weight_files, "_tensor_bytes", lambda path, entry: read.append((path, entry)) or data(path, entry)
+    )
+    models, shares = [sharded(rank) for rank in range(3)], []
+    for model in models:
+        read.clear()
+        assert Follower(folder, run).restored(model) is not None
+        shares.append([*read])
+    entries = [entry for share in shares for entry in share]
+    assert len(entries) == len(set(entries)) == len(load_file(folder / MODEL)) + len(load_file(folder / OPTIMIZER))
+    sizes = [sum(entry.end - entry.start for _, entry in share) for share in shares]
+    assert max(sizes) < 1.1 * sum(sizes) / 3
+    flip(MODEL, -4)(folder)
+    name = max(read_header(folder / MODEL).tensors.items(), key=lambda item: item[1].end)[0]
+    errors = []
+    for model in models:
+        with suppress(SpecError):
+            Follower(folder, run).restored(model)
+            continue
+        with pytest.raises(SpecError) as error:
+            Follower(folder, run).restored(model)
+        errors += error.value.diagnostics
+    (diagnostic,) = errors
+    assert diagnostic.message == f"{RESUME}the tensors in `shared/{MODEL}` {TENSORS}".replace("FOLDER", "shared")
+    assert re.fullmatch(rf"changed: `{re.escape(name)}`, read by process [012] of 3", diagnostic.notes[0])
+
+
+def without_digests(folder: Path) -> None:
+    """Remove the digests of tensors, as in the checkpoints of earlier versions."""
+    fields(STATE, sealed=True, digests=...)(folder)
+
+
+def test_a_checkpoint_without_digests_of_tensors_is_checked_completely(run: Run) -> None:
+    folder = tampered("earlier", without_digests)
+    train_run(run, folder, PLUGINS, command="test")
+    assert end_of("earlier") == end_of("whole")
+    folder = tampered("earlier", lambda path: (without_digests(path), flip(OPTIMIZER, -4)(path)))
+    with pytest.raises(SpecError, match=f"`earlier/{OPTIMIZER}` {TENSORS}"):
+        train_run(run, folder, PLUGINS, command="test")
 
 
 def test_a_later_checkpoint_stays_until_the_next_one_is_written(run: Run) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,19 +15,21 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.checkpoint.files import TensorFiles
-from tfkit.errors import Diagnostic, SpecError
+from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.nn import part
 from tfkit.run.contract import LossConfig
 from tfkit.run.run_meaning import content_paths
 from tfkit.run.training.adapters import restore_tensors
 from tfkit.spec.folder import STATE, TENSORS
 from tfkit.spec.header import quoted_path, read_object
-from tfkit.spec.weight_files import content_of
+from tfkit.spec.weight_files import combined_digest, content_of, tensor_digests
 from tfkit.torch_private.sharding import local_part
 from tfkit.torch_private.tensors import storage_key, version_of
 
 SEPARATOR = "/"
 """Separator between the name of a parameter and the name of a tensor of its optimizer state."""
+MAX_NAMES = 4
+"""The maximum number of tensors that an error lists."""
 LOSS = "loss"
 """Owner of the tensors of the loss in a checkpoint, next to the numbers of callbacks."""
 
@@ -126,11 +130,44 @@ def named_for(owner: str | int, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return {f"{owner}{SEPARATOR}{name}": tensor for name, tensor in tensors.items()}
 
 
-def checked_tensors(file: TensorFiles, path: Path, digest: object) -> dict[str, Tensor]:
-    """Return the tensors of a file; raise SpecError if it was changed after the checkpoint was written."""
-    if content_of(path) != digest:
-        raise SpecError(Diagnostic(f"the tensors in {quoted_path(path)} were changed after the checkpoint was written"))
+def checked_tensors(
+    file: TensorFiles,
+    path: Path,
+    digest: object,
+    digests: Mapping[str, str] | None = None,
+    process: tuple[int, int] = (0, 1),
+) -> dict[str, Tensor]:
+    """Return the tensors of a file; raise SpecError if it was changed after the checkpoint was written.
+
+    With the `digests` of all tensors, this `process`, its rank and the number of processes, checks only its share.
+    """
+    notes: tuple[str, ...] = ()
+    if digests is None:
+        is_changed = content_of(path) != digest
+    else:
+        sizes = {name: math.prod(info.shape) * info.dtype.itemsize for name, info in file.names.items()}
+        share = share_of(sizes, *process)
+        is_changed = combined_digest(digests) != digest or digests.keys() != sizes.keys()
+        actual = {} if is_changed else tensor_digests(path, share)
+        if changed := [name for name in actual if actual[name] != digests[name]]:
+            is_changed, reader = True, f", read by process {process[0]} of {process[1]}" if process[1] > 1 else ""
+            notes = (f"changed: {listing(map(quoted, changed), MAX_NAMES)}{reader}",)
+    if is_changed:
+        message = f"the tensors in {quoted_path(path)} were changed after the checkpoint was written"
+        raise SpecError(Diagnostic(message, notes=notes))
     return {name: file.read(name) for name in file.names}
+
+
+def share_of(sizes: Mapping[str, int], rank: int, count: int) -> list[str]:
+    """Return the tensors that a process checks. The shares of all processes have about as many bytes each."""
+    loads = [(0, number) for number in range(count)]
+    share = []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, number = heappop(loads)
+        heappush(loads, (load + sizes[name], number))
+        if number == rank:
+            share.append(name)
+    return share
 
 
 def loss_tensors(folder: Path) -> dict[str, Tensor]:

@@ -198,6 +198,7 @@ class Trainer:
                 return self._train()
             finally:
                 self._batches.close()
+                self._processes.close()
                 self.record.close()
 
     def _train(self) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from tfkit.building.builder import build
+from tfkit.building.builder import build, graph_of
 from tfkit.building.placement import device_of
 from tfkit.errors import Diagnostic, SpecError, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Ids
-from tfkit.run.training.adapters import insert_adapters
+from tfkit.run.training.adapters import assign_tensors, checkpoint_tensors, insert_adapters, outline_of
 from tfkit.run.training.checkpoint import Checkpoint, RunStore
 
 COPY = "copy"
@@ -30,6 +32,10 @@ class Processes:
     """Rank of this process. Process 0 writes the record."""
     count = 1
     """The number of processes."""
+    _writing: Future[None] | None = None
+    """The checkpoint that a thread is writing."""
+    _outline: fx.GraphModule | None = None
+    """A model without values, for the copies of the weights."""
 
     def device(self, name: str) -> torch.device:
         """Return the device of this process; raise ValueError if there is no device of that name."""
@@ -71,11 +77,44 @@ class Processes:
         return model
 
     def save(self, checkpoint: Checkpoint, record: RunStore) -> None:
-        """Write a checkpoint of this step. With several processes, training continues during the write."""
-        record.save(checkpoint)
+        """Write a checkpoint of this step. On a GPU and with several processes, training continues during the write."""
+        self.finish_saving()
+        if not is_on_accelerator(checkpoint.model):
+            record.save(checkpoint)  # a copy would need three quarters of the memory of a step again
+            return
+        self._outline = self._outline or outline_of(checkpoint.model)
+        write, copied, pool = record.saving(), _copied(checkpoint, self._outline), ThreadPoolExecutor(1)
+        self._writing = pool.submit(write, copied)
+        pool.shutdown(wait=False)
 
     def finish_saving(self) -> None:
         """Wait until the last checkpoint is written. Raise SpecError if it could not be written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait for a checkpoint after training has failed, whose error is raised instead of an error of the write."""
+        if self._writing is not None:
+            wait([self._writing])
+
+
+def is_on_accelerator(model: fx.GraphModule) -> bool:
+    """Return True if the weights of a model are not in the memory of the CPU."""
+    return next(model.parameters()).device.type != "cpu"
+
+
+def _copied(checkpoint: Checkpoint, outline: fx.GraphModule) -> Checkpoint:
+    """Return a copy of a checkpoint in the memory of the CPU, which later steps do not change."""
+
+    def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+    outline.meta["graph"] = graph_of(checkpoint.model)  # the values of the model may change by step
+    model = assign_tensors(outline, copies(checkpoint_tensors(checkpoint.model)))
+    optimizer, tensors = copies(checkpoint.optimizer), copies(checkpoint.tensors)
+    callbacks = copy.deepcopy(checkpoint.callbacks)
+    return replace(checkpoint, model=model, optimizer=optimizer, tensors=tensors, callbacks=callbacks)
 
 
 def frozen_copy(model: fx.GraphModule) -> fx.GraphModule:

@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from tfkit.arguments import name_of
 from tfkit.checkpoint.files import TensorFiles, TensorInfo
 from tfkit.errors import Diagnostic, SpecError, quoted
+from tfkit.nn.spread import process_of
 from tfkit.run.checked_run import WEIGHTS_CONTENT, Run
 from tfkit.run.contract import label_of
 from tfkit.run.run_facts import read_facts, read_json
@@ -38,9 +39,9 @@ from tfkit.run.training.checkpoint import (
     tensors_of_owner,
 )
 from tfkit.spec.adapter_files import base_help, read_adapter
-from tfkit.spec.folder import LATEST, OPTIMIZER, STATE, TENSORS, checkpoints_in
+from tfkit.spec.folder import ADAPTER_WEIGHTS, LATEST, OPTIMIZER, STATE, TENSORS, checkpoints_in
 from tfkit.spec.header import quoted_path
-from tfkit.spec.weight_files import content_of
+from tfkit.spec.weight_files import combined_digest, content_of, tensor_digests
 from tfkit.tools.common.companions import Companions
 
 FORMAT = 1
@@ -78,6 +79,9 @@ class CheckpointState(BaseModel):
     """Digest of `metrics.jsonl` up to `position`."""
     tensors: str | None
     """Digest of the tensors in `state.safetensors`, of the loss and of callbacks; None if they have none."""
+    digests: dict[Literal["model", "optimizer", "tensors"], dict[str, str]] = {}
+    """Digests of the tensors of each file, whose digest is the digest of these. An adapter and checkpoints of earlier
+    versions have none."""
     digest: str
     """Digest of all other fields."""
 
@@ -122,6 +126,10 @@ def write_checkpoint(
     if checkpoint.tensors:
         save_file(dict(checkpoint.tensors), target / TENSORS)
         shutil.copymode(weights, target / TENSORS)
+    # Read back from the disk: a file that cannot be read fails here, before an older checkpoint is removed.
+    files = {"model": weights, "optimizer": target / OPTIMIZER, "tensors": target / TENSORS}
+    files = {key: path for key, path in files.items() if path.exists()}
+    digests = {key: tensor_digests(path) for key, path in files.items() if path.name != ADAPTER_WEIGHTS}
     state = {
         "format": FORMAT,
         "meaning": run.digest,
@@ -130,11 +138,10 @@ def write_checkpoint(
         "ended": checkpoint.ended,
         "skipped": checkpoint.skipped,
         "callbacks": checkpoint.callbacks,
-        # Read back from the disk: a file that cannot be read fails here, before an older checkpoint is removed.
-        "model": content_of(weights),
-        "optimizer": content_of(target / OPTIMIZER),
         "metrics": metrics,
-        "tensors": content_of(target / TENSORS) if checkpoint.tensors else None,
+        "tensors": None,
+        **{key: combined_digest(digests[key]) if key in digests else content_of(path) for key, path in files.items()},
+        "digests": digests,
     }
     text = json.dumps({**state, "digest": _digest_of(state)})
     (target / STATE).write_text(f"{text}\n", encoding="utf-8")
@@ -146,12 +153,12 @@ def _digest_of(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _further_tensors(folder: Path, state: CheckpointState) -> dict[str, Tensor]:
+def _further_tensors(folder: Path, state: CheckpointState, process: tuple[int, int]) -> dict[str, Tensor]:
     """Read the tensors of callbacks and of the loss."""
     if state.tensors is None:
         return {}
     with TensorFiles.open(folder / TENSORS) as file:
-        return checked_tensors(file, folder / TENSORS, state.tensors)
+        return checked_tensors(file, folder / TENSORS, state.tensors, state.digests.get("tensors"), process)
 
 
 def read_checkpoint(
@@ -162,8 +169,9 @@ def read_checkpoint(
     branch: bool = False,
     earlier: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[CheckpointState, Restored]:
-    """Read a checkpoint and check its full contents. Neither the disk nor the model changes.
+    """Read a checkpoint and check its contents. Neither the disk nor the model changes.
 
+    Processes with shards of the model check all tensors together, and each process checks a share of them.
     With `branch`, the checkpoint belongs to a different run, and the states of its callbacks are not read. `earlier`
     maps digests that the run had before changes in place to the names of its callbacks at that time.
 
@@ -172,8 +180,8 @@ def read_checkpoint(
             model.
     """
     state = _read_state(folder, run, branch=branch, earlier=earlier)
-    path = folder / weights_file(model)
-    with TensorFiles.open(path) as opened:
+    path, process = folder / weights_file(model), process_of(next(model.parameters()))
+    with TensorFiles.open(path, compared=True) as opened:
         file = opened.adapters[-1] if opened.adapters else opened
         if opened.adapters and content_of(read_adapter(folder).base) != run.semantics.values[WEIGHTS_CONTENT]:
             message = (
@@ -181,12 +189,12 @@ def read_checkpoint(
             )
             raise SpecError(Diagnostic(message, help=base_help(folder)))
         _check_names(path, _tensor_descriptions(checkpoint_tensors(model)), _tensor_descriptions(file.names))
-        weights = checked_tensors(file, path, state.model)
+        weights = checked_tensors(file, path, state.model, state.digests.get("model"), process)
     with TensorFiles.open(folder / OPTIMIZER) as file:
         names = {name for name, _ in model.named_parameters()}
         _check_parameters(folder / OPTIMIZER, names, file.names)
-        optimizer = checked_tensors(file, folder / OPTIMIZER, state.optimizer)
-    tensors = _further_tensors(folder, state)
+        optimizer = checked_tensors(file, folder / OPTIMIZER, state.optimizer, state.digests.get("optimizer"), process)
+    tensors = _further_tensors(folder, state, process)
     if branch:
         tensors = named_for(LOSS, tensors_of_owner(tensors, LOSS))
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -251,7 +259,7 @@ def _read_state(folder: Path, run: Run, *, branch: bool, earlier: Mapping[str, S
     path = folder / STATE
     state = read_json(path, STATES)
     message = None
-    if _digest_of(state.model_dump(exclude={"digest"})) != state.digest:
+    if _digest_of(state.model_dump(exclude={"digest"}, exclude_unset=True)) != state.digest:
         message = f"{quoted_path(path)} was changed after it was written"
     elif not branch and state.meaning not in {run.digest, *earlier}:
         message = f"it belongs to a different run, {state.meaning}; this run is {run.digest}"

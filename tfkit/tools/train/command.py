@@ -193,7 +193,7 @@ def _plan_processes(
     """Print the memory of each process, the minimum time of a step, and changes with which a process fits a device."""
     from tfkit.commands import bytes_text, print_json, print_tables, table, time_text
     from tfkit.tools.cost.command import limits_of
-    from tfkit.tools.train.per_process import fitting_changes, least_time, per_process
+    from tfkit.tools.train.per_process import USUAL_FRACTION, fitting_changes, fitting_count, least_time, per_process
     from tfkit.tools.train.plan import states_of
 
     device = None if name is None else limits_of(reader, name)
@@ -206,10 +206,13 @@ def _plan_processes(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device") from None
     fits = device is None or needs.peak <= device.memory
-    change = None if device is None or fits else fitting_changes(run, count, states_of(run), device, network)
+    change = None
+    if device is not None and not fits:
+        change = fitting_changes(run, count, states_of(run), device, network)
+        change = change or fitting_count(run, count, states_of(run), device)
     if json:
         sums = {"total": needs.total, "fits": None if device is None else fits, "change": change}
-        duration = time and {**vars(time), "seconds": time.seconds, "bound": time.bound}
+        duration = time and {**vars(time), "seconds": time.seconds, "bound": time.bound, "usual": time.usual}
         print_json({**vars(needs), **sums, "least_time": duration})
         return
     rows = [(part, bytes_text(size)) for part, size in needs.parts.items() if size]
@@ -217,6 +220,7 @@ def _plan_processes(
     rows += [("total in an evaluation", bytes_text(needs.evaluation))] if needs.evaluation else []
     rows += [("sent in a step", bytes_text(needs.sent))] if needs.sent else []
     rows += [(f"least time, {part}", time_text(seconds)) for part, seconds in vars(time).items()] if time else []
+    rows += [(f"at {USUAL_FRACTION:.0%} of the peak", time_text(time.usual))] if time else []
     title = f"each of {count:,} processes" if count > 1 else "a single process"
     print_tables(table([title, "predicted"], rows, right=["predicted"]))
     if time is not None:
@@ -226,7 +230,7 @@ def _plan_processes(
     elif device is not None:
         largest = "evaluation" if needs.evaluation > needs.total else max(needs.parts, key=needs.parts.__getitem__)
         lack = f"{bytes_text(needs.peak - device.memory)} do not fit {name}; the largest part is {largest}"
-        click.echo(f"{lack}: {change or 'use more processes or shorter examples'}")
+        click.echo(f"{lack}: {change}")
 
 
 def _train_in_process(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import MachineConfig
 from tfkit.run.training.processes import check_count
 from tfkit.tools.common.modes import Optimizer
+from tfkit.tools.common.units import bytes_text
 from tfkit.tools.cost.cost import bytes_of_states
 from tfkit.tools.cost.devices import Device
 from tfkit.tools.cost.step_memory import StepMemory, memory_of_step
@@ -20,6 +22,8 @@ NUMBER = 4
 """Bytes of a float32 number, the dtype of weights, gradients and optimizer states."""
 DEVICES = 8
 """Number of devices in a machine."""
+USUAL_FRACTION = 0.4
+"""The fraction of the peak FLOPs that large runs reach: 38 to 43% for Llama 3 (https://arxiv.org/abs/2407.21783)."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,11 @@ class LeastTime:
         """The name of the longest time."""
         return max(vars(self), key=vars(self).__getitem__)
 
+    @property
+    def usual(self) -> float:
+        """Seconds of a step whose FLOPs reach a usual fraction of the peak."""
+        return max(self.compute / USUAL_FRACTION, self.machine, self.network)
+
 
 def least_time(needs: PerProcess, precision: str, device: Device, network: float) -> LeastTime | None:
     """Return the minimum time of a step on machines with eight devices; None for a device without `interconnect`.
@@ -254,8 +263,44 @@ def fitting_changes(run: Run, processes: int, optimizer: Optimizer, device: Devi
         if needs.peak <= device.memory:
             time = least_time(needs, run.config.fastest, device, network)
             best.setdefault(time.seconds if time else 0.0, chosen)
-    if not best:
-        return None
-    changes = best[min(best)].items()
-    text = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in changes)
+    return _changes_text(best[min(best)]) if best else None
+
+
+def _changes_text(changes: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name}: {'null' if value is None else value}" for name, value in changes.items())
     return f"machine: {{{text}}}"
+
+
+REMEDIES = {
+    "gathered": ("gathered weights", "use narrower layers or a smaller vocabulary"),
+    "activations": ("the activations of one sequence", "use shorter examples"),
+    "casts": ("casts of weights", "use narrower layers"),
+    "logits": ("the logits of a chunk", "use a smaller vocabulary"),
+}
+"""The parts that do not depend on the number of processes, as nouns, and what makes each smaller."""
+
+
+def fitting_count(run: Run, processes: int, optimizer: Optimizer, device: Device) -> str:
+    """Return how many processes fit a device that no changes of `machine` suffice for, or what else helps.
+
+    More processes divide weights, gradients and states. The remaining parts of a process do not depend on their number.
+    """
+    changes: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "shard": None}
+    counts = [processes]
+    while not run.config.loss.undivided and not any(size % (counts[-1] * 2) for size in run.sizes.values):
+        counts.append(counts[-1] * 2)
+    if run.config.precision == "bfloat16" and counts[-1] > 1:
+        changes["gather"] = "bfloat16"
+    machine, counted = run.config.machine.model_copy(update=changes), dict[int, StepMemory]()
+    for count in counts[1:]:
+        if per_process(run, count, optimizer, machine, counted).peak <= device.memory:
+            return f"use {count:,} processes, and {_changes_text(changes)}"
+    needs = per_process(run, counts[-1], optimizer, machine, counted)
+    divided = needs.weights + needs.gradients + needs.states
+    rest = needs.peak - divided
+    if rest < device.memory:
+        count = -(-divided * needs.processes // (device.memory - rest))
+        return f"use about {count:,} processes, {_changes_text(changes)}, and at least as many sequences in a batch"
+    part = max(REMEDIES, key=needs.parts.__getitem__)
+    noun, remedy = REMEDIES[part]
+    return f"no number of processes suffices, because {noun} need {bytes_text(needs.parts[part])} in each; {remedy}"
