@@ -1,6 +1,7 @@
-"""Kills runs of several processes with SIGKILL at random moments, and restarts them each time.
+"""Kills runs of several processes with SIGKILL at random moments, restarts them each time, and damages checkpoints.
 
 python -m tests.run.training.killed 60
+python -m tests.run.training.killed 40 SEED 4
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.tools.train.killed import check_latest
+from tfkit.run.training.checkpoint import share_of
+from tfkit.spec.header import read_header
 
 from .launches import Launch, finish, forked, latest, numbers, options, start_forks, tensors
 from .runs import same, write_run
@@ -140,8 +143,33 @@ def killed_at_random(folder: Path, times: int, seed: int, counts: tuple[int, ...
     return deaths
 
 
+def check_damage(folder: Path, count: int) -> list[str]:
+    """Damage a tensor in the share of each process, which must name it; return the notes of the errors."""
+    write_run(folder)
+    words, notes = ["small.yaml", *options(*SETS), "-o", "damaged"], []
+    forked(folder, count, *words, "--stop-after", "2")
+    path = folder / "damaged" / "step-2" / "model.safetensors"
+    content, tensors = path.read_bytes(), read_header(path).tensors
+    sizes = {name: entry.end - entry.start for name, entry in tensors.items()}
+    for rank in range(count):
+        name = share_of(sizes, rank, count)[0]
+        changed = bytearray(content)
+        changed[tensors[name].start] ^= 4
+        path.write_bytes(changed)
+        status, _, errors = finish(start_forks(folder, count, *words))
+        notes.append(f"changed: `{name}`, read by process {rank} of {count}")
+        assert status != 0
+        assert errors.count("error: ") == 1, errors
+        assert notes[-1] in errors, errors
+    path.write_bytes(content)
+    forked(folder, count, *words, "--stop-after", "4")
+    return notes
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         seed = int(sys.argv[2]) if len(sys.argv) > 2 else int.from_bytes(os.urandom(4))
+        counts = tuple(map(int, sys.argv[3:])) or (2, 4)
         print(f"seed {seed}", flush=True)
-        print(killed_at_random(Path(name), int(sys.argv[1]), seed))
+        print(killed_at_random(Path(name), int(sys.argv[1]), seed, counts), flush=True)
+        print("\n".join(check_damage(Path(name), counts[-1])))

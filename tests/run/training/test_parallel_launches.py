@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .killed import killed_at_random, stage
+from .killed import check_damage, killed_at_random, stage
 from .launches import (
     TFKIT,
     TIMEOUT,
@@ -309,3 +309,7 @@ def test_data_that_differ_between_processes(folder: Path) -> None:
     assert status == 1
     assert errors.count("error: ") == 1
     assert "reads a different run: its file, its data or its versions differ" in errors
+
+
+def test_a_damaged_tensor_is_named_by_the_process_that_checks_it(tmp_path: Path) -> None:
+    assert len(check_damage(tmp_path, 2)) == 2

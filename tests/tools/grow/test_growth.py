@@ -121,11 +121,16 @@ def test_noise_distinguishes_copies(folder: Path, run: Run) -> None:
         ("vocab_size=11", "no rule gives the weights for `vocab_size 23 -> 11`"),
         ("d_model=24", "no rule gives the weights for `d_model 16 -> 24`"),
         ("n_heads=4", "the larger model must differ"),
-        ("d_model=many", "d_model"),
+        ("d_model=many", "--> change:1:9\n"),
+        ("d_model", "for instance `decoder.n_layers=2`"),
+        ("decoder.ffn={kind: swigly}", "--> change:1:20\n"),
     ],
 )
 def test_errors(folder: Path, change: str, message: str, run: Run) -> None:
-    assert message in run("grow", str(folder), change, status=1, stderr=True)
+    text = run("grow", str(folder), change, status=1, stderr=True)
+    assert message in text
+    assert "--set" not in text
+    assert text.count("error: ") == 1
 
 
 def test_a_run_file_needs_a_run(folder: Path, run: Run) -> None:

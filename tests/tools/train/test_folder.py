@@ -87,6 +87,15 @@ def test_a_thread_writes_the_checkpoint_of_its_step(monkeypatch: pytest.MonkeyPa
     assert contents("thread") == contents("alone")
 
 
+def test_each_checkpoint_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends at a checkpoint, or where it continued, does not write it again."""
+    save, steps = RunFolder._save, list[int]()
+    monkeypatch.setattr(RunFolder, "_save", lambda *args: (steps.append(args[-1].step), save(*args)))
+    for until in ("3", "3", "4"):
+        assert train("once", "--stop-after", until) == 0
+    assert steps == [3, 4]
+
+
 def test_a_thread_that_cannot_write_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

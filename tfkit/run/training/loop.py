@@ -107,6 +107,8 @@ class Trainer:
         self.ended: str | None = None
         self._begins = True
         """False if the run continues from one of its checkpoints."""
+        self._saved: tuple[int, str | None] | None = None
+        """The step and `ended` of the latest checkpoint, which need not be written again."""
         self._until = run.steps if until is None else until
         self._should_stop = should_stop
         self._processes = processes or Processes()
@@ -204,7 +206,6 @@ class Trainer:
     def _train(self) -> str:
         for name, text in self.notes.items() if self._begins else ():
             self.text(name, text)
-        saved = self.ended is not None  # in an earlier process, which was killed before or in `on_end`
         self._notify("on_start")
         self._check_unedited()
         try:
@@ -214,7 +215,7 @@ class Trainer:
                 self._advance()
         except _StopRequestedError:
             pass
-        if not saved:
+        if self._saved != (self.step, self.ended):
             self._save()
         self._processes.finish_saving()
         self._notify("on_end")
@@ -427,6 +428,7 @@ class Trainer:
         data, state = tuple(data for data, _ in states), optimizer_tensors(self.model, self.optimizer)
         checkpoint = Checkpoint(self.step, self.model, state, data, self.ended, self.skipped, tensors)
         self._processes.save(checkpoint, self.record)
+        self._saved = self.step, self.ended
 
     def _state(self, number: int) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         callback = self._callbacks[number]
@@ -444,6 +446,7 @@ class Trainer:
             restore_model(self.model, self.optimizer, restored)
             self.step, self.ended, self.skipped = restored.step, restored.ended, restored.skipped
             self._begins = restored.branch
+            self._saved = None if restored.branch else (restored.step, restored.ended)
             self._restore_loss(restored)
             for number, state in enumerate(restored.callbacks):
                 if state is not None:
