@@ -178,6 +178,7 @@ def test_states_need_the_optimizer_of_the_source(small: Path, run: Run) -> None:
     assert "no trained weight that the weights fill matches `decodr.*`" in run(
         *weights, "--set=weights.states=[decodr.*]", status=1, stderr=True
     )
+    assert "got sgd" in run("train", "again.yaml", kind, status=1, stderr=True)
     (small / "step-2" / "optimizer.safetensors").unlink()
     text = run(*weights, status=1, stderr=True)
     assert "`states` needs the checkpoint of a run as weights; got `small/step-2`" in text

@@ -42,7 +42,6 @@ from tfkit.run.training.checkpoint import (
 from tfkit.run.training.evaluate import batch_tensors, evaluate_splits, loss_sums, precision_context
 from tfkit.run.training.finite import broken_weight, first_not_finite, is_finite
 from tfkit.run.training.guarded import guarded_component_call, guarded_loss_call
-from tfkit.run.training.initial_states import set_initial_states
 from tfkit.run.training.layers import prepare_layers, use_float8
 from tfkit.run.training.memory import MicroBatch
 from tfkit.run.training.noise import Noise
@@ -51,7 +50,7 @@ from tfkit.run.training.order import indices_of, stream_seed
 from tfkit.run.training.parametrize import parameter_rules
 from tfkit.run.training.prefetch import Prefetch
 from tfkit.run.training.processes import Processes, check_count
-from tfkit.run.training.start import set_initial_weights
+from tfkit.run.training.start import set_initial_weights, start_optimizer
 from tfkit.run.training.task_scores import evaluate_tasks, task_numbers
 from tfkit.torch_private.hooks import observing_hooks
 
@@ -162,8 +161,7 @@ class Trainer:
         self._after_step: Callable[[int, int], object] | None = getattr(loss, "after_step", None)
         with self.run.guarded(config.optimizer, "`build`", "optimizer"):
             self.optimizer = config.optimizer.build(groups_of(self.model, config.optimizer, rules))
-        if config.weights is not None and config.weights.states and self.run.recorded is None:
-            self.notes["states"] = set_initial_states(self.model, self.optimizer, self.run)
+        self.notes |= start_optimizer(self.model, self.optimizer, self.run)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def _changes(self) -> list[str]:

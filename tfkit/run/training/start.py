@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import fx
 
 import tfkit
@@ -17,7 +18,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.run.run_spec import WeightsConfig
 from tfkit.run.training.adapters import adapters_description, insert_adapters, matching_adapter, start_from
-from tfkit.run.training.initial_states import check_initial_states
+from tfkit.run.training.initial_states import check_initial_states, set_initial_states
 from tfkit.run.training.optimizer import Rules, groups_of
 from tfkit.run.training.parametrize import parameter_rules, scale_initial_values
 from tfkit.spec.extending import short_path
@@ -68,8 +69,6 @@ def check_start(run: Run) -> None:
     if config is not None and run.recorded is None:
         with _located_errors(run, "weights"):
             _weight_transfer(config, ()).check(model, Path(config.path))
-            if config.states:
-                check_initial_states(model, run)
     adapters = run.config.adapters
     if adapters is not None and adapters.start is not None and run.recorded is None:
         with _located_errors(run, "adapters"), matching_adapter(model, Path(adapters.start)):
@@ -77,8 +76,24 @@ def check_start(run: Run) -> None:
     if run.config.freeze:
         with _located_errors(run):
             freeze_parameters(model, run.config.freeze)
+    if config is not None and config.states and run.recorded is None:
+        with _located_errors(run, "weights"):
+            check_initial_states(model, run)
     with run.guarded(optimizer, "`build`", "optimizer"):
         groups_of(model, optimizer, rules)
+
+
+def start_optimizer(model: fx.GraphModule, optimizer: torch.optim.Optimizer, run: Run) -> dict[str, str]:
+    """Set the state that the optimizer of a run begins with, if it is not zero, and return a description of it.
+
+    Raises SpecError if the state cannot be read, or does not fit.
+    """
+    config = run.config.weights
+    if config is None or not config.states or run.recorded is not None:
+        return {}
+    with _located_errors(run, "weights"):
+        check_initial_states(model, run)
+        return {"states": set_initial_states(model, optimizer, run)}
 
 
 def _weight_transfer(config: WeightsConfig, rows: Sequence[tuple[int, int]]) -> Transfer:

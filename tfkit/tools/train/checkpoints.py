@@ -38,6 +38,7 @@ from tfkit.run.training.checkpoint import (
     named_for,
     tensors_of_owner,
 )
+from tfkit.run.training.initial_states import OPTIMIZER_KIND
 from tfkit.spec.adapter_files import base_help, read_adapter
 from tfkit.spec.folder import ADAPTER_WEIGHTS, LATEST, OPTIMIZER, STATE, TENSORS, checkpoints_in
 from tfkit.spec.header import quoted_path
@@ -45,7 +46,6 @@ from tfkit.spec.weight_files import combined_digest, content_of, tensor_digests
 from tfkit.tools.common.companions import Companions
 
 FORMAT = 1
-_OPTIMIZER_KIND = re.compile(r"optimizer(\..+)?\.kind")
 _LOSS_KIND = re.compile(r"loss(\..+)?\.kind")
 MAX_NAMES = 6
 """Maximum number of names that an error lists."""
@@ -225,7 +225,7 @@ def read_branch(run: Run, model: fx.GraphModule) -> Restored:
     assert run.branch is not None
     try:
         facts = read_facts(run.branch.parent)
-        kinds = {path: value for path, value in run.semantics.values.items() if _OPTIMIZER_KIND.fullmatch(path)}
+        kinds = {path: value for path, value in run.semantics.values.items() if OPTIMIZER_KIND.fullmatch(path)}
         before = {path: value for path, value in facts.meaning.items() if path in kinds} if facts else kinds
         if before != kinds:
             message = f"it has the optimizer {', '.join(map(str, before.values()))}"
