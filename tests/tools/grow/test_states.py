@@ -40,7 +40,9 @@ def gradients_of(model: fx.GraphModule) -> dict[str, Tensor]:
     return {name: location.view(gradients) for name, location in tensor_locations_of(model).items()}
 
 
-@pytest.mark.parametrize(("changes", "weights_with_state"), [(DEEPER, 21), (WIDER, 17)])
+@pytest.mark.parametrize(
+    ("changes", "weights_with_state"), [pytest.param(DEEPER, 21, marks=pytest.mark.slow), (WIDER, 17)]
+)
 def test_states_move_as_gradients_do(changes: list[str], weights_with_state: int) -> None:
     """A moment that equals the gradient of the small model becomes the gradient of the large model."""
     plugins, source = tfkit.load_plugins(), small_model("dropout=0")

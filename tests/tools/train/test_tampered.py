@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import tfkit
 from tests.run.training.runs import PLUGINS, small_run
 from tfkit.building.builder import build
 from tfkit.cli import main
-from tfkit.errors import ChangedWeightsWarning, SpecError
+from tfkit.errors import ChangedWeightsWarning, Diagnostic, SpecError
 from tfkit.run.checked_run import Run
 from tfkit.run.run_facts import FACTS
 from tfkit.run.training.checkpoint import Checkpoint
@@ -461,51 +461,41 @@ def test_weights_are_read_once_for_their_digest(run: Run, monkeypatch: pytest.Mo
         assert len(reads) == passes * len(load_file(folder / MODEL))
 
 
-@pytest.fixture
-def sharded(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], fx.GraphModule]]:
-    """Builds the model of one of three processes, which gets no answer from the others."""
-    monkeypatch.setattr(Together, "check_equal", lambda *_: None)
-
-    def build_shard(rank: int) -> fx.GraphModule:
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
-        try:
-            return Together().build(run, torch.device("cpu"))
-        finally:
-            dist.destroy_process_group()
-
-    return build_shard
+@contextmanager
+def one_of_three(run: Run, rank: int) -> Iterator[fx.GraphModule]:
+    """Yield the model of one of three processes, which gets no answer from the others."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
+    try:
+        yield Together().build(run, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
 
 
-def test_each_process_checks_a_share_of_a_checkpoint(
-    run: Run, sharded: Callable[[int], fx.GraphModule], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_process_checks_a_share_of_a_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Together they check each tensor once, and one of them names a tensor that was changed."""
-    folder, read = tampered("shared", lambda _: None), list[tuple[str, int]]()
+    monkeypatch.setattr(Together, "check_equal", lambda *_: None)
+    folder, damaged = tampered("shared", lambda _: None), tampered("damaged", flip(MODEL, -4))
+    read, shares, errors = list[Any](), list[list[Any]](), list[Diagnostic]()
     data = weight_files._tensor_bytes
     monkeypatch.setattr(
         weight_files, "_tensor_bytes", lambda path, entry: read.append((path, entry)) or data(path, entry)
     )
-    models, shares = [sharded(rank) for rank in range(3)], []
-    for model in models:
-        read.clear()
-        assert Follower(folder, run).restored(model) is not None
-        shares.append([*read])
+    for rank in range(3):
+        with one_of_three(run, rank) as model:
+            read.clear()
+            assert Follower(folder, run).restored(model) is not None
+            shares.append([*read])
+            try:
+                Follower(damaged, run).restored(model)
+            except SpecError as error:
+                errors += error.diagnostics
     entries = [entry for share in shares for entry in share]
     assert len(entries) == len(set(entries)) == len(load_file(folder / MODEL)) + len(load_file(folder / OPTIMIZER))
     sizes = [sum(entry.end - entry.start for _, entry in share) for share in shares]
     assert max(sizes) < 1.1 * sum(sizes) / 3
-    flip(MODEL, -4)(folder)
     name = max(read_header(folder / MODEL).tensors.items(), key=lambda item: item[1].end)[0]
-    errors = []
-    for model in models:
-        with suppress(SpecError):
-            Follower(folder, run).restored(model)
-            continue
-        with pytest.raises(SpecError) as error:
-            Follower(folder, run).restored(model)
-        errors += error.value.diagnostics
     (diagnostic,) = errors
-    assert diagnostic.message == f"{RESUME}the tensors in `shared/{MODEL}` {TENSORS}".replace("FOLDER", "shared")
+    assert diagnostic.message == f"{RESUME}the tensors in `damaged/{MODEL}` {TENSORS}".replace("FOLDER", "damaged")
     assert re.fullmatch(rf"changed: `{re.escape(name)}`, read by process [012] of 3", diagnostic.notes[0])
 
 
