@@ -22,8 +22,8 @@ from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.plugin.known_specs import built_in_specs_folder
-from tfkit.run.run_facts import FACTS, FINISHED, Facts, read_facts
-from tfkit.spec.folder import RUN
+from tfkit.run.run_facts import FINISHED, Facts, read_facts
+from tfkit.spec.folder import FACTS, RUN
 from tfkit.tools.common.atomic_files import written_folder
 from tfkit.tools.common.history import METRICS, read_metric_lines
 

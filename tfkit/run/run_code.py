@@ -24,8 +24,8 @@ from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import Batch, TrackerConfig
 from tfkit.run.reach import digests_of_class
-from tfkit.run.run_facts import FACTS, Facts, read_facts
-from tfkit.spec.folder import latest_checkpoint
+from tfkit.run.run_facts import Facts, read_facts
+from tfkit.spec.folder import FACTS, latest_checkpoint
 from tfkit.spec.header import quoted_path
 
 Code: TypeAlias = Mapping[str, Mapping[str, str]]

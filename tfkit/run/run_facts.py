@@ -15,10 +15,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, Validat
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 from tfkit.run.checked_run import CONTENT, WEIGHTS_CONTENT, Run
 from tfkit.spec.adapter_files import base_help
-from tfkit.spec.folder import latest_checkpoint
+from tfkit.spec.folder import FACTS, latest_checkpoint
 from tfkit.spec.header import quoted_path, read_object
 
-FACTS = "run.json"
 MAX_DIFFERENCES = 12
 T = TypeVar("T")
 

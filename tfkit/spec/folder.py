@@ -32,6 +32,8 @@ TENSORS = "state.safetensors"
 STATE = "state.json"
 """The file next to the weights of a run; its `model` is the digest of their tensors."""
 RUN = "run.yaml"
+FACTS = "run.json"
+"""The file in a run folder with the meaning of the run, and how each process ended."""
 LATEST = "latest"
 """The file in a run folder that contains the name of the checkpoint to continue from."""
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")

@@ -20,10 +20,9 @@ from tests.tools.sweep.in_process import InProcess
 from tests.tools.sweep.small import SWEEP, drawn, sweep, write, write_files
 from tfkit.cli import main
 from tfkit.run.checked_run import load_run
-from tfkit.run.run_facts import FACTS
 from tfkit.run.run_spec import render_run
 from tfkit.run.training import memory
-from tfkit.spec.folder import RUN
+from tfkit.spec.folder import FACTS, RUN
 from tfkit.tools.common.history import METRICS
 from tfkit.tools.runs.variants import run_variants
 from tfkit.tools.sweep import sweep as module

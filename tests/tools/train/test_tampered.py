@@ -26,11 +26,10 @@ from tfkit.building.builder import build
 from tfkit.cli import main
 from tfkit.errors import ChangedWeightsWarning, Diagnostic, SpecError
 from tfkit.run.checked_run import Run
-from tfkit.run.run_facts import FACTS
 from tfkit.run.training.checkpoint import Checkpoint
 from tfkit.run.training.parallel import Together
 from tfkit.spec import weight_files
-from tfkit.spec.folder import LATEST, WEIGHTS
+from tfkit.spec.folder import FACTS, LATEST, WEIGHTS
 from tfkit.spec.header import read_header
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.history import METRICS

@@ -26,11 +26,10 @@ from tfkit.checkpoint.selection import check_matches, matches_any
 from tfkit.checkpoint.weight_map import TensorLocation, tensor_locations_of
 from tfkit.errors import Invalid, quoted
 from tfkit.run.checked_run import Run
-from tfkit.run.run_facts import read_facts
 from tfkit.run.run_spec import WeightsConfig
 from tfkit.run.training.checkpoint import SEPARATOR, checked_tensors, on_device_of
 from tfkit.spec.extending import short_path
-from tfkit.spec.folder import OPTIMIZER, STATE, model_folder
+from tfkit.spec.folder import FACTS, OPTIMIZER, STATE, model_folder
 from tfkit.spec.header import read_object
 
 OPTIMIZER_KIND = re.compile(r"optimizer(\..+)?\.kind")
@@ -63,13 +62,14 @@ def check_initial_states(model: fx.GraphModule, run: Run) -> None:
     config = run.config.weights
     assert config is not None
     folder = model_folder(Path(config.path))
-    facts = read_facts(folder.parent) if (folder / OPTIMIZER).is_file() and (folder / STATE).is_file() else None
-    if facts is None:
+    files = folder / OPTIMIZER, folder / STATE, folder.parent / FACTS
+    if not all(path.is_file() for path in files):
         message = f"`states` needs the checkpoint of a run as weights; got {quoted(str(short_path(folder)))}"
         raise Invalid("states", message, help="remove `states`: the state of the optimizer then starts at zero")
+    meaning = read_object(folder.parent / FACTS, max_values=None).get("meaning")
     kinds, old = (
         {path: value for path, value in values.items() if OPTIMIZER_KIND.fullmatch(path)}
-        for values in (run.semantics.values, facts.meaning)
+        for values in (run.semantics.values, meaning if isinstance(meaning, dict) else {})
     )
     if kinds != old:
         names = ", ".join(map(str, old.values()))

@@ -34,11 +34,11 @@ from tfkit.plugin.discover import BUILT_IN, tfkit_version
 from tfkit.plugin.manager import Plugins
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import TrackedRun, Tracker, TrackerConfig
-from tfkit.run.run_facts import FACTS, Facts, callbacks_in, facts_of, read_facts
+from tfkit.run.run_facts import Facts, callbacks_in, facts_of, read_facts
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.adapters import weights_file, write_weights
 from tfkit.run.training.checkpoint import Checkpoint, Restored
-from tfkit.spec.folder import LATEST, RUN, SPEC, STATE, checkpoints_in, latest_checkpoint, step_of
+from tfkit.spec.folder import FACTS, LATEST, RUN, SPEC, STATE, checkpoints_in, latest_checkpoint, step_of
 from tfkit.spec.header import open_regular, quoted_path
 from tfkit.spec.weight_files import content_of
 from tfkit.tools.common.atomic_files import NEW_NAME, check_entries, remove_leftover_folders, staging_folder, try_lock
