@@ -50,7 +50,7 @@ SEARCHES = {
     "flops": "docs/cost",
     "plugin": "docs/plugins",
     "notebook": "docs/learn",
-    "loss": "docs/callbacks",
+    "loss": "docs/custom_objectives",
     "gpt2": "models/gpt2",
 }
 """Questions of newcomers, by the page that must be the first result."""
