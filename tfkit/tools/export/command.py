@@ -37,7 +37,7 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
     order=480,
     notes="""
     Batch and lengths are free, padding masks are inputs. FILE is read again and
-    compared with the model at shapes that it was not made with; if it differs,
+    compared with the model at shapes other than those of the trace; if it differs,
     the first component that does is named, and nothing is written.
     """,
     examples="""
