@@ -1,4 +1,4 @@
-"""The site in a browser: accessibility, search, copying, and the model of the first screen."""
+"""The site in a browser: accessibility, widths, search, copying, and the model of the first screen."""
 
 from __future__ import annotations
 
@@ -91,6 +91,25 @@ def test_no_page_violates_level_aa(site: Path, tmp_path: Path) -> None:
     results = evaluate(site, script.replace("</script", "<\\/script"), tmp_path)
     assert all(passes > 10 for _, _, passes, _ in results)
     assert [(page, width, fault) for page, width, _, faults in results for fault in faults] == []
+
+
+def test_no_page_is_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
+    """The handwritten pages, and a tenth of the pages of models, kinds, commands, names and files."""
+    pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    handwritten = [page for page in pages if page.startswith("docs/")]
+    chosen = handwritten + [page for page in pages if page not in handwritten][::10]
+    assert len(handwritten) > 60
+    script = (
+        f"const pages = {json.dumps(chosen)}, wide = [];"
+        """
+        for (const page of pages) {
+          const content = (await open(page, 390)).document.documentElement;
+          if (content.scrollWidth > 390) wide.push([page, content.scrollWidth]);
+        }
+        return wide;
+        """
+    )
+    assert evaluate(site, script, tmp_path) == []
 
 
 def test_the_first_result_answers_the_question(site: Path, tmp_path: Path) -> None:
