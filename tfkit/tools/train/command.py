@@ -50,11 +50,11 @@ NETWORK = 50e9
     notes="""
     RUN is a YAML file, the name of a run that comes with tfkit, or a run folder.
     DIR gets the resolved run, its metrics in metrics.jsonl, its curves in
-    report.html, and checkpoints, which other commands accept as models: tfkit
-    generate DIR. The same command resumes an interrupted run, with bit-identical
-    results. SIGTERM and Ctrl-C write a checkpoint before the process ends. --set
-    model.PATH=VALUE changes the model. To train in several processes, start them
-    with torch's launcher: torchrun --nproc-per-node 4 -m tfkit train RUN.
+    report.html, and checkpoints, which other commands accept as models. The same
+    command resumes an interrupted run, with bit-identical results. SIGTERM and
+    Ctrl-C write a checkpoint before the process ends. `--set model.PATH=VALUE`
+    changes the model. To train in several processes, start them with torch's
+    launcher: `torchrun --nproc-per-node 4 -m tfkit train RUN`.
     """,
     examples="""
     tfkit train minigpt_relu --plan
