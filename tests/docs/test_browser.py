@@ -80,8 +80,6 @@ def test_no_page_violates_level_aa(site: Path, tmp_path: Path) -> None:
             const {violations, passes} = await view.axe.run({runOnly: tags});
             const fault = (rule) => rule.nodes.map((node) => `${rule.id}: ${node.target} ${node.html}`);
             const faults = violations.flatMap(fault);
-            const content = view.document.documentElement;
-            if (content.scrollWidth > width) faults.push(`the page is ${content.scrollWidth} pixels wide`);
             results.push([page, width, passes.length, faults]);
           }
         }
@@ -94,7 +92,10 @@ def test_no_page_violates_level_aa(site: Path, tmp_path: Path) -> None:
 
 
 def test_no_page_is_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
-    """The handwritten pages, and a tenth of the pages of models, kinds, commands, names and files."""
+    """The handwritten pages, and a tenth of the pages of models, kinds, commands, names and files.
+
+    On phones, the content would scroll, and not the page. Tables and code scroll alone.
+    """
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     handwritten = [page for page in pages if page.startswith("docs/")]
     chosen = handwritten + [page for page in pages if page not in handwritten][::10]
@@ -103,8 +104,9 @@ def test_no_page_is_wider_than_a_phone(site: Path, tmp_path: Path) -> None:
         f"const pages = {json.dumps(chosen)}, wide = [];"
         """
         for (const page of pages) {
-          const content = (await open(page, 390)).document.documentElement;
-          if (content.scrollWidth > 390) wide.push([page, content.scrollWidth]);
+          const {document} = await open(page, 390);
+          for (const element of document.querySelectorAll("html, .content"))
+            if (element.scrollWidth > element.clientWidth) wide.push([page, element.scrollWidth, element.clientWidth]);
         }
         return wide;
         """
