@@ -34,6 +34,8 @@ graph:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path)
     (tmp_path / "model.yaml").write_text(MODEL, encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
+    (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -67,6 +69,15 @@ def help_of(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("check gqq", "give the path of a file: ./my_model.yaml"),
         ("train small.yaml --widht 4", "tfkit train --help"),
         ("params gpt2 --lr 4", "tfkit params --help"),
+        ("train small.yaml --device cuda", "`--set machine.device=cuda` trains on a device"),
+        ("train small.yaml --processes 2", "torchrun --nproc-per-node 2 -m tfkit train RUN starts 2 processes"),
+        ("train small.yaml --set decoder.n_layers=3", "write the full path: `model.decoder.n_layers`"),
+        ("train small.yaml --set lr=3", "write the full path: `optimizer.lr`"),
+        ("params model.yaml --set n_heads=2", "write the full path: `decoder.attention.n_heads`"),
+        ("train gpt2", "`gpt2` is a spec: `tfkit new run gpt2 -o run.yaml` writes a run for it"),
+        ("train folder", "name a folder that `tfkit train` wrote"),
+        ("build folder", "name a folder that `tfkit build`, `tfkit save` or `tfkit train` wrote"),
+        ("build notes.txt", "write the path with its folder, `./notes.txt`, if the file is a spec"),
     ],
 )
 def test_help_of_commands(command: str, help: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from .page import ROOT, blocks, follow, matches, run
 DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
-NEEDED_PLUGINS = {page: {"tfkit-media", "tfkit-streams"} for page in ("custom_objectives", "jepa", "objectives")}
+NEEDED_PLUGINS = {page: {"tfkit-media", "tfkit-streams"} for page in ("custom_objectives", "flow_matching", "jepa")}
 """The plugins that a page asks its reader to install."""
 README = ROOT / "README.md"
 ELSEWHERE = {"around.md", "first.md", "hybrids.md", "learn.md", "media.md", "retention.md"}
@@ -43,21 +43,28 @@ LONG_PAGES = {
     "check_mutants",
     "check_runs",
     "cluster",
+    "compare_runs",
     "components",
+    "cost",
     "custom_objectives",
     "data",
     "decoding",
     "export",
     "families",
     "finetuning",
+    "flow_matching",
     "growing",
     "inspect",
+    "installing",
     "jepa",
     "ladders",
-    "objectives",
+    "masked_diffusion",
+    "monitoring",
     "outputs",
     "own_loop",
     "plugins",
+    "precision",
+    "preferences",
     "recipes",
     "resuming",
     "specs",

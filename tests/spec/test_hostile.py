@@ -33,7 +33,7 @@ HOSTILE = {
     "braces": ("{a: " * 100_000, "nested more than 40"),
     "dashes": ("- " * 100_000, "nested more than 40"),
     "questions": ("? " * 100_000, "nested more than 40"),
-    "plain_text": (("word " * (1 << 20))[: 1 << 20], "a spec must be a mapping"),
+    "plain_text": (("word " * (1 << 20))[: 1 << 20], "the file must be a mapping"),
     "many_values": ("b: 1\na: [" + "1," * 500_000 + "]", "more than 50,000 keys and values"),
     "many_errors": ("a: 1\n" * 200_000, "duplicate key"),
     "long_number": ("a: " + "1" * 1_000_000, "must have at most"),

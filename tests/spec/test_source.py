@@ -199,7 +199,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     """Also if its writer begins later, as a process whose output is a file for the shell."""
     path = tmp_path / "pipe.yaml"
     os.mkfifo(path)
-    assert "the spec is empty" in str(failure(lambda: read(path)))
+    assert "the file is empty" in str(failure(lambda: read(path)))
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     writer = os.open(path, os.O_WRONLY)
     Timer(0.05, lambda: (os.write(writer, GOOD.encode()), os.close(writer))).start()

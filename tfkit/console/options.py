@@ -76,7 +76,7 @@ def device_option(help: str) -> Decorator:
 
 def output_option(metavar: str, help: str, *, required: bool = False, dir_okay: bool = True) -> Decorator:
     """Return the option `--output`."""
-    kind = click.Path(dir_okay=dir_okay, path_type=Path)
+    kind = click.Path(file_okay=metavar != "DIR", dir_okay=dir_okay, path_type=Path)
     return click.option("-o", "--output", required=required, metavar=metavar, type=kind, help=help)
 
 

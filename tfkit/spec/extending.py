@@ -141,7 +141,10 @@ def find_spec(
         raise SpecError(Diagnostic(f"there is no file {quoted(text)}", span, "extends", help=help))
     if text in specs.files:
         return specs.files[text].path
-    raise SpecError(_unknown_spec(text, specs, span, registry))
+    unknown = _unknown_spec(text, specs, span, registry)
+    if os.path.isfile(path):
+        unknown = replace(unknown, help=f"write the path with its folder, `./{text}`, if the file is a spec")
+    raise SpecError(unknown)
 
 
 def yaml_files(folder: Path) -> list[Path]:

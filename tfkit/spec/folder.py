@@ -113,6 +113,7 @@ def spec_of(folder: Path, span: Span | None = None) -> Path:
         command = shlex.join(["tfkit", "import", str(folder), "-o", str(folder / SPEC)])
         source = CONFIG if CONFIG in names else f"base, which {ADAPTER} names"
         help = f"derive a spec from its {source}: `{command}`"
+    help = help or "name a folder that `tfkit build`, `tfkit save` or `tfkit train` wrote"
     note = f"it has {listing(map(quoted, names))}" if names else "it is empty"
     message = f"the folder {quoted(str(folder))} has no {SPEC}"
     raise SpecError(Diagnostic(message, span, "extends" if span else "", (note,), help))

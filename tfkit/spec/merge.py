@@ -8,7 +8,7 @@ entry of a family. Null removes a key at the top of a spec, and an entry that th
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -160,17 +160,30 @@ def apply_change(
     first, span = steps[0]
     if first not in fields and first not in nodes:
         near = closest_name(first, [*nodes, *fields])
+        help = f"a similar name exists: `{near}`" if near else None
+        if paths := [".".join((*path, *(name for name, _ in steps))) for path in _owners_of(first, root)]:
+            help = f"write the full path: {listing(map(quoted, paths), 3)}"
         raise SpecError(
             Diagnostic(
                 f"the {what} has no {'node or ' if nodes else ''}key {quoted(first)}",
                 span,
                 notes=(f"nodes: {listing(nodes)}",) if nodes else (),
-                help=f"a similar name exists: `{near}`" if near else None,
+                help=help,
             )
         )
     if first not in fields:
         steps.insert(0, ("graph", span))
     return _assigned_node(root, steps, change.value, (), keys)  # type: ignore[return-value]
+
+
+def _owners_of(key: str, root: Mapping) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of the mappings that contain a key, as `--set` takes them: without `graph`."""
+    for name, node in root.items.items():
+        if isinstance(node, Mapping):
+            step = () if name == "graph" else (name,)
+            if key in node.items:
+                yield step
+            yield from ((*step, *path) for path in _owners_of(key, node))
 
 
 def _assigned_node(

@@ -93,8 +93,14 @@ def find_document(
     files = specs.files_of(sort)
     if (word := text.removeprefix(f"{sort}s/")) in files:
         return files[word].path
+    if os.path.isdir(path):
+        help = "name a folder that `tfkit train` wrote" if sort == "run" else None
+        message = f"the folder {quoted(text)} has no {sort}.yaml"
+        raise SpecError(Diagnostic(message, span, key if span else "", help=help))
     what, advice = f"a {sort}", f"give the path of a file, ./my_{sort}.yaml, or a name that `tfkit list {sort}` prints"
     advice = similar_name_help(what, path.stem, files, advice) or advice
+    if sort == "run" and text in specs.files:
+        advice = f"{quoted(text)} is a spec: `tfkit new {sort} {text} -o {sort}.yaml` writes a {sort} for it"
     help = similar_name_help(what, path.name, [file.name for file in yaml_files(path.parent)], advice)
     raise SpecError(Diagnostic(f"there is no {sort} {quoted(text)}", span, key if span else "", help=help))
 

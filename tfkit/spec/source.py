@@ -58,9 +58,9 @@ def parse(text: str, name: str) -> Mapping:
     if isinstance(node, Mapping):
         return node
     if node is None or (isinstance(node, Scalar) and node.value is None):
-        raise SpecError(Diagnostic("the spec is empty", source.span(0), help="start it with `tfkit: 1`"))
+        raise SpecError(Diagnostic("the file is empty", source.span(0), help="start it with `tfkit: 1`"))
     word = str(node.value) if isinstance(node, Scalar) else ""
-    message = "a spec must be a mapping: lines of `key: value`"
+    message = "the file must be a mapping: lines of `key: value`"
     note = f"found {quoted(word)}" if isinstance(node, Scalar) else "found a list"
     raise SpecError(Diagnostic(message, node.span, notes=(note,), help=syntax.missing_space(word)))
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     """,
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@output_option("FILE", "Write to it.", required=True, dir_okay=False)
+@output_option("FILE", "The file to write.", required=True, dir_okay=False)
 @click.option("--vocab-size", required=True, type=click.IntRange(256, 2**24), metavar="N", help="Number of tokens.")
 @click.option("--special", multiple=True, metavar="TEXT", help="A token that no text contains; repeatable.")
 @json_option

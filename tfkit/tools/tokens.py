@@ -1,4 +1,4 @@
-"""Tokenize texts once, into a file of token ids that runs read where it lies."""
+"""Tokenize texts once, into a file of token ids that runs map into memory."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ HEADER = 128
     """,
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@output_option("FILE", "Write to it.", required=True, dir_okay=False)
+@output_option("FILE", "The file to write.", required=True, dir_okay=False)
 @click.option("--tokenizer", required=True, metavar="PATH", help="A tokenizer file, a folder with one, or `bytes`.")
-@click.option("--column", metavar="NAME", help="Column of the text in rows; `text` by default.")
-@click.option("--separator", metavar="TOKEN", help="The token behind each text; required for rows.")
-@click.option("--processes", type=click.IntRange(1, 1024), metavar="N", help="Processes; one per core by default.")
+@click.option("--column", metavar="NAME", help="Column of the text in rows.  [default: text]")
+@click.option("--separator", metavar="TOKEN", help="The token after each text; required for rows.")
+@click.option("--processes", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: one per core]")
 @json_option
 def tokens(
     reader: Reader,

@@ -82,9 +82,9 @@ def write_run(folder: Path, text: str = RUN) -> Path:
 
 
 def write_objectives(folder: Path) -> Path:
-    """Write the files of the pages on objectives and the data of their sums, and return the folder."""
+    """Write the files of the pages on preferences and losses and the data of their sums, and return the folder."""
     docs = Path(__file__).parents[3] / "docs"
-    for block in (*blocks(docs / "objectives.md"), *blocks(docs / "custom_objectives.md")):
+    for block in (*blocks(docs / "preferences.md"), *blocks(docs / "custom_objectives.md")):
         if block.file is not None:
             file = folder / block.file
             file.parent.mkdir(exist_ok=True)

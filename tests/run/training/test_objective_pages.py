@@ -1,4 +1,4 @@
-"""Losses of docs/objectives.md, plugins and built-in: resumed, in micro-batches, in two processes, and checked."""
+"""Losses of docs/custom_objectives.md and of tfkit: resumed, in micro-batches, in two processes, and checked."""
 
 from __future__ import annotations
 

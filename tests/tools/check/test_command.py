@@ -195,7 +195,7 @@ def test_a_kind_without_a_small_model_is_left_out(run: Run, specs: Path) -> None
         (
             1,
             "tiny.yaml --only paddign",
-            "there is no property `paddign`\n   = help: one with a similar name exists: `padding`",
+            "there is no property `paddign`\n   = help: a property with a similar name exists: `padding`",
         ),
         (1, "--kind gleu", "there is no kind `gleu`\n   = help: a kind with a similar name exists: `glu`"),
         (

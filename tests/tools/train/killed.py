@@ -75,7 +75,7 @@ OBJECTIVES = {
     "grpo": "gpt.yaml",
     "dpo": "sums.yaml",
 }
-"""Losses of docs/objectives.md, with their runs."""
+"""Losses of docs/custom_objectives.md, with their runs."""
 
 
 def write_case(folder: Path, case: str) -> list[str]:

@@ -9,6 +9,7 @@ import os
 import shlex
 from importlib import resources
 from pathlib import Path
+from textwrap import shorten
 from typing import Literal, Self
 
 import numpy as np
@@ -213,9 +214,9 @@ class PretrainedConfig(TokenizerConfig):
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises nothing narrower, and a panic is no `Exception`
-            cause = " ".join(str(error).split())
             message = f"{quoted(displayed_path(self.path))} must be a tokenizer that transformers can read"
-            raise Invalid("path", message, notes=(cause[:300],), help="write it with `save_pretrained`") from error
+            notes = (shorten(str(error), 300, placeholder=" ..."),)
+            raise Invalid("path", message, notes=notes, help="write it with `save_pretrained`") from error
 
 
 def id_of(token: str | int, tokenizer: Tokenizer | None, field: str) -> int:

@@ -1,4 +1,4 @@
-"""Prove a model, a run or a component: its guarantees, measured."""
+"""Measure the guarantees of a model, a run or a component."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tfkit.errors import printable_text
     section="Tools",
     order=490,
     notes="""
-    The file needs only torch. Its classes are tfkit's own code after everything
+    The file needs only torch. Its classes are the code of tfkit after everything
     that the spec decides is resolved: the same tensor names, the same results to
     the last bit. Both are checked before it is written; of models with more than
     1B parameters only the tensors are compared.

@@ -37,8 +37,9 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
     order=480,
     notes="""
     Batch and lengths are free, padding masks are inputs. FILE is read again and
-    compared with the model at shapes that it was not made with; if it differs,
-    the first component that does is named, and nothing is written.
+    compared with the model at shapes that differ from the shapes of the trace. If
+    the outputs differ, the error names the first component that differs, and
+    nothing is written.
     """,
     examples="""
     tfkit export --formats

@@ -1,4 +1,4 @@
-"""Let a model continue a text, printed as it comes."""
+"""Let a model continue a text, and print the tokens as it generates them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ TITLE = 40
     metavar="ID",
     help="Fill in masks, with a model that attends to all tokens.  [default: mask_token_id next to the weights]",
 )
-@options.count_option("--steps", "Most forwards for filling in masks.  [default: one for each token]")
+@options.count_option("--steps", "Maximum number of forwards for filling in masks.  [default: one for each token]")
 @options.count_option("--block-length", "Fill in masks in blocks of N tokens.  [default: all tokens]")
 @click.option(
     "--remasking",
@@ -87,21 +87,21 @@ TITLE = 40
     metavar="KIND",
     help="Predictions that a step masks again: low_confidence or random.  [default: low_confidence]",
 )
-@options.count_option("--max-new-tokens", "Most tokens of a text.  [default: 100, or as many as fit]")
+@options.count_option("--max-new-tokens", "Maximum number of new tokens.  [default: 100, or as many as fit]")
 @click.option(
     "--temperature",
     default=0.0,
     show_default=True,
     type=options.FiniteRange(0),
     metavar="X",
-    help="Randomness of sampling; 0 takes the most likely.",
+    help="Randomness of sampling; 0 takes the most likely token.",
 )
-@options.count_option("--top-k", "Sample from the N likeliest.")
+@options.count_option("--top-k", "Sample from the N most likely tokens.")
 @click.option(
     "--top-p",
     type=options.FiniteRange(0, 1, min_open=True),
     metavar="P",
-    help="Sample from the most likely of total probability P.",
+    help="Sample from the most likely tokens of total probability P.",
 )
 @click.option(
     "--repetition-penalty",

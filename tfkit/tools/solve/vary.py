@@ -55,7 +55,8 @@ def _integer_at(graph: Graph, tree: Tree, path: str, plugins: Plugins) -> int:
     value = node.value if isinstance(node, Scalar) else dict(leaf_values(graph.spec.model)).get(words)
     if type(value) is int:
         return value
-    names = [".".join(words[words[0] == "graph" :]) for words, _ in written_numbers(tree, ())]
+    numbers = [words for words, _ in written_numbers(tree, ()) if words not in (("tfkit",), ("parameters",))]
+    names = [".".join(words[words[0] == "graph" :]) for words in numbers]
     help = similar_name_help("a value", path, names, "name the path of an integer, such as `decoder.ffn.d_ff`")
     message = f"{quoted(path)} must be the path of an integer of {graph.name}"
     raise SpecError(Diagnostic(message, notes=(f"its integers: {listing(names, 12)}",), help=help))

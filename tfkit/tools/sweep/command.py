@@ -65,7 +65,11 @@ def comparison_of(on: str, better: Literal["lower", "higher"] | None, margin: fl
 )
 @click.argument("sweep", shell_complete=complete_document("sweep"))
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="The sweep's folder.  [default: sweeps/NAME]"
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The sweep's folder.  [default: sweeps/NAME]",
 )
 @count_option("--jobs", "Parallel runs, each on its own GPU.", default=1)
 @click.option("--plan", is_flag=True, help="Print the runs and their costs; train nothing.")

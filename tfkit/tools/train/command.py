@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfkit.commands import Reader, command, json_option, print_warnings
+from tfkit.console.commands import HintedError
 from tfkit.console.completion import complete_document
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ NETWORK = 50e9
     notes="""
     RUN is a YAML file, the name of a run that comes with tfkit, or a run folder.
     DIR gets the resolved run, its metrics in metrics.jsonl, its curves in
-    report.html, and checkpoints, which other commands accept as models: tfkit
-    generate DIR. The same command resumes an interrupted run, with bit-identical
-    results. SIGTERM and Ctrl-C write a checkpoint before the process ends. --set
-    model.PATH=VALUE changes the model. To train in several processes, start them
-    with torch's launcher: torchrun --nproc-per-node 4 -m tfkit train RUN.
+    report.html, and checkpoints, which other commands accept as models. The same
+    command resumes an interrupted run, with bit-identical results. SIGTERM and
+    Ctrl-C write a checkpoint before the process ends. `--set model.PATH=VALUE`
+    changes the model. To train in several processes, start them with torch's
+    launcher: `torchrun --nproc-per-node 4 -m tfkit train RUN`.
     """,
     examples="""
     tfkit train minigpt_relu --plan
@@ -65,7 +66,7 @@ NETWORK = 50e9
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
     help="The run folder.  [default: runs/NAME-HASH]",
 )
@@ -97,8 +98,12 @@ def train(
 ) -> None:
     if network and not (device and processes and processes > 8):
         raise click.UsageError("--network needs --device and more than 8 processes, the devices of a machine")
-    if (processes and not plan) or (device and not processes):
-        raise click.UsageError("--processes needs --plan, and --device needs --processes")
+    if processes and not plan:
+        help = f"torchrun --nproc-per-node {processes} -m tfkit train RUN starts {processes} processes"
+        raise HintedError("--processes needs --plan", None, help)
+    if device and not processes:
+        help = f"`--set machine.device={device}` trains on a device"
+        raise HintedError("--device needs --plan and --processes", None, help)
     if roles and (not plan or processes):
         raise click.UsageError("--roles needs --plan, without --processes")
     if plan and (output is not None or stop_after is not None or allow_change):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted, similar_name_help
+from tfkit.errors import Diagnostic, SpecError, listing, quoted, similar_name_help
 from tfkit.plugin.discover import DISABLE
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.components import SLOTS
@@ -80,8 +80,7 @@ class PropertySet:
         by_name = {prop.name: prop for prop in self.properties}
         for name in names:
             if name not in by_name:
-                near = closest_name(name, by_name)
-                help = f"one with a similar name exists: `{near}`" if near else f"they are: {', '.join(by_name)}"
+                help = similar_name_help("a property", name, by_name, f"choose from: {', '.join(by_name)}")
                 raise SpecError(Diagnostic(f"there is no property {quoted(name)}", help=help))
         if names:
             return tuple(prop for prop in self.properties if prop.name in names)
