@@ -60,6 +60,8 @@ def test_a_branch_may_change_steps_and_rate(parent: Path) -> None:
     train(parent, output=partial, sets=sets, stop_after=9, quiet=True)
     train(parent, output=partial, sets=sets, quiet=True)
     assert same(tfkit.build(partial).state_dict(), tfkit.build(output).state_dict())
+    lines = [json.loads(line) for line in (partial / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "branch" in line] == [8]
 
 
 @pytest.mark.parametrize(
