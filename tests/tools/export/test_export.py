@@ -25,7 +25,7 @@ from tfkit.tools.export import script_state, torchscript_format
 from tfkit.tools.export.export import export
 from tfkit.tools.export.exported_programs import DECODE, PREFILL, IncrementalReader, caches_of
 from tfkit.tools.export.formats import Inputs, Safetensors, formats_of
-from tfkit.tools.export.verification import _check_cached, _output_difference
+from tfkit.tools.export.verification import _check_cached, _output_difference, _recorded_calls
 from tfkit.tools.export.verification import _relative_difference as gap
 
 from ...sampling import slow
@@ -245,6 +245,21 @@ def test_another_component_is_named(
     planted(monkeypatch, change)
     with pytest.raises(tfkit.SpecError, match=f"torchscript file differs.*: the first .* differs is {named}"):
         export(model, folder / "model.ts")
+
+
+def test_recorded_arguments_and_results_are_of_the_first_call() -> None:
+    """A layer may run several times, and a later module may change its input in place."""
+    model = tfkit.build(tfkit.loads(DECODER, sets=["decoder.layers={groups: 1, order: looped}"]), seed=3).eval()
+
+    def double(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        args[0].mul_(2.0)
+
+    model.get_submodule("decoder.layers.0.ffn").register_forward_pre_hook(double)
+    with torch.no_grad():
+        calls, results = _recorded_calls(model, lambda: model(torch.arange(8)[None]))
+        for path in ("decoder.layers.0.attention_norm_in", "decoder.layers.0.ffn_norm_in"):
+            again = model.get_submodule(path)(*calls[path].args, **calls[path].kwargs)
+            assert torch.equal(again, results[path]), path
 
 
 def _late(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | None) -> None:
