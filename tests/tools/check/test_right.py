@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,13 @@ def test_outputs_of_another_shape_are_infinitely_far_from_the_reference() -> Non
     expected, real = np.ones((2, 3, 4)), np.ones((2, 3), dtype=bool)
     assert _distance_of_tokens(torch.ones(2, 3, 4), expected, real) == 0
     assert _distance_of_tokens(torch.ones(2, 3, 1), expected, real) == math.inf
+
+
+def test_a_rotation_of_all_channels_stays_one_in_the_reduced_model() -> None:
+    attention = "stack.attention={kind: mha, n_heads: 4, d_head: 24, position: {kind: rope, width: 24}}"
+    graph = reduced_model(tfkit.loads(TEXT, sets=[attention], plugins=PLUGINS), PLUGINS).graph
+    reduced: Any = graph.node("stack").config
+    assert reduced.attention.position.width == reduced.attention.head_width < 24
 
 
 def test_padding_between_tokens_is_compared_with_the_meaning() -> None:
