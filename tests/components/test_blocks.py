@@ -160,8 +160,8 @@ def test_without_blocks_the_model_is_causal() -> None:
 def test_a_decoder_describes_its_blocks_and_its_prefix() -> None:
     graph, words = tfkit.load(spec(ROPE)), "Layers with causal attention; "
     assert graph.node("decoder").config.in_words() == f"{words}the tokens of a block attend to each other, by `images`."
-    known = spec(ROPE, {"type": "lengths"}, blocks=None, prefix="images")
-    assert tfkit.load(known).node("decoder").config.in_words() == (
+    prefixed = spec(ROPE, {"type": "lengths"}, blocks=None, prefix="images")
+    assert tfkit.load(prefixed).node("decoder").config.in_words() == (
         f"{words}every query also attends to the prefix, whose length is `images`."
     )
 
