@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import tfkit
-from tfkit.building.edits import _is_equal, model_edits
+from tfkit.building.edits import _is_equal, copied_model, model_edits
 
 SETS = ["d_model=12", "vocab_size=23", "decoder.n_layers=2", "decoder.attention.n_heads=3", "decoder.ffn.d_ff=20"]
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -189,3 +189,15 @@ def test_use_of_a_model_is_no_edit() -> None:
     model.decoder.layers[0].compile(backend="eager")
     model.requires_grad_(False)
     assert model_edits(model) == []
+
+
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_a_copy_has_the_frozen_parameters_of_the_model(device: str | None) -> None:
+    model = built()
+    model.decoder.layers[0].ffn.requires_grad_(False)
+    copy = copied_model(model, device=device)
+    trained, expected = (
+        {name: parameter.requires_grad for name, parameter in module.named_parameters()} for module in (copy, model)
+    )
+    assert trained == expected
+    assert {*trained.values()} == {False, True}

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 import tfkit
-from tfkit.checkpoint.config_json import FieldReading, FieldWriting, pattern_of
+from tfkit.checkpoint.config_json import FieldReading, FieldWriting, further_fields, pattern_of
 from tfkit.components.fields.layer_variants import FirstLayersConfig, LayerNumbersConfig
 from tfkit.components.fields.rotary import ORIGINAL, _partial, _scaling
 from tfkit.components.fields.value import ValueConfig
@@ -36,6 +36,16 @@ from tfkit.spec.tree import Mapping, node_of
 )
 def test_layers_have_the_shortest_pattern(names: str, pattern: Any) -> None:
     assert pattern_of([*names]) == pattern
+
+
+def test_further_fields_inside_a_field_are_those_of_its_path() -> None:
+    inside = {"attn_impl": "flash", "clip_qkv": 6.0, "use_cache": False, "d_model": 3}
+    config = {"model_type": "mpt", "d_model": 64, "bos_token_id": 3, "verbose": 1, "attn_config": inside}
+    assert further_fields(config, tfkit.load("mpt_7b").spec.family) == {
+        "bos_token_id": 3,
+        "verbose": 1,
+        "attn_config": {"attn_impl": "flash", "use_cache": False},
+    }
 
 
 @pytest.fixture

@@ -267,3 +267,13 @@ def test_memory_is_bounded() -> None:
         unsound.format("names", "tensor `0` is not described by `dtype`, `shape` and `data_offsets`"),
         "error: cannot read `large`: Cannot allocate memory (os error 12)",
     ]
+
+
+def test_an_empty_tensor_may_begin_where_another_tensor_begins() -> None:
+    """In any order of the header; the library accepts it as well."""
+    empty, tensor, end = entry(0, 0, [0]), entry(0, 8, [2]), entry(8, 8, [3, 0])
+    for header in ({"w": tensor, "a": empty, "z": end}, {"z": end, "a": empty, "w": tensor}):
+        content = raw(header, bytes(range(8)))
+        actual = read_all(content)
+        assert actual is not None
+        assert_same(actual, load(content))

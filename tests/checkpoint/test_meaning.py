@@ -153,6 +153,14 @@ def written(weights: Path, meaning: object) -> None:
     save_file(load_file(file), file, metadata={"format": "pt", SEMANTICS: text})
 
 
+def test_layers_of_a_variant_have_a_value_each() -> None:
+    layers = "decoder.layers={variants: {soft: {norm: {kind: layernorm, eps: 0.25}}}, pattern: [base, soft, base]}"
+    flat = semantics_of(graph_of("decoder.n_layers=5", layers)).flat
+    numbers = [1e-5, 0.25, 1e-5, 1e-5, 0.25]
+    expected = {f"decoder.layers.{layer}.norm.eps": number for layer, number in enumerate(numbers)}
+    assert {path: value for path, value in flat.items() if path in expected} == expected
+
+
 def test_files_that_say_nothing_load_as_they_are(weights: Path) -> None:
     file = weights / "model.safetensors"
     save_file(load_file(file), file)

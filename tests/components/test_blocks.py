@@ -152,6 +152,18 @@ def test_without_blocks_the_model_is_causal() -> None:
     torch.testing.assert_close(model(TOKENS, images=torch.zeros_like(BLOCKS)), causal(TOKENS), atol=1e-6, rtol=0)
     changes = (model(TOKENS, images=BLOCKS) - causal(TOKENS)).abs().amax(dim=(1, 2))
     assert changes.gt(1e-4).tolist() == [True, True, False]
+    cached = tfkit.CachedModel(model, length=9)  # tokens without an input of blocks are in no block
+    pieces = [cached(TOKENS[:, start:end]) for start, end in ((0, 4), (4, 7), (7, 9))]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), causal(TOKENS), atol=1e-5, rtol=0)
+
+
+def test_a_decoder_describes_its_blocks_and_its_prefix() -> None:
+    graph, words = tfkit.load(spec(ROPE)), "Layers with causal attention; "
+    assert graph.node("decoder").config.in_words() == f"{words}the tokens of a block attend to each other, by `images`."
+    prefixed = spec(ROPE, {"type": "lengths"}, blocks=None, prefix="images")
+    assert tfkit.load(prefixed).node("decoder").config.in_words() == (
+        f"{words}every query also attends to the prefix, whose length is `images`."
+    )
 
 
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import product
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -180,3 +180,10 @@ def test_weights_drop_out_in_training_and_nowhere_else(name: str) -> None:
     want = plain(*tensors(), None)
     assert torch.equal(dropping.eval()(*tensors(), None), want)
     assert not torch.allclose(dropping.train()(*tensors(), None), want, atol=1e-3)
+
+
+def test_a_kind_of_attention_gets_its_mask_unless_it_declares_otherwise() -> None:
+    """A kind that ignores the flag would attend to later tokens, and no error would say so."""
+    for backend in get_args(AttentionBackend):
+        assert not tfkit.AttentionConfig.causal_flag(cast(Any, None), backend)
+        assert not tfkit.AttentionConfig.flex_mask(cast(Any, None), backend)

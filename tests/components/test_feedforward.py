@@ -73,6 +73,20 @@ def test_a_norm_inside_is_that_of_bitnet() -> None:
     equal(BitNetMLP(config), ours, {**GATED, "inner_norm.weight": ("ffn_sub_norm.weight",)})
 
 
+@pytest.mark.parametrize("kind", ["glu", "mlp"])
+def test_units_are_dropped_after_the_norm(kind: str) -> None:
+    ours = build(f"{{kind: {kind}, activation: silu, d_ff: 24, dropout: 0.5, inner_norm: rmsnorm}}")
+    hidden: list[Tensor] = []
+    ours.down.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
+    x = torch.randn(3, 7, 16)
+    ours.eval()(x)
+    ours.train()(x)
+    normed, dropped = hidden
+    real = dropped != 0
+    assert 0.3 < real.float().mean() < 0.7
+    torch.testing.assert_close(dropped[real], 2 * normed[real])
+
+
 def test_a_bias_of_the_way_out_alone_is_that_of_gte() -> None:
     config = transformers.GteConfig(hidden_size=16, intermediate_size=24, hidden_act="gelu", hidden_dropout_prob=0.0)
     ours = build("{kind: geglu, d_ff: 24, bias: {down: true}}")

@@ -56,6 +56,18 @@ def test_each_repetition_has_a_cache() -> None:
     assert len({pointer for _, pointer in tensors}) == len(tensors)
 
 
+def test_each_repetition_reads_its_cache_of_the_memory() -> None:
+    text = TEXT.replace("embedding: embedding", "embedding: {block: embedding, input: target}")
+    text = text.replace("graph:\n", "inputs: [source, target]\ngraph:\n  memory: {block: embedding, input: source}\n")
+    model = tfkit.build(tfkit.loads(text, sets=["decoder.memory=memory"]), seed=1).eval()
+    source, target = torch.arange(10).view(2, 5), torch.arange(14).view(2, 7)
+    cached = tfkit.CachedModel(model, length=7)
+    with torch.no_grad():
+        cached.start(2, source=source)
+        outputs = [cached(target[:, start:end]) for start, end in ((0, 4), (4, 5), (5, 7))]
+        torch.testing.assert_close(torch.cat(outputs, dim=1), model(source, target), atol=1e-5, rtol=0)
+
+
 def test_recomputation_has_the_same_gradients() -> None:
     gradients = []
     for recompute in (False, True):

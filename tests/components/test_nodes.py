@@ -195,6 +195,13 @@ def test_a_residual_that_reads_the_stream_must_be_in_a_stack() -> None:
         spec({"copy": {"block": "norm"}, "sum": node})
 
 
+@pytest.mark.parametrize(("key", "verb"), [("kv_name", "gives"), ("kv_from", "takes")])
+def test_a_sublayer_that_shares_its_keys_must_be_in_a_stack(key: str, verb: str) -> None:
+    attention = {**ATTENTION, key: "keys"}
+    with pytest.raises(tfkit.SpecError, match=f"attention `gqa` {verb} `keys.keys`: it must be in a stack"):
+        spec({"attention": {"block": "attention", "attention": attention, "causal": True}})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spelled", SPELLED)
 def test_a_spelled_out_model_keeps_every_promise(spelled: str) -> None:

@@ -212,8 +212,14 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "graph.stack.positions",
         "all inputs must have the same length, 9 positions; got 5",
     ),
+    "an embedding whose positions have a length of their own": (
+        spec("decoder", {}, at={"length": 5}, embedding={"positions": "at", "position": "sinusoidal"}, positions=None),
+        "graph.embedding.positions",
+        "all inputs must have the same length, 9 positions; got 5",
+    ),
 }
-CASES["a length of its own"][0]["inputs"]["tokens"] = {"type": "tokens", "length": 9}
+for case in ("a length of its own", "an embedding whose positions have a length of their own"):
+    CASES[case][0]["inputs"]["tokens"] = {"type": "tokens", "length": 9}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -92,6 +92,11 @@ def test_trace(run: Callable[..., str]) -> None:
         "plugins/lab/pyproject.toml", '[project]\nname = "lab"\n[project.entry-points."tfkit.specs"]\nlab = "lab.s"\n'
     )
     write("plugins/lab/lab/s/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")
+    folder = "    return Path(__file__).parents[1] / 'more'\n"
+    write(
+        "plugins/more.py", f"import tfkit\nfrom pathlib import Path\n\n\n@tfkit.hookimpl\ndef tfkit_specs():\n{folder}"
+    )
+    write("more/more_gpt.yaml", "extends: gpt2\nname: more_gpt\n")
     report = json.loads(run("plugins", "--trace", "--plugin-dir", "plugins", "--json"))
     rows = {(call["hook"], call["plugin"]): call for call in report}
     assert "ffn swiglu" in rows["tfkit_register", "built in"]["gave"]
@@ -103,6 +108,8 @@ def test_trace(run: Callable[..., str]) -> None:
     )
     assert rows["tfkit_checks", "plugins/bad.py"]["note"].startswith("called for each spec")
     assert rows["tfkit.specs", "lab"]["gave"] == ["lab_gpt"]
+    assert rows["tfkit_specs", "plugins/more.py"]["gave"] == [str(Path("more").resolve())]
+    assert ("tfkit.specs", "plugins/more.py") not in rows
     text = run("plugins", "--trace", "--plugin-dir", "plugins")
     assert "lab_gpt" in text
     assert "must return" in text

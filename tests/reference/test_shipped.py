@@ -9,7 +9,7 @@ import pytest
 import tfkit
 from tfkit.component import Component, ResidualConfig, parts
 from tfkit.reference import BUILT_IN, UnknownKind
-from tfkit.tools.check.model_under_test import ModelUnderTest
+from tfkit.tools.check.model_under_test import ModelUnderTest, reference_functions
 from tfkit.tools.check.reduced import reduced_model
 
 from ..models import MODELS
@@ -26,6 +26,18 @@ def test_a_shipped_spec_means_what_the_reference_says(name: str) -> None:
     calls = [subject.inputs(padding=side) for side in (("none", "left", "right") if subject.padded else ("none",))]
     with nullcontext() if defined(subject.graph) else pytest.raises(UnknownKind):
         check_agreement(subject.graph, *calls)
+
+
+def test_every_kind_of_the_shipped_plugins_has_a_formula() -> None:
+    """Without a function, `meaning` does not apply to a kind: no other test would show that a registry has lost it."""
+    functions = reference_functions(PLUGINS, {})
+    missing = {
+        f"{slot} {kind}"
+        for slot in {*BUILT_IN, *functions}
+        for kind in PLUGINS.registry.kinds(slot)
+        if kind not in {*BUILT_IN.get(slot, {}), *functions.get(slot, {})}
+    }
+    assert missing == {"attention additive", "residual add"}  # computed by its own tests; by the layer
 
 
 def defined(graph: tfkit.Graph) -> bool:

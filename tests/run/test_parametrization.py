@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tfkit
-from tests.run.scaled_specs import DECODER, SPECS
+from tests.run.scaled_specs import DECODER, SPECS, ScaledSpec
 from tests.run.training.runs import PLUGINS, TEXT, WITH_PLUGINS, Memory
 from tfkit.cli import main
 from tfkit.components.init import NormalInitConfig
@@ -24,7 +24,7 @@ from tfkit.run.kinds.parametrizations import CompletePConfig
 from tfkit.run.run_spec import render_run
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.optimizer import groups_of
-from tfkit.run.training.parametrize import parameter_rules, rules_of
+from tfkit.run.training.parametrize import parameter_rules, rules_of, scale_initial_values
 from tfkit.tools.check.measure import outcome_of
 from tfkit.tools.train.check.optimizer import base_settings
 from tfkit.tools.train.plan import run_plan
@@ -231,6 +231,9 @@ def test_fused_parts_and_biases_have_the_values_of_the_base(text_file: Path) -> 
     assert (q_rows, k_rows) == (16, 4)
     assert q_scale == pytest.approx(math.sqrt((64 + 16) / (16 + 16)) / 2)
     assert k_scale == pytest.approx(math.sqrt((64 + 4) / (16 + 4)) / 2)
+    weight = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.ones(24, 64))})
+    scale_initial_values(weight, {"w": rule})
+    assert torch.equal(weight["w"], torch.tensor([q_scale] * 16 + [k_scale] * 8)[:, None].expand(24, 64))
     model = RunData(scaled_run(text_file, sets=["model.init=torch"])).build_model()
     bound = 1 / math.sqrt(16)
     assert bound / 2 < float(model.get_parameter("decoder.layers.0.ffn.up.bias").detach().abs().max()) <= bound
@@ -459,6 +462,14 @@ def test_wider_heads_of_a_mixer_have_no_rule() -> None:
     )
     with pytest.raises(tfkit.Invalid, match="no rule for wider heads of the mixer `mamba2`"):
         wider.graphs()
+
+
+def test_one_axis_of_the_state_of_a_single_head_may_grow() -> None:
+    widths = {"d_model": (32, 128), "decoder.mixer.d_inner": (64, 256)}
+    spec = ScaledSpec("mamba_130m", {**DECODER, "decoder.mixer.step_rank": 4}, widths)
+    spec.graphs()
+    with pytest.raises(tfkit.Invalid, match="no rule for wider heads of the mixer `mamba`"):
+        replace(spec, widths={**widths, "decoder.mixer.d_state": (4, 12)}).graphs()
 
 
 # ---- the run ----

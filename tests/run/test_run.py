@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -94,6 +95,15 @@ def test_errors_of_changes(change: str, says: str, tmp_path: Path) -> None:
     assert "--set:1:" in str(raised.value)
 
 
+def test_every_wrong_change_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as raised:
+        small_run(tmp_path, "optimzer.lr=0.1", "steps=9", "shedule.warmup=2")
+    assert [item.message for item in raised.value.diagnostics] == [
+        "the run has no key `optimzer`",
+        "the run has no key `shedule`",
+    ]
+
+
 def test_a_run_that_extends_another_changes_its_model(tmp_path: Path) -> None:
     write_run(tmp_path)
     path = tmp_path / "child.yaml"
@@ -109,6 +119,21 @@ def test_a_run_that_extends_another_changes_its_model(tmp_path: Path) -> None:
     path.write_text(CHILD, encoding="utf-8")
     changed = load_run(path, PLUGINS, sets=["model=nanogpt", "model.vocab_size=data.vocab_size"])
     assert changed.graph.spec.model.name == "nanogpt"
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_a_path_to_content_starts_at_the_file_that_contains_it(base: bool, tmp_path: Path) -> None:
+    """And not at the file that contains another value of the same component."""
+    folders = tmp_path / "bases", tmp_path / "runs"
+    path, other = "teacher: models/t", "temperature: 3.5"
+    for folder in folders:
+        folder.mkdir()
+    losses = [f"loss: {{kind: distillation, {path if base else 'teacher: old, ' + other}}}\n"]
+    losses.append(f"loss: {{{other if base else path}}}\n")
+    write_run(folders[0], RUN + losses[0])
+    (folders[1] / "child.yaml").write_text(CHILD.replace("small", "../bases/small") + losses[1], encoding="utf-8")
+    loss: Any = load_run(folders[1] / "child.yaml", PLUGINS).config.loss
+    assert (loss.temperature, Path(loss.teacher).resolve()) == (3.5, (folders[0 if base else 1] / "models/t").resolve())
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ def test_a_length_from_the_size_of_each_run() -> None:
     small, large = (steps_of(arms_of(SWEEP + f"tokens: {compute} / flops\n"))["deeper"] for compute in ("1e8", "3e8"))
     assert large == pytest.approx(3 * small, abs=3)
     assert set(steps_of(arms_of(SWEEP + "tokens: 720\n")).values()) == {10}
+    assert set(steps_of(arms_of(SWEEP + "tokens: 720 + 1 / 3\n")).values()) == {11}
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])

@@ -195,6 +195,11 @@ def test_a_file_that_hides_its_size_is_read_in_part() -> None:
     assert "larger than 1 MiB" in str(failure(lambda: read(zero)))
 
 
+@pytest.mark.parametrize("text", ["", "# a comment\n", "~", "null  # nothing\n", "---\n"])
+def test_a_spec_without_a_value_is_empty(text: str) -> None:
+    assert "the spec is empty" in str(failure(lambda: parse(text, "s")))
+
+
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     """Also if its writer begins later, as a process whose output is a file for the shell."""
     path = tmp_path / "pipe.yaml"

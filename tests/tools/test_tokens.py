@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +54,24 @@ def test_ids_are_those_of_each_text_at_once() -> None:
     assert tokens(*rows, "-o", "all.npy", "--processes", "1") == 0
     texts = [TEXT, *(f"row {number}\nof many" for number in range(40))]
     assert np.load("all.npy").tolist() == [token for text in texts for token in (*tokenizer.encode(text), 0)]
+
+
+@pytest.mark.usefixtures("_in_folder")
+def test_the_table_has_the_rates_of_the_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count(5.0, 1e-5)
+    monkeypatch.setattr(tool, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert tokens("text.txt", "-o", "text.npy", "--processes", "1", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["seconds"] == pytest.approx(1e-5)
+    assert tokens("text.txt", "-o", "other.npy", "--processes", "1") == 0
+    rows = [line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.strip()]
+    table = {row[0].strip(): row[1] for row in rows if len(row) == 2}
+    assert table["bytes"] == f"{report['bytes']:,}"
+    assert table["tokens"] == f"{report['tokens']:,}"
+    assert table["bytes per token"] == f"{report['bytes'] / report['tokens']:.2f}"
+    assert float(table["MB per second"]) == pytest.approx(report["bytes"] / 1e6 / 1e-5, rel=1e-3)
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ graph:
     block: decoder
     memory: memory
     n_layers: 1
-    attention: {kind: additive, n_heads: 4}
+    attention: {kind: additive, n_heads: 8}
   logits: {block: lm_head}
 """
 
@@ -96,7 +96,7 @@ def test_a_spec_asks_for_it_by_name() -> None:
     layer = model.get_submodule("decoder.layers.0")
     for name, width in {"attention": 16, "cross_attention": 24}.items():
         assert type(layer.get_submodule(f"{name}.core")).__name__ == "Additive"
-        assert layer.get_submodule(f"{name}.core").weight.shape == (4, 4)
+        assert layer.get_submodule(f"{name}.core").weight.shape == (8, 2)
         assert model.meta["components"][f"decoder.layers.0.{name}"].kind_name() == "additive"
         projected = sum(p.numel() for p in layer.get_submodule(f"{name}.project").parameters())
         assert projected == 16 * 17 + 2 * 16 * (width + 1)
@@ -108,11 +108,11 @@ def test_its_weights_can_be_seen() -> None:
     model = tfkit.build(tfkit.loads(SPEC, plugins=PLUGINS), attention_backend="flex")
     tokens = torch.randint(11, (2, 5))
     actual = tfkit.attention_weights(model, tokens, tokens[:, :3])
-    shapes = {"decoder.layers.0.attention": (2, 4, 3, 3), "decoder.layers.0.cross_attention": (2, 4, 3, 5)}
+    shapes = {"decoder.layers.0.attention": (2, 8, 3, 3), "decoder.layers.0.cross_attention": (2, 8, 3, 5)}
     assert {name: weights.shape for name, weights in actual.items()} == shapes
     assert not actual["decoder.layers.0.attention"].triu(1).any()
     for weights in actual.values():
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 4, 3))
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 8, 3))
 
 
 def test_another_seed_gives_other_weights_within_the_bound() -> None:
@@ -124,7 +124,8 @@ def test_another_seed_gives_other_weights_within_the_bound() -> None:
     ]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-    assert 0.2 < weights[0].abs().max() <= 0.5
+    bound = 2**-0.5  # of the width of a head, not of the number of heads
+    assert bound / 2 < weights[0].abs().max() <= bound
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_another_seed_gives_other_weights_within_the_bound() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(field: str, value: str, reason: str) -> None:
-    spec = SPEC.replace("n_heads: 4}", f"n_heads: 4, {field}: {value}}}")
+    spec = SPEC.replace("n_heads: 8}", f"n_heads: 8, {field}: {value}}}")
     with pytest.raises(tfkit.SpecError, match=reason) as raised:
         tfkit.loads(spec, plugins=PLUGINS)
     assert f"(graph.decoder.attention.{field}" in str(raised.value)

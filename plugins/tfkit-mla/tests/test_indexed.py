@@ -161,6 +161,10 @@ def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> No
         graph_of(**fields)
 
 
+def test_the_index_may_rotate_all_of_its_channels() -> None:
+    graph_of(index={**INDEX, "d_head": FIELDS["d_rope"]})
+
+
 def test_a_memory_is_an_error_of_the_spec() -> None:
     spec = {
         "tfkit": 1,
@@ -180,7 +184,11 @@ def test_a_memory_is_an_error_of_the_spec() -> None:
             "logits": {"block": "lm_head"},
         },
     }
-    with pytest.raises(tfkit.SpecError, match="attention `mla_indexed` cannot attend to a memory"):
-        tfkit.load(spec, plugins=PLUGINS)
-    spec["graph"]["decoder"]["cross_attention"] = {"kind": "mha", "n_heads": 2}  # type: ignore[index]
+    decoder: dict[str, Any] = spec["graph"]["decoder"]  # type: ignore[index]
+    for key, attention in (("attention", decoder["attention"]), ("cross_attention", decoder["attention"])):
+        decoder[key] = attention
+        with pytest.raises(tfkit.SpecError, match="attention `mla_indexed` cannot attend to a memory") as raised:
+            tfkit.load(spec, plugins=PLUGINS)
+        assert [item.path for item in raised.value.diagnostics] == [f"graph.decoder.{key}"]
+    decoder["cross_attention"] = {"kind": "mha", "n_heads": 2}
     tfkit.build(tfkit.load(spec, plugins=PLUGINS))

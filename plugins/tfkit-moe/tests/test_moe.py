@@ -23,7 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biases": {},
     "plain": {"gated": False, "activation": "relu2", "bias": False},
     "deepseek": {
-        "shared": {"d_ff": 16, "gate": True},
+        "shared": {"d_ff": 16, "gate": True, "bias": False},  # the experts have biases
         "router": {
             "score": "sigmoid",
             "correction_bias": True,

@@ -1,4 +1,4 @@
-"""Fields of Gemma 4: layers that share keys, sizes of layers with full attention, and proportional rotations."""
+"""Fields of Gemma 3n and Gemma 4: sparse layers, layers that share keys, and sizes of layers with full attention."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Gemma3nTextConfig
 
 import tfkit
 
@@ -33,6 +34,16 @@ def test_the_last_layers_take_keys_of_their_type(tmp_path: Path) -> None:
     assert names == ["base", "full", "base", "full", "base", "full_shared"]
     assert stack.attention.kv_name is None, "no layer takes the keys of a window"
     assert layers(tmp_path, num_kv_shared_layers=0, layer_types=[SLIDING] * 6) == ["base"] * 5 + ["full"]
+
+
+@pytest.mark.parametrize("n_layers", [9, 10, 11, 13])
+def test_the_sparse_layers_by_default_are_those_of_transformers(n_layers: int, tmp_path: Path) -> None:
+    types = [SLIDING, *[FULL] * (n_layers - 1)]
+    fields: dict[str, Any] = {"num_hidden_layers": n_layers, "num_kv_shared_layers": 0, "layer_types": types}
+    fields |= {"vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": "gemma3n_text"}), encoding="utf-8")
+    sparsity = list(tfkit.import_config(tmp_path).graph.spec.model.graph["decoder"].ffn.sparsity)
+    assert sparsity + [0.0] * (n_layers - len(sparsity)) == Gemma3nTextConfig(**fields).activation_sparsity_pattern
 
 
 def test_layers_with_full_attention_have_sizes_and_a_rotation(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -157,6 +158,12 @@ def test_a_spike_is_above_the_mean_of_the_window_by_several_deviations(loss: flo
     only_noting = SpikesConfig(window=3, deviations=2.0).build()
     only_noting.restore(callback.state())
     assert only_noting.reject(cast(Training, None), {"loss": loss}) is None
+    texts: list[str] = []
+    training = cast(Training, SimpleNamespace(text=lambda name, text: texts.append(f"{name}: {text}")))
+    only_noting.on_step(training, {"loss": loss})  # compared with the losses before it, not with itself
+    assert texts == (["spike: the loss 4.9 is 2.1 deviations above its mean"] if spike else [])
+    only_noting.on_step(training, {"loss": 9.5})  # the window is now 2, 4 and this loss
+    assert [text.partition(" is ")[0] for text in texts[spike:]] == (["spike: the loss 9.5"] if loss > 0 else [])
 
 
 def test_samples_stop_at_the_end_of_the_data(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ import tfkit
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import Batch
-from tfkit.run.kinds.regression import R2
+from tfkit.run.kinds.measured import MeasuredConfig
+from tfkit.run.kinds.regression import R2, MeanError, Regression, RegressionConfig
+from tfkit.run.kinds.text import CharactersConfig
 from tfkit.run.training.loop import Trainer
 from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.train.check.data import _equal_rows, example_independence, metric_values
@@ -163,6 +166,38 @@ def test_the_loss_and_its_gradients_are_those_of_torch(form: str, data: str, tmp
     assert memory.losses == pytest.approx([expected.item()], rel=1e-6)
     for gradient, parameter in zip(gradients, fresh.model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_the_tokenizer_of_texts_has_the_characters_of_all_splits(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"words": "abc" if row < 6 else "xyzw", "y": float(row)} for row in range(10)])
+    files: dict[str, Any] = {"files": str(tmp_path / "rows.jsonl"), "split": {"train": 0.6, "val": 0.4}}
+    config = MeasuredConfig(**files, divide="stored", text="words", tokenizer=CharactersConfig(), target="y")
+    data: Any = config.build(9)
+    assert data.vocab_size == 7
+    batch = data.examples("val", "sequential").batch(np.array([3]))
+    assert data.tokenizer.decode(batch.inputs["tokens"][0]) == "xyzw"
+
+
+class Outputs(torch.nn.Module):
+    """A model that returns its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_a_position_that_lacks_one_of_its_numbers_counts_nowhere(tmp_path: Path) -> None:
+    """The data of a plugin may lack a single number of a position; padding lacks all of them."""
+    data = run_of(tmp_path, "target: [y, z]", 2).data
+    outputs, targets = torch.randn(2, 4, 5, 2, generator=torch.Generator().manual_seed(4)).unbind()
+    targets[0, 1, 0] = targets[2, 3, 1] = targets[1, 2:] = math.nan
+    counted = ~(targets.isnan()[..., 0] | targets.isnan()[..., 1])
+    errors = (outputs - targets)[counted].square()
+    result = Regression(cast(Any, Outputs()), RegressionConfig())({"x": outputs}, targets)
+    assert (result.count, result.total.item()) == (15, pytest.approx(errors.mean(-1).sum().item(), rel=1e-5))
+    sums = MeanError(data, 2).sums(outputs - targets, targets)
+    scaled = errors.double() * torch.tensor(data.std, dtype=torch.float64).square()
+    assert (sums.count, sums.total) == (30, pytest.approx(scaled.sum().item(), rel=1e-5))
+    assert R2(data).sums(outputs - targets, targets).count == 15
 
 
 def test_r2_adds_up_over_batches_of_a_large_mean(tmp_path: Path) -> None:

@@ -51,14 +51,16 @@ def test_a_branch_with_equal_settings_gives_the_bits_of_the_run(parent: Path) ->
     assert first["branch"].startswith("step 4 of ")
 
 
-def test_a_branch_may_change_steps_and_rate(parent: Path) -> None:
+def test_a_branch_may_change_steps_and_rate(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = parent.parent / "parent"
     output = branch(parent, "longer", f"branch={folder}", "steps=10", "optimizer.lr=1e-3")
     assert [*losses(output)] == [9, 10]
     partial = parent.parent / "partial"
     sets = [EVERY, "model.dropout=0.2", f"branch={folder}", "steps=10", "optimizer.lr=1e-3"]
-    train(parent, output=partial, sets=sets, stop_after=9, quiet=True)
-    train(parent, output=partial, sets=sets, quiet=True)
+    train(parent, output=partial, sets=sets, stop_after=9)
+    assert "branch: step 8 of " in capsys.readouterr().err
+    train(parent, output=partial, sets=sets)
+    assert "branch: " not in capsys.readouterr().err  # it continues its own checkpoint
     assert same(tfkit.build(partial).state_dict(), tfkit.build(output).state_dict())
 
 

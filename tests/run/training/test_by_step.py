@@ -42,7 +42,7 @@ MODEL = (
 BATCH = "batch={sequences: {at: {0: 2, 3: 4, 5: 6}}, length: {at: {0: 5, 2: 12, 6: 8}}}"
 WINDOW = "model.decoder.attention.mask.left: {at: {0: 3, 4: 7, 6: 5}}"
 DROPOUT = "model.dropout: {from: 0.2, to: 0, over: 5}"
-WEIGHTS = "loss.outputs.head.weight: {from: 1.0, to: 0.5, over: 0.5}, loss.z_loss: {at: {0: 0.1, 3: 0}}"
+WEIGHTS = "loss.outputs.head.weight: {from: 1.0, to: 0.5, over: 0.5}, loss.z_loss: {at: {0: 0.1, 3: 0, 6: 0.05}}"
 SCHEDULES = (
     *MODEL,
     BATCH,
@@ -86,8 +86,8 @@ def test_a_step_has_its_numbers(tmp_path: Path) -> None:
         (3, 0.08, 0.625, 0.0),
         (7, 0.04, 0.5, 0.0),
         (7, 0.0, 0.5, 0.0),
-        (5, 0.0, 0.5, 0.0),
-        (5, 0.0, 0.5, 0.0),
+        (5, 0.0, 0.5, 0.05),  # the weight does not change at this step
+        (5, 0.0, 0.5, 0.05),
     ]
 
 
@@ -233,6 +233,17 @@ def test_modules_must_keep_the_number(tmp_path: Path, name: str, value: str, wor
         load_run(path, plugins, sets=[sets[0], "by_step={model.decoder.ffn.fixed: {at: {0: 0.9, 2: 0.3}}}"])
 
 
+def test_a_flag_is_not_the_number_that_it_equals(tmp_path: Path) -> None:
+    """True equals 1: a flag of the module would become a number, and true for every later value but 0."""
+    text = KIND.format(name="rate, self.flag", value="rate, rate > 0").replace("tfkit.PositiveFloat] = 0.5", "int] = 1")
+    (tmp_path / "keeps.py").write_text(text, encoding="utf-8")
+    plugins = tfkit.load_plugins(plugin_dirs=[tmp_path / "keeps.py"], entry_points=False)
+    sets = ["model.decoder.ffn=keeps", "by_step={model.decoder.ffn.rate: {at: {0: 1, 2: 0}}}"]
+    run = load_run(write_run(tmp_path), plugins, sets=sets)
+    with pytest.raises(SpecError, match=r"with 0 in place of 1, `decoder.layers.0.ffn.flag` of the model changes"):
+        ChangingValues(run, build(run.graph, device="meta"))
+
+
 def test_a_loss_must_have_the_number_as_an_attribute(tmp_path: Path) -> None:
     run = small_run(tmp_path, *MODEL, "by_step={loss.z_loss: {at: {0: 0.1, 4: 0.2}}}")
     model = build(run.graph)
@@ -281,6 +292,14 @@ def test_errors(change: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         small_run(tmp_path, *MODEL, f"by_step={{{change}}}")
     assert words in str(error.value).replace("\n     ", " ")
+
+
+@pytest.mark.parametrize("step", ["4", "0.5"])
+def test_the_value_of_a_step_is_located(step: str, tmp_path: Path) -> None:
+    change = f"by_step={{model.decoder.dropout: {{at: {{0: 0.1, {step}: wide}}}}}}"
+    with pytest.raises(SpecError) as error:
+        small_run(tmp_path, *MODEL, change)
+    assert f"--set:1:{change.index(f'{step}: wide') + 1} " in str(error.value)
 
 
 def test_limits(tmp_path: Path) -> None:

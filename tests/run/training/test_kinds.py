@@ -11,6 +11,7 @@ import torch
 
 import tfkit
 from tfkit.decoding.text import load_tokenizer
+from tfkit.reference import training
 from tfkit.run.contract import IGNORE_INDEX
 from tfkit.run.step_values import step_values
 from tfkit.run.training.optimizer import groups_of
@@ -38,6 +39,14 @@ def test_schedules(kind: str, warmup: float) -> None:
     assert all(first >= two for first, two in zip(factors[rise - 1 :], factors[rise:], strict=False))
     last = {"constant": 1, "cosine": 0.1, "linear": 0, "wsd": 0, "inverse_sqrt": math.sqrt(rise / 50)}
     assert factors[-1] == pytest.approx(last[kind])
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+def test_a_schedule_with_an_end_above_0_is_its_formula(kind: str) -> None:
+    schedule = made("schedule", kind, warmup=6, end=0.3)
+    factors = [schedule.factor(step, 50) for step in range(1, 51)]
+    assert factors == pytest.approx([getattr(training, kind)(schedule, step, 50) for step in range(1, 51)])
+    assert (factors[0], factors[-1]) == (pytest.approx(1 / 6), pytest.approx(0.3))
 
 
 def test_wsd_is_stable_before_its_decay() -> None:

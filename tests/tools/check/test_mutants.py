@@ -94,6 +94,18 @@ def test_the_seed_draws_as_many_as_the_limit() -> None:
     assert bugs == planted("alone", limit=3)
 
 
+def test_no_bug_is_planted_in_checks_and_texts() -> None:
+    names = ("check", "check_sizes", "extra_repr", "__repr__", "__str__", "checked", "forward")
+    text = "\n".join(f"def {name}(x):\n    return x + 1\n" for name in names)
+    assert {names[mutation.line // 3] for mutation in mutations(ast.parse(text), {})} == {"checked", "forward"}
+
+
+def test_every_token_is_read_in_steps() -> None:
+    subject = ModelUnderTest(tfkit.loads(SPEC, plugins=PLUGINS), PLUGINS)
+    outputs = mutants._outputs_in_steps(subject, subject.model, 9)
+    assert [output.size(1) for output in outputs if output.size(-1) == 11] == [4, 3, 1, 1]
+
+
 def test_an_interrupt_leaves_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     code, planted_code = Tripled.forward.__code__, []
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 import tfkit
 from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
+from tfkit.tools.check.properties import costs
+from tfkit.tools.check.properties.numbers import _distance_of_tokens
+from tfkit.tools.check.properties.training import parameter_gradients
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.runs import arguments_of
+from tfkit.tools.params.count import count_params
 
 from ...sampling import chosen, slow, spread
 from .models import PROPERTIES, faults, measured
@@ -116,6 +125,18 @@ def test_it_holds(what: str, seed: int) -> None:
     assert faults(ModelUnderTest(graph, PLUGINS, seed), names) == {}
 
 
+@pytest.mark.parametrize("more", [-3, 0, 3])
+def test_a_count_may_differ_in_neither_direction(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(model: object) -> object:
+        counted = count_params(model)  # type: ignore[arg-type]
+        return replace(counted, total=counted.total + more)
+
+    monkeypatch.setattr(costs, "count_params", changed)
+    plugins = tfkit.load_plugins(entry_points=False)
+    subject = ModelUnderTest(reduced_model(tfkit.load("gpt2", plugins=plugins), plugins).graph, plugins)
+    assert measured(subject, "counts").status == ("failed" if more else "ok")
+
+
 def test_recording_the_inputs_of_modules_changes_no_output() -> None:
     """Also where layers share weights, so that a module runs several times."""
     checked = ModelUnderTest(reduced_model(tfkit.load("albert_base", plugins=PLUGINS), PLUGINS).graph, PLUGINS)
@@ -123,6 +144,40 @@ def test_recording_the_inputs_of_modules_changes_no_output() -> None:
     checked.model.register_forward_hook(lambda _module, _args, output: outputs.append(output))
     arguments_of(checked.model, checked.layers, checked.inputs())
     assert torch.equal(outputs[0], checked.run(checked.inputs())[0])
+
+
+def test_the_inputs_of_a_module_that_runs_again_are_those_of_its_first_run() -> None:
+    checked = ModelUnderTest(reduced_model(tfkit.load("albert_base", plugins=PLUGINS), PLUGINS).graph, PLUGINS)
+    first = next(iter(checked.layers))
+    arguments: list[torch.Tensor] = []
+    checked.model.get_submodule(first).register_forward_pre_hook(lambda _module, args: arguments.append(args[0]))
+    recorded = arguments_of(checked.model, [first], checked.inputs())[first]
+    assert len(arguments) > 1
+    assert torch.equal(recorded[0], arguments[0])
+    assert not torch.equal(recorded[0], arguments[-1])
+
+
+@pytest.mark.parametrize("output", ["logits", "second"])
+def test_each_output_must_be_finite_in_train_mode(output: str) -> None:
+    second = "graph.second={block: lm_head, input: stack}"
+    model = tfkit.build(tfkit.loads(TEXT, sets=[second, "outputs=[logits, second]"], plugins=PLUGINS))
+    model.get_submodule(output).register_forward_hook(lambda _module, _args, y: y + torch.inf)
+    (deviation,) = parameter_gradients(model, {"tokens": torch.arange(6)[None]})
+    assert deviation.detail == "outputs are not finite in train mode"
+
+
+def test_outputs_of_another_shape_are_infinitely_far_from_the_reference() -> None:
+    """Even if they could be broadcast."""
+    expected, real = np.ones((2, 3, 4)), np.ones((2, 3), dtype=bool)
+    assert _distance_of_tokens(torch.ones(2, 3, 4), expected, real) == 0
+    assert _distance_of_tokens(torch.ones(2, 3, 1), expected, real) == math.inf
+
+
+def test_a_rotation_of_all_channels_stays_one_in_the_reduced_model() -> None:
+    attention = "stack.attention={kind: mha, n_heads: 4, d_head: 24, position: {kind: rope, width: 24}}"
+    graph = reduced_model(tfkit.loads(TEXT, sets=[attention], plugins=PLUGINS), PLUGINS).graph
+    reduced: Any = graph.node("stack").config
+    assert reduced.attention.position.width == reduced.attention.head_width < 24
 
 
 def test_padding_between_tokens_is_compared_with_the_meaning() -> None:

@@ -32,7 +32,7 @@ from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.cost.of_run import flops_of_step
 from tfkit.tools.train.check import optimizer
-from tfkit.tools.train.check.run_under_test import RunUnderTest, reduced_run
+from tfkit.tools.train.check.run_under_test import RunUnderTest, TrainedSteps, reduced_run
 from tfkit.tools.train.check.small_run import RunSubject, small_run
 
 from ...known import RUNS
@@ -124,6 +124,20 @@ def test_shipped_runs(name: str) -> None:
 
 
 # ---- planted bugs ----
+
+
+def test_a_rate_that_must_be_0_is_compared_with_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group has the rate 0 at the last step of this schedule; only the report is wrong."""
+    numbers = TrainedSteps.numbers
+    monkeypatch.setattr(TrainedSteps, "numbers", lambda self, name: [value or 0.5 for value in numbers(self, name)])
+    assert "step" in broken(subject(), "rates")["rates"]
+
+
+def test_a_small_run_draws_random_numbers() -> None:
+    """Without dropout, no property of a step would show that a kind draws other numbers."""
+    run = load_run(small_run("optimizer", {"kind": "sgd", "lr": 0.1}), WITH_PLUGINS)
+    model, ids = tfkit.build(run.graph).train(), torch.arange(8)[None]
+    assert not torch.equal(model(ids), model(ids))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tfkit.graph.expand import Graph
 from tfkit.tools.common.memory_needs import cache_size
 from tfkit.tools.cost import counter, model_step
 from tfkit.tools.cost.cost import cost
-from tfkit.tools.cost.counter import DeviceKernels
+from tfkit.tools.cost.counter import DeviceKernels, Observer
 from tfkit.tools.cost.model_step import StepShape, make_inputs
 from tfkit.tools.cost.shape_rules import dense_tensor, rule_of
 from tfkit.tools.params.count import count_params
@@ -282,3 +282,12 @@ def test_a_batch_of_any_size_takes_no_longer() -> None:
     costs = [cost(reduced("gpt2"), batch=batch, length=8) for batch in (4096, 4096 * 10**5)]
     small, large = (sum(part.flops for part in result.parts) for result in costs)
     assert large == small * 10**5
+
+
+def test_a_cast_of_a_weight_is_no_weight() -> None:
+    weight, x = torch.ones(4, 3, device="meta"), torch.ones(2, 3, dtype=torch.bfloat16, device="meta")
+    observer = Observer([weight])
+    with observer:
+        product = x @ weight.bfloat16().mT
+    assert product.shape == (2, 4)
+    assert observer.weights == {observer.live.number(weight)}

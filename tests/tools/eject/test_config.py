@@ -106,6 +106,17 @@ def test_the_numbers_of_a_graph_get_the_names_of_their_keys() -> None:
     assert text_of(graph.node("logits").signals["input"].width) == "d_model"
 
 
+def test_every_width_of_a_stream_has_a_name() -> None:
+    text = SPEC.replace(
+        "graph:\n", "inputs: [source, target]\ngraph:\n  memory: {block: embedding, input: source, d_model: 24}\n"
+    )
+    text = text.replace("embedding: {block: embedding}", "embedding: {block: embedding, input: target}")
+    graph, config = with_names(tfkit.loads(text, sets=["decoder.memory=memory", "decoder.ffn.d_ff=40"]))
+    signals: Any = graph.node("decoder").signals
+    names = [text_of(signals[wire].width) for wire in ("input", "memory")]
+    assert [config.numbers[name] for name in names] == [16, 24]
+
+
 def test_the_graph_itself_is_as_it_was() -> None:
     graph = tfkit.loads(SPEC)
     with_names(graph)

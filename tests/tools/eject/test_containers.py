@@ -239,8 +239,9 @@ CASES = {
     ),
     "frozen": (
         "self.net = nn.Sequential(nn.Linear(d, d), nn.LayerNorm(d))\nself.net[1].weight.requires_grad_(False)\n"
-        "self.own = Own(d)\nself.own.linear.bias.requires_grad_(False)",
-        "return self.own(self.net(x))",
+        "self.own = Own(d)\nself.own.linear.bias.requires_grad_(False)\n"
+        "self.own_norm = nn.LayerNorm(d)\nself.own_norm.bias.requires_grad_(False)",  # begins with the name of a class
+        "return self.own_norm(self.own(self.net(x)))",
     ),
     "classes that are not alike": (
         "self.net = nn.ModuleList([Own(d), Other(d), Other(d)])",
@@ -315,6 +316,11 @@ def test_a_buffer_that_no_file_keeps_is_filled(tmp_path: Path, alone: Alone) -> 
 def test_a_parameter_that_would_be_trained_is_found(tmp_path: Path, alone: Alone) -> None:
     graph = graph_of(*CASES["frozen"], "", tmp_path)
     written = eject(graph)
+    ours = tfkit.build(graph, device="meta")
+    with loaded_module(written) as module, torch.device("meta"):
+        theirs = build_model(module)
+    trained = [{n: p.requires_grad for n, p in model.named_parameters()} for model in (ours, theirs)]
+    assert trained[0] == trained[1]
     assert ".requires_grad_(False)" in written
     with pytest.raises(tfkit.SpecError, match="it trains different parameters: it freezes none instead of"):
         check(graph, written.replace(".requires_grad_(False)", ".requires_grad_(True)"), alone)

@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,11 +21,11 @@ import tfkit
 from tfkit.decoding.cached import CachedModel
 from tfkit.graph.decode_split import split_if_decodable
 from tfkit.tools.common.model_inputs import cached_cases
-from tfkit.tools.export import script_state, torchscript_format
+from tfkit.tools.export import exported_programs, script_state, torchscript_format
 from tfkit.tools.export.export import export
 from tfkit.tools.export.exported_programs import DECODE, PREFILL, IncrementalReader, caches_of
 from tfkit.tools.export.formats import Inputs, Safetensors, formats_of
-from tfkit.tools.export.verification import _check_cached, _output_difference
+from tfkit.tools.export.verification import _check_cached, _output_difference, _recorded_calls
 from tfkit.tools.export.verification import _relative_difference as gap
 
 from ...sampling import slow
@@ -245,6 +245,47 @@ def test_another_component_is_named(
     planted(monkeypatch, change)
     with pytest.raises(tfkit.SpecError, match=f"torchscript file differs.*: the first .* differs is {named}"):
         export(model, folder / "model.ts")
+
+
+def test_recorded_arguments_and_results_are_of_the_first_call() -> None:
+    """A layer may run several times, and a later module may change its input in place."""
+    model = tfkit.build(tfkit.loads(DECODER, sets=["decoder.layers={groups: 1, order: looped}"]), seed=3).eval()
+
+    def double(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        args[0].mul_(2.0)
+
+    model.get_submodule("decoder.layers.0.ffn").register_forward_pre_hook(double)
+    with torch.no_grad():
+        calls, results = _recorded_calls(model, lambda: model(torch.arange(8)[None]))
+        for path in ("decoder.layers.0.attention_norm_in", "decoder.layers.0.ffn_norm_in"):
+            again = model.get_submodule(path)(*calls[path].args, **calls[path].kwargs)
+            assert torch.equal(again, results[path]), path
+
+
+def test_every_program_has_the_fixed_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = "n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: 24}"
+    nodes = (
+        "source_embedding: {block: embedding, input: source}",
+        f"encoder: {{block: encoder, {layers}}}",
+        "target_embedding: {block: embedding, input: target}",
+        f"decoder: {{block: decoder, memory: encoder, {layers}}}",
+        "logits: lm_head",
+    )
+    inputs = "{source: {type: tokens, length: 5}, target: tokens}"
+    graph = f"{{{', '.join(nodes)}}}"
+    text = f"tfkit: 1\nname: pair\nd_model: 16\nvocab_size: 13\ninputs: {inputs}\ngraph: {graph}\n"
+    lengths: list[set[str]] = []
+
+    def record(*_arguments: object, fixed: Collection[str] = ()) -> None:
+        lengths.append(set(fixed))
+        if len(lengths) == 2:
+            raise InterruptedError
+
+    monkeypatch.setattr(exported_programs, "export_module", record)
+    tokens = {"source": torch.arange(10).view(2, 5), "target": torch.arange(6).view(2, 3)}
+    with pytest.raises(InterruptedError):
+        exported_programs._export_programs(tfkit.build(tfkit.loads(text)).eval(), tokens, in_place=False)
+    assert lengths == [{"source"}, {"source"}]
 
 
 def _late(state: dict[str, list[list[Tensor]]], tokens: Tensor, mask: Tensor | None) -> None:

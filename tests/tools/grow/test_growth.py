@@ -133,6 +133,13 @@ def test_errors(folder: Path, change: str, message: str, run: Run) -> None:
     assert text.count("error: ") == 1
 
 
+def test_an_unknown_value_is_marked_in_its_path(folder: Path, run: Run) -> None:
+    change = "decoder.attention.n_hads=8"
+    line, marks = run("grow", str(folder), change, status=1, stderr=True).split("\n")[3:5]
+    start = line.index(change) + change.index("n_hads")
+    assert (marks.index("^"), marks.count("^")) == (start, len("n_hads"))
+
+
 def test_a_run_file_needs_a_run(folder: Path, run: Run) -> None:
     text = run("grow", str(folder), "d_ff=27", "-o", "large.yaml", status=1, stderr=True)
     assert "a run must start from the folder of a run" in text

@@ -69,3 +69,16 @@ def test_list_names_the_specs_of_plugins_that_are_not_there(
     assert (spec["plugin"], spec["model_type"], spec["missing"]) == ("tfkit-mla", "deepseek_v3", ["tfkit-mla"])
     text = run("list", "deepseek_v3")
     assert "it is switched off" in text
+
+
+def test_list_names_the_version_of_a_plugin_that_does_not_meet_a_requirement(
+    run: Callable[..., str], tmp_path: Path
+) -> None:
+    """The name of a plugin may be written with capitals and with `_`, as for pip."""
+    (tmp_path / "lab/specs").mkdir(parents=True)
+    points = '[project.entry-points.tfkit]\nlab = "lab"\n[project.entry-points."tfkit.specs"]\nlab = "lab.specs"\n'
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "tfkit-lab"\nversion = "0.3"\n{points}')
+    (tmp_path / "lab/__init__.py").touch()
+    (tmp_path / "lab/specs/lab_gpt.yaml").write_text("extends: gpt2\nname: lab_gpt\nrequires: ['TFKIT_Lab>=1']\n")
+    text = " ".join(run("list", "lab_gpt", "--plugin-dir", str(tmp_path)).split())
+    assert "TFKIT_Lab>=1, needed by 1, is another version than 0.3" in text

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tfkit.tools.profile.bars import LETTERS, BarSegment, labelled_bar
 from tfkit.tools.profile.page import profile_report
 from tfkit.tools.profile.result import KernelTime, undecided_notes
 
@@ -117,3 +118,11 @@ def test_measurements_that_disagree_show_no_difference() -> None:
     ]
     assert [text.partition(":")[0] for text in undecided_notes([first, noisy, slower])] == ["noisy and first"]
     assert "no difference shown" in profile_report([first, noisy])
+
+
+@pytest.mark.parametrize(
+    ("letters", "text"), [(15.0, "ten letter 5%"), (14.9, "ten letter"), (12.0, "ten letter"), (11.9, "")]
+)
+def test_a_text_in_a_bar_has_a_margin_of_a_letter_at_each_side(letters, text):
+    bar = labelled_bar("time", [BarSegment("ffn", letters, "ten letter", "5%", "hint")], LETTERS, "")
+    assert ["".join(span.itertext()) for span in bar.iter("span")] == [text]

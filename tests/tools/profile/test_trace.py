@@ -215,3 +215,14 @@ def test_memory_of_the_device_and_of_the_host_are_apart() -> None:
 def test_a_step_that_something_held_up_does_not_count() -> None:
     assert undisturbed_steps([Stretch(0, 10), Stretch(10, 21), Stretch(21, 90), Stretch(90, 99)]) == [0, 3]
     assert undisturbed_steps([Stretch(0, 10), Stretch(10, 20)]) == [0, 1]
+
+
+def test_operators_and_annotations_are_rows_of_the_host() -> None:
+    rows = [
+        {"cat": kind, "name": kind, "ts": start, "dur": 2, "tid": 1, "args": {"correlation": start}}
+        for start, kind in enumerate(("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "python_function"))
+    ]
+    copies = [{**rows[0], "cat": kind, "name": kind} for kind in ("kernel", "gpu_memcpy", "gpu_memset")]
+    parsed = parse_trace([*rows, *copies])
+    assert [type(row).__name__ for row in parsed.host] == ["HostSpan", "HostSpan", "Launch", "Launch"]
+    assert len(parsed.kernels) == 3

@@ -130,6 +130,12 @@ def named(*sets: tuple[str, ...]) -> list[str]:
     ]
 
 
+def test_runs_whose_mappings_have_another_order_are_one_variant(here: dict[str, Any]) -> None:
+    del here
+    splits = ("eval.splits={val: all, train: 2}",), ("eval.splits={train: 2, val: all}", "seed=5")
+    assert len(named(*splits)) == 1
+
+
 FFN = "model.decoder.ffn"
 RATE = "optimizer.lr=0.003"
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import tfkit
 from tfkit.cli import main
+from tfkit.console.output import TABLE_WIDTH
 from tfkit.tools.params.count import count_params
+from tfkit.tools.solve.command import _command_lines
 from tfkit.tools.solve.solve import extending_spec
 
 from ...sampling import some
@@ -122,3 +127,26 @@ def test_what_set_took_away_is_away_in_the_spec_that_is_written(tmp_path: Path) 
         (path, ()), ("llama_7b", ["bias=null", "checkpoint=null", "name=small"])
     ))  # fmt: skip
     assert written.model_copy(update={"parameters": None}) == expected
+
+
+@pytest.mark.parametrize("length", range(1, 40))
+def test_a_command_fills_its_lines(length: int) -> None:
+    size: Any = SimpleNamespace(sets=("a=1", "b=" + "9" * length, "d_model=64", "c=" + "7" * (length + 20), "n=2"))
+    lines = list(_command_lines("tfkit params small.yaml", size))
+    assert max(map(len, lines)) <= TABLE_WIDTH
+    joined = " ".join(line.removesuffix(" \\").strip() for line in lines)
+    assert joined == " ".join(["tfkit params small.yaml", *(f"--set {change}" for change in size.sets)])
+    for line, following in pairwise(lines):
+        word = " ".join(following.split()[:2])
+        assert len(line.removesuffix(" \\")) + len(f" {word} \\") > TABLE_WIDTH
+
+
+def test_a_node_with_the_name_of_a_field_of_the_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decoder = "{block: decoder, n_layers: 2, attention: {kind: mha, n_heads: 4}, ffn: {kind: gelu, d_ff: 256}}"
+    graph = f"{{embedding: embedding, norm: {decoder}, logits: lm_head}}"
+    (tmp_path / "odd.yaml").write_text(f"tfkit: 1\nname: odd\nvocab_size: 100\nd_model: 64\ngraph: {graph}\n")
+    assert main(["solve", str(tmp_path / "odd.yaml"), "--params", "1M", "--json"]) == 0
+    sizes = json.loads(capsys.readouterr().out)["sizes"]
+    for size in sizes:
+        assert count_params(tfkit.load(tmp_path / "odd.yaml", sets=size["sets"])).total == size["parameters"]
+    assert any(change.startswith("graph.norm.n_layers=") for size in sizes for change in size["sets"])

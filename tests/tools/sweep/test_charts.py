@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from xml.etree.ElementTree import Element
 
 import pytest
 
 from tfkit.run.sweep_spec import CompareConfig
+from tfkit.tools.common import pages
 from tfkit.tools.common.pages import (
     CHART_HEIGHT,
     CHART_WIDTH,
@@ -41,6 +45,19 @@ def test_the_first_steps_do_not_decide_the_axis() -> None:
     assert first == (MARGIN_LEFT, pytest.approx(8 - 3 * (CHART_HEIGHT - MARGIN_BOTTOM - 8)))
     assert second == ((MARGIN_LEFT + CHART_WIDTH - MARGIN_RIGHT) / 2, 8)
     assert third == (CHART_WIDTH - MARGIN_RIGHT, CHART_HEIGHT - MARGIN_BOTTOM)
+
+
+def test_the_first_tenth_of_the_steps_does_not_decide_the_axis() -> None:
+    chart = curves([ChartLine(0, [(0, [9.0]), (9, [8.0]), (10, [3.0]), (100, [1.0])])])
+    heights = [height for _, height in lines(chart, "polyline")[0]]
+    assert heights[0] < heights[1] < 8 == heights[2] < heights[3] == CHART_HEIGHT - MARGIN_BOTTOM
+
+
+def test_the_script_of_a_page_has_the_sizes_of_the_page() -> None:
+    script = Path(pages.__file__).with_name("curves.js").read_text(encoding="utf-8")
+    numbers = json.loads(re.findall(r"^const \[WIDTH, .*\] = (\[.*\]);$", script, re.MULTILINE)[0])
+    sizes = [CHART_WIDTH, MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM, 8.0, pages.TICKS, pages.EARLY_FRACTION]
+    assert numbers == sizes
 
 
 def test_two_evaluations_stay_inside_the_chart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 from scipy import optimize, stats
 
 from tfkit.errors import Diagnostic, SpecError
+from tfkit.tools.common.pages import CHART_HEIGHT, MARGIN_BOTTOM
 from tfkit.tools.sweep import scaling
 from tfkit.tools.sweep.law import fit_law
 from tfkit.tools.sweep.page import draw_scaling_laws
@@ -196,8 +198,10 @@ def test_a_loss_below_the_floor_of_the_baseline_is_never_reached() -> None:
 
 def test_the_picture_has_the_forecasts_and_their_intervals() -> None:
     """The largest size and the target are points of each variant, in an interval that is cut at the picture's ends."""
-    laws = [scaled("base", 1.0), scaled("better", 1.5)]
-    picture = draw_scaling_laws(laws)
+    base, better = scaled("base", 1.0), scaled("better", 1.5)
+    assert base.law.at_target is not None
+    wide = replace(base.law, at_target=replace(base.law.at_target, interval=(0.0, 99.0)))
+    picture = draw_scaling_laws([replace(base, law=wide), better])
     points, bars = (
         [item for item in picture.iter(sort) if item.get("class", "").startswith(word)]
         for sort, word in (("circle", "point"), ("line", "mean"))
@@ -206,7 +210,8 @@ def test_the_picture_has_the_forecasts_and_their_intervals() -> None:
     assert [bar.get("x1") for bar in bars] == [point.get("cx") for point in points]
     for bar, point in zip(bars, points, strict=True):
         ends = sorted(float(bar.get(name, "nan")) for name in ("y1", "y2"))
-        assert ends[0] <= float(point.get("cy", "nan")) <= ends[1]
+        assert 8.0 <= ends[0] <= float(point.get("cy", "nan")) <= ends[1] <= CHART_HEIGHT - MARGIN_BOTTOM
+    assert (bars[1].get("y1"), bars[1].get("y2")) == (f"{CHART_HEIGHT - MARGIN_BOTTOM:g}", "8")
     assert "100.0M" in {text.text for text in picture.iter("text")}
 
 

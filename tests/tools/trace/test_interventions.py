@@ -116,6 +116,16 @@ def test_a_patch_equals_plain_hooks(positions: Any) -> None:
     assert torch.equal(values[STREAM], zero(index, streams[0][index])(values_of(model, TOKENS)))
 
 
+def test_a_pattern_patches_each_value_that_it_matches() -> None:
+    model, names = built(), [f"decoder.layers.{layer}.attention.out" for layer in (0, 1)]
+    outputs = []
+    for name in ("decoder.layers.*.attention.out", names, names[0], names[1]):
+        with tfkit.patch(model, name, OTHER_TOKENS):
+            outputs.append(model(TOKENS))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not any(torch.equal(outputs[0], output) for output in outputs[2:])
+
+
 def values_of(model: fx.GraphModule, tokens: Tensor) -> Tensor:
     with tfkit.trace(model, read=STREAM) as values:
         model(tokens)

@@ -527,6 +527,17 @@ def test_a_later_checkpoint_stays_until_the_next_one_is_written(run: Run) -> Non
     assert end_of("resumed") == end_of("whole")
 
 
+def test_a_checkpoint_that_replaces_a_later_one_stays(run: Run) -> None:
+    folder = tampered("replaced", write(LATEST, OLDER.encode()))
+    record, model = RunFolder(folder, run, {}, {}), build(run.graph)
+    record.restored(model)
+    record.resume()
+    record.save(Checkpoint(int(NEWEST.rpartition("-")[2]), model, {}, ()))
+    record.close()
+    assert (folder / NEWEST / WEIGHTS).exists()
+    assert (folder / LATEST).read_text(encoding="utf-8").strip() == NEWEST
+
+
 def test_the_remains_of_a_killed_removal_are_still_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

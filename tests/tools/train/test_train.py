@@ -7,7 +7,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -18,6 +18,7 @@ from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.run.contract import Training
 from tfkit.tools.common.history import read_history
+from tfkit.tools.train import command
 from tfkit.tools.train.progress import TrainingProgress
 from tfkit.tools.train.report import MAX_POINTS, _binned_points
 
@@ -40,6 +41,37 @@ def test_many_numbers_of_an_evaluation_fit_the_terminal(capsys: pytest.CaptureFi
     lines = capsys.readouterr().err.splitlines()
     assert max(map(len, lines)) <= 80
     assert " ".join("".join(lines).split()) == "step 4 " + " ".join(f"{name} 0.5000" for name in numbers)
+
+
+def test_tokens_per_second_are_those_of_the_steps_of_this_process() -> None:
+    """Also if the batches of later steps have more tokens."""
+    before = {1: 0, 2: 10, 3: 30, 4: 70, 5: 150}
+    progress = TrainingProgress(before.__getitem__, quiet=True)
+    training = SimpleNamespace(step=1)
+    progress.on_start(cast(Training, training))
+    for training.step in (2, 3):
+        progress.on_step(cast(Training, training), {})
+    progress.seconds = 0.5
+    assert progress.tokens_per_second == 120
+
+
+@pytest.mark.parametrize(("rank", "quiet"), [(None, False), (0, False), (1, True)])
+def test_the_first_of_several_processes_prints_notes(
+    rank: int | None, quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: list[bool] = []
+
+    def load(reader: object, name: str, *, quiet: bool) -> None:
+        arguments.append(quiet)
+        raise InterruptedError
+
+    monkeypatch.setattr(command, "_load_run", load)
+    launched = None if rank is None else SimpleNamespace(rank=rank, count=2)
+    with pytest.raises(InterruptedError):
+        command._train_in_process(
+            cast(Any, None), "small.yaml", None, None, cast(Any, launched), allow_change=False, json=False
+        )
+    assert arguments == [quiet]
 
 
 def test_python_trains_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:

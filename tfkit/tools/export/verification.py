@@ -123,13 +123,14 @@ def _first_cached(
 def _recorded_calls(
     model: fx.GraphModule, run: Callable[[], Any]
 ) -> tuple[dict[str, ComponentCall], dict[str, Tensor]]:
-    """Record the arguments and results of each module, in the order in which they return."""
+    """Record the arguments and the result of the first call of each module, in the order in which they return."""
     arguments: dict[str, ComponentCall] = {}
     returned: dict[str, Tensor] = {}
 
     def before(path: str, _: nn.Module, args: Any, kwargs: Any) -> None:
-        copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
-        arguments[path] = ComponentCall(*copied)  # copied, because a cache is updated in place after it is read
+        if path not in arguments:  # a cache is updated in place after it is read
+            copied = map_nested(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
+            arguments[path] = ComponentCall(*copied)
 
     def after(path: str, _: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor):
