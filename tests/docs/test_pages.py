@@ -44,6 +44,7 @@ LONG_PAGES = {
     "check_runs",
     "cluster",
     "components",
+    "convert",
     "custom_objectives",
     "data",
     "decoding",

@@ -26,13 +26,14 @@ from tfkit.spec.adapter_files import base_folder
 from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded_names, with_inline_family
 from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
-from tfkit.spec.header import quoted_path
+from tfkit.spec.header import how_to_convert, quoted_path
 from tfkit.spec.like import with_likes
 from tfkit.spec.load import Spec, read_tree, resolve_spec, take_spec, without_idle
 from tfkit.spec.merge import merge, nested_patch
 from tfkit.spec.render import render_tree, spec_data
 from tfkit.spec.source import parse, plain_data, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
+from tfkit.spec.weight_files import published_pickles
 from tfkit.tools.import_.draft import draft_text, nearest_family, other_layers
 from tfkit.tools.import_.text_model import (
     fields_left_out,
@@ -108,6 +109,9 @@ def import_config(
         graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
     notes = [*source.notes]
     notes += (Diagnostic(f"{source.rules.architecture} {DIFFERS}", notes=(text,)) for text in source.rules.differences)
+    if not has_weights(path.parent) and (pickles := published_pickles(path.parent)):
+        message = f"the weights in {quoted_path(path.parent)} are pickles, which tfkit does not read"
+        notes.append(Diagnostic(message, help=how_to_convert(pickles[0])))
     tensors = _tensors_left_out(source.rules, path.parent)
     if tensors:
         from tfkit.checkpoint.fitting import left_out_note
@@ -170,9 +174,19 @@ def _spec_tree(source: _Source, folder: Path, name: str) -> Mapping:
 
 
 def _config_path(path: Path) -> Path:
-    """Return the config.json of a folder, or of the model that its adapter changes; or the file itself."""
+    """Return the config.json of a folder, or of the model that its adapter changes; or the file itself.
+
+    Raise SpecError if the folder has none, with the help for the weights that it has.
+    """
     if os.path.isdir(path) and not os.path.exists(path / CONFIG):
         path = base_folder(path)
+    if os.path.isdir(path) and not os.path.lexists(path / CONFIG):
+        help = None
+        if has_weights(path):
+            help = f"write a draft from the names and shapes of the tensors: `tfkit import {path} --draft config.json`"
+        elif pickles := published_pickles(path):
+            help = how_to_convert(pickles[0])
+        raise SpecError(Diagnostic(f"{quoted_path(path)} has no {CONFIG}", help=help))
     return path / CONFIG if os.path.isdir(path) else path
 
 
