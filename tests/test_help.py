@@ -12,8 +12,6 @@ from pathlib import Path
 
 import click
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import tfkit
 from tfkit.cli import cli, main
