@@ -85,7 +85,7 @@ def nanogpt(state: State) -> Tensor:
 # ---- Meta: llama3/model.py, with complex rotations ----
 
 
-META = {"dim": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": VOCAB, "norm_eps": 1e-5}
+META = {"dim": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "vocab_size": VOCAB, "norm_eps": 1e-5}
 
 
 def meta_state() -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ def meta(state: State, theta: float = 10000.0, factor: float | None = None) -> T
     for i in range(2):
         weights = {name.removeprefix(f"layers.{i}.").removesuffix(".weight"): value for name, value in state.items()}
         h = rms_norm(x, weights["attention_norm"], 1e-5)
-        q, k, v = ((h @ weights[f"attention.w{name}"].T).view(LENGTH, -1, 4) for name in "qkv")
+        q, k, v = ((h @ weights[f"attention.w{name}"].T).view(LENGTH, -1, 8) for name in "qkv")
         mixed = attend(rotated_pairs(q, theta, factor), rotated_pairs(k, theta, factor), v)
         x = x + mixed @ weights["attention.wo"].T
         h = rms_norm(x, weights["ffn_norm"], 1e-5)

@@ -79,7 +79,7 @@ def test_meta(table_axis: int | None, tmp_path: Path) -> None:
     frequencies = {"rope.freqs": torch.ones(2)} if table_axis is None else {}
     shards = [state | frequencies] if table_axis is None else split(state, table_axis)
     config, notes = assert_converted(meta_folder(tmp_path / "in", shards), by_hand.meta(state), tmp_path)
-    assert (config["num_key_value_heads"], config["intermediate_size"], notes) == (2, 24, [])
+    assert (config["num_key_value_heads"], config["intermediate_size"], notes) == (1, 24, [])
 
 
 @pytest.mark.slow
