@@ -12,8 +12,6 @@ from pathlib import Path
 
 import click
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import tfkit
 from tfkit.cli import cli, main
@@ -159,29 +157,3 @@ def test_the_commands_of_a_report_run_as_printed(folder: Path, capsys: pytest.Ca
 
 
 SETS = ["d_model=16", "vocab_size=32", "decoder.n_layers=1", "decoder.attention.n_heads=2", "decoder.ffn.d_ff=32"]
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_the_help_for_a_pickle_converts_it(tied: bool, parts: int, tmp_path: Path) -> None:
-    """A published model has each tied tensor twice, at the same address."""
-    folder = tmp_path / "a model's [folder]"
-    graph = tfkit.load("gpt2", sets=[*SETS, *([] if tied else ["logits.tie=null"])])
-    model = tfkit.build(graph, seed=3)
-    tfkit.save(model, folder, layout="huggingface")
-    tensors = load_file(folder / "model.safetensors")
-    if tied:
-        tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
-    (folder / "model.safetensors").unlink()
-    for part in range(parts):
-        name = f"pytorch_model-{part + 1:05}-of-00002.bin" if parts == 2 else "pytorch_model.bin"
-        torch.save(dict(list(tensors.items())[part::parts]), folder / name)
-    for path in (folder, next(folder.glob("*.bin"))):
-        with pytest.raises(tfkit.SpecError) as refused:
-            tfkit.build(graph, weights=path)
-        python, flag, code = shlex.split(re.findall(r"`([^`]*)`$", str(refused.value))[0])
-        assert (python, flag) == ("python", "-c")
-        exec(code)
-        restored = tfkit.build(graph, weights=folder).state_dict()
-        assert all(torch.equal(tensor, restored[name]) for name, tensor in model.state_dict().items())
-        (folder / "model.safetensors").unlink()

@@ -45,6 +45,7 @@ save model --layout tfkit -o saved
 save model --layout huggingface -o published
 save model --layout transformers -o hub
 save model --layout transformers --names llama -o named
+convert weights.pt -o converted
 import published -o imported.yaml
 tensors published
 compare model published
@@ -89,6 +90,7 @@ def main() -> int:
         folder = Path(name)
         for file, text in FILES.items():
             (folder / file).write_text(text, encoding="utf-8")
+        write_pickle(folder / "weights.pt")
         print(f"Python {platform.python_version()}, torch {version('torch')}, tfkit {version('tfkit')}")
         commands = [line for line in COMMANDS.splitlines() if line]
         missing = names_in(run("--help", folder).stdout) - {line.partition(" ")[0] for line in commands}
@@ -108,6 +110,12 @@ def main() -> int:
         print(f"{count:>3} commands warn: {text}")
     print(f"{len(commands)} commands, {failures} failed")
     return 1 if failures or missing else 0
+
+
+def write_pickle(file: Path) -> None:
+    """Write tensors as torch does; this process may have no torch."""
+    code = f"import torch; torch.save({{'weight': torch.ones(2)}}, {str(file)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:

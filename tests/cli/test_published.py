@@ -144,7 +144,6 @@ WRONG_CONFIGS = {
     "unknown_type": {"model_type": "gpt9"},
     "unknown_type_near": {"model_type": "gtp2"},
     "no_type": {"model_type": None},
-    "unknown_field": {"n_experts": 8},
     "value_that_cannot_be_said": {"activation_function": "mish"},
     "only_one_value": {"scale_attn_by_inverse_layer_idx": True},
     "field_missing": {"n_head": ...},
@@ -162,6 +161,22 @@ def test_a_config_that_cannot_be_imported(name: str, folder: Path, run: Run, gol
     text = run("import", "theirs", "-o", "my.yaml", status=1, stderr=True)
     golden(f"published/{name}", re.sub(r"= known: .*?\n    = help", "= known: ...\n    = help", text, flags=re.DOTALL))
     assert not Path("my.yaml").exists()
+
+
+def test_a_field_that_the_class_ignores_is_a_warning(folder: Path, run: Run) -> None:
+    """Without code in the folder, the class of transformers is the only reader of the file."""
+    path = folder / "theirs" / "config.json"
+    expected = run("import", "theirs")
+    fields = {**json.loads(path.read_text()), "n_experts": 8}
+    path.write_text(json.dumps(fields, indent=2))
+    output = run("import", "theirs", stderr=True)
+    assert "warning: gpt2 does not have the field `n_experts`" in output
+    assert "its class in transformers ignores the field" in output
+    run("import", "theirs", "-o", "my.yaml", stderr=True)
+    assert Path("my.yaml").read_text().endswith(expected)
+    path.write_text(json.dumps({**fields, "auto_map": {"AutoConfig": "code.Config"}}, indent=2))
+    output = run("import", "theirs", status=1, stderr=True)
+    assert output.startswith("error: gpt2 does not have the field `n_experts`")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": }', "\x00", "word"])

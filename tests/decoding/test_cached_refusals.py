@@ -10,6 +10,7 @@ from torch import Tensor
 
 import tfkit
 from tfkit import CachedModel
+from tfkit.graph.input_shapes import max_len_text
 
 from .small import SPECS, build, cached
 
@@ -78,7 +79,7 @@ def test_what_is_refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("name", "length", "message"),
     [
-        ("decoder", 41, "a length of 41 tokens is more than max_len (40), which can be set when building"),
+        ("decoder", 41, f"a length of 41 tokens is more than {max_len_text(40)}"),
         ("decoder", 0, "`length` of `CachedModel` must be an integer of 1 or more or None; got 0"),
         ("features", None, "`m` has no max_len: set the maximum length of sequences, `length=...`"),
     ],

@@ -45,6 +45,7 @@ LONG_PAGES = {
     "cluster",
     "compare_runs",
     "components",
+    "convert",
     "cost",
     "custom_objectives",
     "data",

@@ -54,12 +54,24 @@ OF_MEDIA = re.compile(r"(vision|image|video|audio)_")
 """Matches the fields of images and sound in a config.json that also has the fields of the text model."""
 OF_TEXT = SILENT - FILE_FIELDS | {*LABELS, TIED}
 """Fields next to `text_config` that apply to the text model."""
+ROTARY = re.compile("rope|rotary|theta")
+"""Matches the fields of rotary positions."""
+CODE = "auto_map"
+"""The field that names code in the folder of a config.json."""
+IGNORED = "its class in transformers ignores the field"
 MAX_LAYERS = 4096
 """Maximum number of layers of a stack, see `Count`."""
 
 
-def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping:
+def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig, notes: list[Diagnostic] | None = None) -> Mapping:
     """Change the spec of a family to the model that a config.json describes, and return its tree.
+
+    Args:
+        config: the config.json.
+        spec: the tree of the spec.
+        family: the family of the spec.
+        notes: the list to which warnings about fields that the class of transformers ignores are added. By default,
+            such fields are errors.
 
     Raises:
         SpecError: with every error: unknown and missing fields, and values that the family cannot express.
@@ -72,7 +84,8 @@ def read_fields(config: Mapping, spec: Mapping, family: FamilyConfig) -> Mapping
             reading.read(field)
         reading.drop_unused_variants()
         reading.check_all_known()
-        errors += [replace(error, path=f"{name}.{error.path}".lstrip(".")) for error in reading.errors]
+        for diagnostics, target in ((reading.errors, errors), (reading.ignored, errors if notes is None else notes)):
+            target += [replace(error, path=f"{name}.{error.path}".lstrip(".")) for error in diagnostics]
         tree = reading.tree
     if errors:
         raise SpecError(*errors)
@@ -109,11 +122,13 @@ class FieldReading:
     Attributes:
         tree: the spec.
         errors: the errors found.
+        ignored: errors of fields that the class of transformers ignores.
     """
 
     def __init__(self, config: Mapping, spec: Mapping, family: FamilyConfig) -> None:
         self.tree = spec
         self.errors: list[Diagnostic] = []
+        self.ignored: list[Diagnostic] = []
         self.model_type = family.model_type
         self._family = family
         self._name = ""
@@ -299,6 +314,9 @@ class FieldReading:
             near = closest_name(name, self._family.fields)
             help = f"a field of the family has a similar name: {quoted(near)}" if near else self._way_out(name)
             self._error(f"{self.model_type} does not have the field {quoted(name)}", name, help=help)
+            # Code next to the file may read the field, and rotary positions have older and newer forms.
+            if CODE not in self._values and not ROTARY.search(name):
+                self.ignored.append(replace(self.errors.pop(), notes=(IGNORED,), help=help if near else None))
 
     def _way_out(self, name: str) -> str:
         """Return the help for a field without effect: a family that ignores it."""

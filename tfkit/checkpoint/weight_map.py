@@ -344,16 +344,31 @@ def write_shards(
     In addition to the model, at most one shard is in memory.
     """
     outlines = weights.tensors({name: tensor.to("meta") for name, tensor in state.items()})
+    sizes = ((name, tensor.nbytes) for name, tensor in outlines)
+    return write_tensors(sizes, weights.tensors(state), folder, metadata=metadata, max_bytes=max_bytes)
+
+
+def write_tensors(
+    sizes: Iterable[tuple[str, int]],
+    tensors: Iterator[tuple[str, Tensor]],
+    folder: Path,
+    *,
+    metadata: Mapping[str, str],
+    max_bytes: int = MAX_SHARD,
+) -> list[Path]:
+    """Write tensors, whose names and bytes are `sizes` in the same order, and return the files.
+
+    At most one shard is in memory.
+    """
     shards: list[list[str]] = [[]]
     total = size = 0
-    for name, tensor in outlines:
-        if shards[-1] and size + tensor.nbytes > max_bytes:
+    for name, n_bytes in sizes:
+        if shards[-1] and size + n_bytes > max_bytes:
             shards.append([])
             size = 0
         shards[-1].append(name)
-        size, total = size + tensor.nbytes, total + tensor.nbytes
+        size, total = size + n_bytes, total + n_bytes
     files = [folder / (WEIGHTS if len(shards) == 1 else _shard_name(i, len(shards))) for i in range(len(shards))]
-    tensors = weights.tensors(state)
     for names, file in zip(shards, files, strict=True):
         contents = {name: next(tensors)[1].contiguous() for name in names}
         save_file(contents, file, metadata=dict(metadata))

@@ -17,7 +17,7 @@ def max_len(graph: Graph) -> int | None:
 
 def max_len_text(limit: int) -> str:
     """Return the words for an exceeded `max_len` that all errors use, including errors in a model's forward."""
-    return f"max_len ({limit}), which can be set when building"
+    return f"max_len ({limit}), which can be set when building: --set max_len=N"
 
 
 def _length_limits(graph: Graph) -> Iterator[int]:

@@ -96,5 +96,6 @@ def check_positions(positions: Tensor, x: Tensor, axes: int) -> Tensor:
 def check_max_len(tokens: Tensor, max_len: int) -> Tensor:
     """Return the tokens [b, t] unchanged; raise ValueError if they, padding included, are longer than `max_len`."""
     if tokens.size(1) > max_len:
-        raise ValueError(f"{tokens.size(1)} tokens are more than max_len ({max_len}), which can be set when building")
+        limit = f"max_len ({max_len}), which can be set when building: --set max_len=N"
+        raise ValueError(f"{tokens.size(1)} tokens are more than {limit}")
     return tokens

@@ -8,12 +8,12 @@ https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 import os
 import shlex
 import stat
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -278,8 +278,8 @@ def _is_count_list(value: Any) -> bool:
 
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-PICKLE_PREFIX = "pytorch_model"
-"""The beginning of the names of pickles with the weights of a published model."""
+PUBLISHED_PICKLES = ("pytorch_model*.bin", "consolidated.*.pth", "lit_model.pth", "ckpt.pt")
+"""Patterns of the names of pickles with the weights of a model, in the layouts that `tfkit convert` supports."""
 _PICKLE = ("is a pickle, which can run any code when it is read", None)
 _GGUF = (
     "is a GGUF file, made for llama.cpp",
@@ -329,21 +329,12 @@ def _reject_foreign(path: Path, start: bytes) -> None:
 
 
 def how_to_convert(pickle: Path) -> str:
-    """Return the help with a command that writes the tensors of a pickle to a safetensors file next to it.
-
-    The parts of a published model become a single file.
-    """
-    pattern, target = glob.escape(str(pickle)), pickle.with_name(f"{pickle.stem}-tensors.safetensors")
-    if pickle.name.startswith(PICKLE_PREFIX):
-        pattern = os.path.join(glob.escape(str(pickle.parent)), f"{PICKLE_PREFIX}*.bin")
-        target = pickle.with_name("model.safetensors")
+    """Return the help with the command that converts a pickle, or the folder with all files of its model."""
+    # Checkpoints of nanoGPT need no other file, and may be next to the checkpoints of other programs.
+    in_folder = any(fnmatchcase(pickle.name, pattern) for pattern in PUBLISHED_PICKLES[:-1])
+    source = pickle.parent if in_folder else pickle
+    name = source.absolute().name if in_folder else source.stem
+    target = source.parent / f"{name}-safetensors"
     if os.path.lexists(target):
-        return f"name the safetensors file next to it: {quoted_path(target)}"
-    # Each tensor is cloned, because safetensors rejects tied weights, which share memory.
-    code = (
-        "import glob, torch; from safetensors.torch import save_file; "
-        f"files = [torch.load(path, 'cpu', weights_only=True) for path in glob.glob({pattern!r})]; "
-        "tensors = {name: tensor.clone() for file in files for name, tensor in file.items()}; "
-        f"save_file(tensors, {str(target)!r}, {{'format': 'pt'}})"
-    )
-    return f"write its tensors to a safetensors file: `{shlex.join(['python', '-c', code])}`"
+        return f"name the folder with its tensors as safetensors: {quoted_path(target)}"
+    return f"convert it: `{shlex.join(['tfkit', 'convert', str(source), '-o', str(target)])}`"

@@ -7,6 +7,8 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tfkit.errors import Diagnostic, SpecError, closest_name, listing, quoted
@@ -14,8 +16,8 @@ from tfkit.spec.adapter_files import BASE, base_help, read_adapter
 from tfkit.spec.folder import ADAPTER_WEIGHTS, INDEX, RUN, STATE, STEP, WEIGHTS, model_folder
 from tfkit.spec.header import (
     AGAIN,
-    PICKLE_PREFIX,
     PICKLES,
+    PUBLISHED_PICKLES,
     Entry,
     FileHeader,
     Malformed,
@@ -55,7 +57,7 @@ def read_headers(path: Path, *, within: tuple[Path, ...] = ()) -> dict[Path, Fil
         return {path: read_header(path)}
     headers: dict[Path, FileHeader] = {}
     locations: dict[str, Path] = {}
-    shards = {_shard_path(path, shard): names for shard, names in _names_by_shard(path).items()}
+    shards = {shard_path(path, shard): names for shard, names in names_by_shard(path).items()}
     if missing := [file.name for file in shards if not os.path.lexists(file)]:
         message = f"{quoted_path(path)} names {quoted(missing[0])}, which is not in its folder"
         more = (f"missing files: {len(missing):,} of {len(shards):,}",)
@@ -184,7 +186,7 @@ def _in_folder(folder: Path) -> Path:
     pickles = [name for name in names if name.lower().removesuffix(".index.json").endswith(PICKLES)]
     if pickles and not weights:
         message = f"{quoted_path(folder)} has only pickles, which can run any code when they are loaded"
-        published = [folder / name for name in pickles if name.startswith(PICKLE_PREFIX)]
+        published = published_pickles(folder)
         help = how_to_convert(published[0]) if published else "fetch the safetensors files of the same model"
         raise SpecError(Diagnostic(message, notes=(f"it has {listing(map(quoted, pickles))}",), help=help))
     raise SpecError(
@@ -196,7 +198,15 @@ def _in_folder(folder: Path) -> Path:
     )
 
 
-def _names_by_shard(index: Path) -> dict[str, list[str]]:
+def published_pickles(folder: Path) -> list[Path]:
+    """Return the pickles in a folder that `tfkit convert` converts; empty if the folder cannot be read."""
+    with suppress(OSError):
+        names = sorted(os.listdir(folder))
+        return [folder / name for name in names if any(fnmatchcase(name, pattern) for pattern in PUBLISHED_PICKLES)]
+    return []
+
+
+def names_by_shard(index: Path) -> dict[str, list[str]]:
     """Return the files that an index names, each with the names of its tensors."""
     files = read_object(index, help=AGAIN).get("weight_map")
     try:
@@ -212,7 +222,7 @@ def _names_by_shard(index: Path) -> dict[str, list[str]]:
     return shards
 
 
-def _shard_path(index: Path, shard: str) -> Path:
+def shard_path(index: Path, shard: str) -> Path:
     """Return the path of a shard. Raise an error if it lies outside the folder of the index, even through a link.
 
     Links to the blobs of the same repository are allowed: the cache of the Hugging Face hub consists of such links.

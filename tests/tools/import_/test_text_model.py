@@ -255,8 +255,7 @@ def test_older_files_have_the_fields_of_both_models_at_the_top(tmp_path: Path) -
         tfkit.build(imported.graph)
     assert Companions.read(tmp_path, imported.graph.spec.family).fields == {}
     (tmp_path / "config.json").write_text(json.dumps({**TEXT, **rotary, **outer, "n_odd": 3}))
-    with pytest.raises(tfkit.SpecError, match="qwen2 does not have the field `n_odd`"):
-        import_config(tmp_path)
+    assert "qwen2 does not have the field `n_odd`" in [note.message for note in import_config(tmp_path).notes]
 
 
 def test_the_head_of_the_class_around_the_text_model(tmp_path: Path) -> None:

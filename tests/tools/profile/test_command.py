@@ -181,4 +181,4 @@ def test_wrong_usage(arguments: tuple[str, ...], says: str, run: Run) -> None:
 
 def test_too_long(run: Run) -> None:
     complaint = run("profile", "one.yaml", "--device", "cpu", "--length", "99", status=1, stderr=True)
-    assert "99 tokens are more than max_len (32), which can be set when building" in complaint
+    assert "99 tokens are more than max_len (32), which can be set when building: --set max_len=N" in complaint

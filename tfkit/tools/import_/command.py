@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -23,7 +24,9 @@ from tfkit.errors import printable_text
     names of its tensors, so that the weights in that folder can be loaded:
     tfkit build SPEC --weights FOLDER. A field whose value no spec of the family
     can have is an error. For a type that is unknown, --draft writes the beginning
-    of a family, from the one that has the most of its fields and tensors.
+    of a family, from the one that has the most of its fields and tensors. For
+    weights without a config.json, it writes the beginning of a config.json: the
+    family and the fields that the names and shapes of the tensors decide.
     """,
     examples="""
     tfkit import downloads/Llama-3.2-1B -o llama.yaml
@@ -40,7 +43,10 @@ from tfkit.errors import printable_text
     help="The spec that defines the fields.  [default: by model_type]",
 )
 @click.option(
-    "--draft", metavar="FILE", type=click.Path(path_type=Path), help="Write a draft of a family to this file."
+    "--draft",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write a draft of a family or config.json to this file.",
 )
 @click.option("--name", metavar="NAME", help="The name of the model.  [default: its folder]")
 @json_option
@@ -87,10 +93,21 @@ def import_(
 
 def _write_draft(reader: Reader, config: Path, draft: Path, *, json: bool) -> None:
     from tfkit.console.output import print_json
+    from tfkit.spec.folder import CONFIG, has_weights
     from tfkit.tools.common.atomic_files import check_file, write_file
-    from tfkit.tools.import_.importing import draft_family
+    from tfkit.tools.import_.importing import draft_family, draft_of_weights
 
     check_file(draft)
+    if config.suffix == ".safetensors" or (has_weights(config) and not os.path.lexists(config / CONFIG)):
+        drafted = draft_of_weights(config, reader.plugins)
+        print_warnings([drafted.note])
+        write_file(draft, drafted.text)
+        if json:
+            equal = drafted.types[: drafted.n_equal]
+            print_json({"types": drafted.types, "equal": equal, "open": drafted.open, "config": drafted.text})
+        else:
+            click.echo(f"wrote {printable_text(str(draft))}: a config.json of {drafted.types[0]}")
+        return
     text, near, other = draft_family(config, reader.plugins.specs)
     print_warnings([other] if other else [])
     write_file(draft, text)

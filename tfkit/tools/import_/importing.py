@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from collections.abc import Mapping as MappingABC
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,16 @@ from tfkit.spec.adapter_files import base_folder
 from tfkit.spec.extending import find_spec, plugin_folders
 from tfkit.spec.families import FamilyConfig, expanded_names, with_inline_family
 from tfkit.spec.folder import CONFIG, SPEC_KEY, has_weights
-from tfkit.spec.header import quoted_path
+from tfkit.spec.header import how_to_convert, quoted_path
 from tfkit.spec.like import with_likes
 from tfkit.spec.load import Spec, read_tree, resolve_spec, take_spec, without_idle
 from tfkit.spec.merge import merge, nested_patch
 from tfkit.spec.render import render_tree, spec_data
 from tfkit.spec.source import parse, plain_data, read
 from tfkit.spec.tree import Mapping, Scalar, Sequence, node_of
+from tfkit.spec.weight_files import published_pickles
 from tfkit.tools.import_.draft import draft_text, nearest_family, other_layers
+from tfkit.tools.import_.shapes import DraftedConfig, draft_config
 from tfkit.tools.import_.text_model import (
     fields_left_out,
     text_config,
@@ -103,11 +107,15 @@ def import_config(
         return _embedded_spec(text, name, plugins, weights)
     source = _source(config, family, plugins, path.parent)
     model_name = name or _UNSAFE_CHARACTERS.sub("_", path.resolve().parent.name).strip("_.-")
-    tree = without_idle(_spec_tree(source, path.parent, model_name), plugins)
+    ignored: list[Diagnostic] = []
+    tree = without_idle(_spec_tree(source, path.parent, model_name, ignored), plugins)
     with _convert_errors(source.config.span, source.rules):
         graph = replace(expand(resolve_spec(tree, plugins, file=str(path))), weights=weights)
-    notes = [*source.notes]
+    notes = [*source.notes, *ignored]
     notes += (Diagnostic(f"{source.rules.architecture} {DIFFERS}", notes=(text,)) for text in source.rules.differences)
+    if not has_weights(path.parent) and (pickles := published_pickles(path.parent)):
+        message = f"the weights in {quoted_path(path.parent)} are pickles, which tfkit does not read"
+        notes.append(Diagnostic(message, help=how_to_convert(pickles[0])))
     tensors = _tensors_left_out(source.rules, path.parent)
     if tensors:
         from tfkit.checkpoint.fitting import left_out_note
@@ -159,9 +167,12 @@ def _text_family_alone(config: Mapping, family: FamilyConfig, specs: NamedSpecs)
     return specs.by_model_type.get(str(stated.value), specs.by_text_type.get(str(stated.value)))
 
 
-def _spec_tree(source: _Source, folder: Path, name: str) -> Mapping:
-    """Return the spec that the fields and the weights in a folder define; without a name, it has its family's name."""
-    tree = read_fields(source.config, source.tree, source.rules)
+def _spec_tree(source: _Source, folder: Path, name: str, ignored: list[Diagnostic] | None = None) -> Mapping:
+    """Return the spec that the fields and the weights in a folder define; without a name, it has its family's name.
+
+    Warnings about fields that the class of transformers ignores are added to `ignored`; by default, they are errors.
+    """
+    tree = read_fields(source.config, source.tree, source.rules, ignored)
     for path in _paths_set_by_weights(source.rules, folder):
         tree = _with_value(tree, path, True)
     header = _mapping_of({"name": name or plain_data(tree)["name"]}, tree.span)
@@ -170,9 +181,19 @@ def _spec_tree(source: _Source, folder: Path, name: str) -> Mapping:
 
 
 def _config_path(path: Path) -> Path:
-    """Return the config.json of a folder, or of the model that its adapter changes; or the file itself."""
+    """Return the config.json of a folder, or of the model that its adapter changes; or the file itself.
+
+    Raise SpecError if the folder has none, with the help for the weights that it has.
+    """
     if os.path.isdir(path) and not os.path.exists(path / CONFIG):
         path = base_folder(path)
+    if os.path.isdir(path) and not os.path.lexists(path / CONFIG):
+        help = None
+        if has_weights(path):
+            help = f"write a draft from the names and shapes of the tensors: `tfkit import {path} --draft config.json`"
+        elif pickles := published_pickles(path):
+            help = how_to_convert(pickles[0])
+        raise SpecError(Diagnostic(f"{quoted_path(path)} has no {CONFIG}", help=help))
     return path / CONFIG if os.path.isdir(path) else path
 
 
@@ -245,6 +266,16 @@ def draft_family(path: AnyPath, specs: NamedSpecs) -> tuple[str, str, Diagnostic
     config = plain_data(root)
     near = nearest_family(config, path.parent, specs, root.span)
     return draft_text(config, near), str(near), other_layers(root)
+
+
+def draft_of_weights(path: AnyPath, plugins: Plugins) -> DraftedConfig:
+    """Draft a config.json for weights without one, by the names and shapes of their tensors."""
+    specs = plugins.specs
+    bases = Counter(str(plain_data(read(file.path)).get("extends")) for file in specs.families.values())
+    # Of families with the same tensors, the family that most families extend comes first.
+    names = sorted(specs.by_model_type, key=lambda name: -bases[name])
+    types = {name: cache(partial(_tree_and_family, specs.by_model_type[name], plugins)) for name in names}
+    return draft_config(Path(path), types, plugins)
 
 
 def family_of(config: Mapping, specs: NamedSpecs) -> str:

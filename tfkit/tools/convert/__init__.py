@@ -1,0 +1,1 @@
+"""The command `convert`: weights in other layouts, as a published folder of safetensors."""
