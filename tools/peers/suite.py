@@ -88,14 +88,17 @@ class ModelTester:
     is_training = True
     num_labels = 3
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: PreTrainedConfig, sizes: PreTrainedConfig) -> None:
         self.config = config
-        self.hidden_size = config.hidden_size
-        self.num_hidden_layers = config.num_hidden_layers
-        self.num_attention_heads = getattr(config, "num_attention_heads", None)
-        self.image_size = getattr(config, "image_size", None)
+        self.vocab_size = getattr(sizes, "vocab_size", None)
+        self.hidden_size = sizes.hidden_size
+        self.num_hidden_layers = sizes.num_hidden_layers
+        self.num_attention_heads = getattr(sizes, "num_attention_heads", None)
+        self.image_size = getattr(sizes, "image_size", None)
         if self.image_size:
-            self.encoder_seq_length = self.seq_length = (self.image_size // config.patch_size) ** 2 + 1
+            self.mask_length = (self.image_size // sizes.patch_size) ** 2
+            self.num_masks = self.mask_length // 2
+            self.encoder_seq_length = self.seq_length = self.mask_length + 1
 
     def get_config(self) -> PreTrainedConfig:
         """Return a config that a test may change."""
@@ -112,7 +115,7 @@ class ModelTester:
         return config, inputs
 
     def _ids(self) -> Tensor:
-        return torch.randint(3, self.config.vocab_size, (ROWS, COLUMNS))
+        return torch.randint(3, self.vocab_size, (ROWS, COLUMNS))
 
 
 def suite_class(side: str, config: PreTrainedConfig, classes: list[type[PreTrainedModel]], peer: Any) -> type:
@@ -135,7 +138,7 @@ def suite_class(side: str, config: PreTrainedConfig, classes: list[type[PreTrain
         test_resize_embeddings = not hasattr(peer_config, "image_size")
 
         def setUp(self) -> None:
-            self.model_tester = ModelTester(config if side == "Folder" else peer_config)
+            self.model_tester = ModelTester(config, peer_config)
 
         def _prepare_for_class(self, inputs: Any, model_class: Any, return_labels: bool = False) -> Any:
             """Return the inputs for a class, with labels by the name of its peer."""

@@ -361,6 +361,10 @@ def test_router_logits(recurrent: Pair) -> None:
     for logits in zip(values.router_logits, expected.router_logits, strict=True):
         close(*logits)
     assert values.aux_loss is None
+    assert recurrent.ours(ids()).router_logits is None
+    recurrent.ours.config.output_router_logits = True
+    assert len(recurrent.ours(ids()).router_logits) == 2
+    recurrent.ours.config.output_router_logits = False
     close(values.loss, expected.loss - recurrent.theirs.config.router_aux_loss_coef * expected.aux_loss)
 
 

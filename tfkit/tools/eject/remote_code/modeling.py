@@ -441,6 +441,7 @@ class _ModelingWriter:
         flags = {
             "decodes": self.parts.decodes,
             "encodes": len(self.parts.bodies) > 1,
+            "routes": bool(self.routers),
             "aliases": bool(attributes),
             "rope": bool(rope),
             **self._plan_flags(),
@@ -573,8 +574,11 @@ class _ModelingWriter:
         flags["methods"] = bool(methods)
         stack = self.parts.name_in_class(body.stack.name)
         flags["named_decoder"] = body.decodes and not body.memory and stack in DECODER_NAMES
+        rope = {} if self.parts.names is None else LlamaFields.of(body.stack, self.config.numbers).rope
+        flags["rope"] = bool(rope)
         words = {
             "class_name": f"{self.name}{body.class_end}",
+            "rope_type": rope.get("rope_type", ""),
             "returns": f"{SOURCES[body.argument]} to vectors",
             "recorded": self._recorded(body, layers),
             "init": _indented_text(self.classes.of[self.modules[body]].lines()),
