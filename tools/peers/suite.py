@@ -43,11 +43,11 @@ def install_tests() -> None:
 
 
 install_tests()
-from tests.generation.test_utils import GenerationTesterMixin  # type: ignore[import-not-found]  # noqa: E402
-from tests.test_modeling_common import ModelTesterMixin  # type: ignore[import-not-found]  # noqa: E402
+from tests.generation.test_utils import GenerationTesterMixin  # noqa: E402
+from tests.test_modeling_common import ModelTesterMixin  # noqa: E402
 
 try:
-    from tests.test_configuration_common import ConfigTester  # type: ignore[import-not-found]
+    from tests.test_configuration_common import ConfigTester
 except ModuleNotFoundError:  # a file that the sdist lacks
     ConfigTester = None
 
@@ -90,7 +90,7 @@ class ModelTester:
 
     def __init__(self, config: PreTrainedConfig, sizes: PreTrainedConfig) -> None:
         self.config = config
-        self.vocab_size = getattr(sizes, "vocab_size", None)
+        self.vocab_size: int = getattr(sizes, "vocab_size", 0)
         self.hidden_size = sizes.hidden_size
         self.num_hidden_layers = sizes.num_hidden_layers
         self.num_attention_heads = getattr(sizes, "num_attention_heads", None)
@@ -131,7 +131,7 @@ def suite_class(side: str, config: PreTrainedConfig, classes: list[type[PreTrain
     by_name = {model_class.__name__: own for model_class, own in zip(classes, peers, strict=True)}
     generates = peers[-1].can_generate()
 
-    class Suite(ModelTesterMixin, *([GenerationTesterMixin] if generates else []), unittest.TestCase):  # type: ignore[misc]
+    class Suite(ModelTesterMixin, *([GenerationTesterMixin] if generates else []), unittest.TestCase):
         all_model_classes = tuple(classes)
         is_encoder_decoder = peer_config.is_encoder_decoder
         has_attentions = peer_config.model_type != "mamba2"

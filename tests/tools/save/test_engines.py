@@ -43,7 +43,9 @@ class LayerAttention:
         for cache, new_q, *new in zip(self.caches, *parts, strict=True):
             cache[:] = [torch.cat(tensors, dim=2) for tensors in zip(cache, new, strict=True)] if cache else new
             last = torch.ones(new_q.size(2), cache[0].size(2)).tril(cache[0].size(2) - new_q.size(2)).bool()
-            outputs.append(F.scaled_dot_product_attention(new_q, *cache, last, scale=scale, enable_gqa=True))
+            outputs.append(
+                F.scaled_dot_product_attention(new_q, cache[0], cache[1], last, scale=scale, enable_gqa=True)
+            )
         return torch.cat(outputs, dim=2)
 
 
@@ -68,7 +70,8 @@ def test_an_engine_runs_the_body_with_its_attention(spec: str, tmp_path: Path) -
     AttentionInterface.register("engine", attend)
     ours.set_attn_implementation("engine")
     attentions = [LayerAttention(config) for _ in range(config.num_hidden_layers)]
-    tokens, logits = ids(2, max(PROMPTS) + TOKENS), [[], []]
+    tokens = ids(2, max(PROMPTS) + TOKENS)
+    logits: list[list[Tensor]] = [[], []]
     past = [0, 0]
     for lengths in (list(PROMPTS), *[[1, 1]] * TOKENS):
         spans = [slice(begin, begin + length) for begin, length in zip(past, lengths, strict=True)]
