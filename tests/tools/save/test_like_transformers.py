@@ -141,6 +141,12 @@ def test_keywords_without_effect_are_errors(
     close(models.ours(ids(), cache_params=None, output_attentions=False).logits, models.theirs(ids()).logits)
 
 
+def test_engines_find_the_body(models: Pair) -> None:
+    """By the rules of transformers, a module with the name `decoder` would take token ids."""
+    assert models.ours.get_decoder() is models.ours.model
+    assert type(models.ours.model).is_backend_compatible()
+
+
 @torch.no_grad()
 def test_positions_are_taken_as_given(models: Pair) -> None:
     positions = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 7, 8, 9, 13, 14]])
@@ -355,6 +361,10 @@ def test_router_logits(recurrent: Pair) -> None:
     for logits in zip(values.router_logits, expected.router_logits, strict=True):
         close(*logits)
     assert values.aux_loss is None
+    assert recurrent.ours(ids()).router_logits is None
+    recurrent.ours.config.output_router_logits = True
+    assert len(recurrent.ours(ids()).router_logits) == 2
+    recurrent.ours.config.output_router_logits = False
     close(values.loss, expected.loss - recurrent.theirs.config.router_aux_loss_coef * expected.aux_loss)
 
 

@@ -152,6 +152,7 @@ def test_a_folder_has_the_names_of_llama(tmp_path: Path, monkeypatch: pytest.Mon
     configuration = (tmp_path / "configuration_small.py").read_text()
     assert '"layers.*.self_attn.o_proj": "rowwise"' in configuration
     assert "base_model_pp_plan" in configuration
+    assert 'config.rope_parameters.get("rope_type", "default")) != "default"' in code
 
 
 QKV = ("q_proj", "k_proj", "v_proj")

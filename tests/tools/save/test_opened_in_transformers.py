@@ -109,6 +109,7 @@ def test_rows_of_a_cache_change_places_and_tokens_are_taken_back(translation: Pa
     source, target, order = ids(4), ids(6, seed=1), torch.tensor([1, 0])
     cache = sys.modules[type(written).__module__].SmallCache(written.config)
     cache.activate_past_recording()  # its windows forget no token
+    assert len(cache) == 2  # layers
     written(source, decoder_input_ids=target[:, :5], past_key_values=cache)
     cache.crop(-1)
     cache.reorder_cache(order)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,7 @@ from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.companions import Companions
 from tfkit.tools.common.model_inputs import random_inputs
 from tfkit.tools.eject.remote_code import folder as folder_of_code
-from tfkit.tools.eject.remote_code.card import model_card
+from tfkit.tools.eject.remote_code.card import model_card, verification
 from tfkit.tools.eject.remote_code.folder import write_folder
 from tfkit.tools.eject.remote_code.modeling import code_of
 from tfkit.tools.eject.remote_code.parts import parts_of
@@ -131,6 +132,12 @@ def test_a_card_has_the_last_numbers_of_a_run(tmp_path: Path) -> None:
     assert "| step | 2 |\n| loss | 1.5 |" in card
 
 
+def test_a_card_states_how_the_folder_was_verified() -> None:
+    parts = parts_of(tfkit.load("gpt2"))
+    assert "only names and shapes" in verification(parts, computed=False)
+    assert f"transformers {version('transformers')} and torch" in verification(parts, computed=True)
+
+
 def test_damaged_files_next_to_the_weights_are_named(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").touch()
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 1.5}\n{"step": 4, "loss": ' + "9" * 400 + "}\n")
@@ -216,6 +223,7 @@ def test_the_spec_and_the_weights_are_read_back(tmp_path: Path, monkeypatch: pyt
     reopened = tfkit.build(tmp_path).state_dict()
     assert all(torch.equal(tensor, reopened[name]) for name, tensor in model.state_dict().items())
     assert holds_code(tmp_path)
+    assert "this code computes the outputs of the model bit for bit" in (tmp_path / "README.md").read_text()
     imported = tfkit.import_config(tmp_path, name="other")
     assert imported.graph.spec.model.graph == small.spec.model.graph
     assert imported.graph.name == "other"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,24 @@ def picture_of(graph: Graph) -> str:
     return to_svg(draw(graph))
 
 
-def model_card(parts: Parts, weights: Path | None, *, has_start: bool = True, has_processor: bool = True) -> str:
+def verification(parts: Parts, *, computed: bool) -> str:
+    """Describe the verification of a folder: whether its outputs were `computed`, or only its tensors compared."""
+    versions = f"transformers {version('transformers')} and torch {version('torch')}"
+    if not computed:
+        return f"With {versions}, only names and shapes of tensors were verified: the model is too large to run."
+    precision = "bit for bit" if parts.names is None else "up to rounding"
+    outputs = f"the outputs of the model {precision} for random inputs"
+    return f"Verified with {versions} on a CPU: without tfkit, this code computes {outputs}."
+
+
+def model_card(
+    parts: Parts,
+    weights: Path | None,
+    *,
+    has_start: bool = True,
+    has_processor: bool = True,
+    verified: str | None = None,
+) -> str:
     """Return the text of a model card.
 
     Args:
@@ -46,6 +64,7 @@ def model_card(parts: Parts, weights: Path | None, *, has_start: bool = True, ha
         weights: the source of its weights, which may be in the folder of the run that trained them.
         has_start: whether the config has the token that begins a generated text.
         has_processor: whether the weights have an image processor.
+        verified: a description of the verification of the folder.
     """
     graph = parts.graph
     image = graph.inputs[parts.bodies[0].input]
@@ -75,6 +94,7 @@ def model_card(parts: Parts, weights: Path | None, *, has_start: bool = True, ha
         f'model = {auto}.from_pretrained("PATH OR NAME", trust_remote_code=True)',
         "```",
         "",
+        *([verified, ""] if verified else []),
         *([] if has_start or len(parts.bodies) == 1 else [NO_START, ""]),
         *([] if has_processor or image.type != "image" else [NO_PROCESSOR[image.channels == 3], ""]),
         f"![The layers of {_escaped_text(model.name)}]({PICTURE})",

@@ -26,7 +26,7 @@ from tfkit.graph.expand import Node
 from tfkit.graph.input_shapes import max_len
 from tfkit.spec.folder import CONFIG, GENERATION, SPEC, SPEC_KEY
 from tfkit.tools.common.companions import NO_COMPANIONS, PREPROCESSOR, START, Companions
-from tfkit.tools.eject.remote_code.card import CARD, PICTURE, model_card, picture_of
+from tfkit.tools.eject.remote_code.card import CARD, PICTURE, model_card, picture_of, verification
 from tfkit.tools.eject.remote_code.modeling import WrittenCode, code_of, model_type
 from tfkit.tools.eject.remote_code.parts import Parts, parts_of
 from tfkit.tools.eject.remote_code.plan_proof import proved_plan
@@ -107,8 +107,6 @@ def write_folder(
     further = further_fields(companions.fields, None)
     further = ids | {name: value for name, value in further.items() if name not in SETTINGS}
     has_start = any(further.get(name) is not None for name in (START, "bos_token_id"))
-    card = model_card(parts, weights_from, has_start=has_start, has_processor=has_processor)
-    (target / CARD).write_text(card, encoding="utf-8")
     (target / SPEC).write_text(spec, encoding="utf-8")
     _write_model(model, parts, target, {**further, SPEC_KEY: spec})
     if parts.decodes and GENERATION not in companions.files:
@@ -116,7 +114,9 @@ def write_folder(
         write_json(target / GENERATION, _with_padding(generation))
     elif not SETTINGS.isdisjoint(companions.generation):
         write_json(target / GENERATION, {k: v for k, v in companions.generation.items() if k not in SETTINGS})
-    compare_folder(model, parts, target, process)
+    verified = verification(parts, computed=compare_folder(model, parts, target, process))
+    card = model_card(parts, weights_from, has_start=has_start, has_processor=has_processor, verified=verified)
+    (target / CARD).write_text(card, encoding="utf-8")
 
 
 def _write_model(

@@ -33,6 +33,7 @@ from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import prepare_patterns
 from tfkit.tools.eject.remote_code import dynamic_cache
 from tfkit.tools.eject.remote_code.attention import ChosenAttention, choose_attention
+from tfkit.tools.eject.remote_code.engines import key_heads, runs_in_engines
 from tfkit.tools.eject.remote_code.llama_config import LlamaFields
 from tfkit.tools.eject.remote_code.parts import CAUSAL, Body, ParallelPlan, Parts, parts_of
 from tfkit.tools.eject.remote_code.renaming import rename_modules
@@ -68,6 +69,8 @@ ROLES = {"attentions": "attention", "cross_attentions": "cross_attention"}
 """The names of recorded weights, and the roles of the sublayers that compute them."""
 OTHER_CACHES = ("reformer", "minimax", "xlnet", "rwkv", "xlstm")
 """Words in the name of a class by which transformers knows models that take no `DynamicCache`."""
+DECODER_NAMES = ("language_model", "text_model", "decoder", "text_decoder")
+"""Names of modules that transformers takes for a decoder that takes token ids."""
 LOSSES = {
     "ForCausalLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
     "ForMaskedLM": "self.loss_function(logits, labels, self.config.vocab_size, **kwargs)",
@@ -438,6 +441,7 @@ class _ModelingWriter:
         flags = {
             "decodes": self.parts.decodes,
             "encodes": len(self.parts.bodies) > 1,
+            "routes": bool(self.routers),
             "aliases": bool(attributes),
             "rope": bool(rope),
             **self._plan_flags(),
@@ -458,6 +462,7 @@ class _ModelingWriter:
         fields |= {} if layers is None else {"n_layers": layers.depth}
         fields |= {} if length is None else {"max_len": length}
         fields |= {name: self.config.numbers[name] for name in ATTRIBUTES.values() if name in self.config.numbers}
+        fields |= key_heads(self.parts, self.config.numbers)
         fields |= {"is_encoder_decoder": True} if len(self.parts.bodies) > 1 else {}
         fields |= {self.local.size: max(filter(None, self._windows))} if self.scores.windows else {}
         return {**fields, "tie_word_embeddings": bool(self.parts.ties), "use_cache": self.parts.decodes}
@@ -489,6 +494,7 @@ class _ModelingWriter:
             "dynamic": self.dynamic,
             **self.scores._asdict(),
             "masks": self.dynamic and not self.scores.plain,
+            "engines": self.scores.passing and runs_in_engines(parts, modules[parts.last], self._fields()),
             **self._plan_flags(),
         }
         helpers = [_filled_template("attention", {}, flags)] if self.chosen.callers else []
@@ -566,8 +572,13 @@ class _ModelingWriter:
         flags |= {"image": bool(image), "several": self.scores.windows and self.scores.full}
         methods = self.classes.of[self.modules[body]].methods[1:]  # without the forward
         flags["methods"] = bool(methods)
+        stack = self.parts.name_in_class(body.stack.name)
+        flags["named_decoder"] = body.decodes and not body.memory and stack in DECODER_NAMES
+        rope = {} if self.parts.names is None else LlamaFields.of(body.stack, self.config.numbers).rope
+        flags["rope"] = bool(rope)
         words = {
             "class_name": f"{self.name}{body.class_end}",
+            "rope_type": rope.get("rope_type", ""),
             "returns": f"{SOURCES[body.argument]} to vectors",
             "recorded": self._recorded(body, layers),
             "init": _indented_text(self.classes.of[self.modules[body]].lines()),
