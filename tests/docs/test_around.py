@@ -1,4 +1,4 @@
-"""Every block of Python in `docs/around.md` whose tools are installed.
+"""Every block of Python in `docs/around.md` whose tools are installed, and all of `docs/tuning.md`.
 
 `make test-around` installs those beyond torch, in an environment of their own.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 import tfkit
+
+from .page import follow, run
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "around.md").read_text(encoding="utf-8")
@@ -28,6 +31,8 @@ BLOCKS = [
     for number, block in enumerate(BLOCK.findall(text), 1)
 ]
 NEEDED = ("captum", "lightning", "nnsight", "peft", "torchao", "transformers")
+TUNING = ("accelerate", "lm_eval", "peft", "trl")
+"""The tools of docs/tuning.md."""
 EXTRA = {"transformers": ("accelerate",), "peft": ("transformers",)}
 
 
@@ -69,3 +74,18 @@ def test_a_block_does_what_it_says(block: str, tmp_path: Path, monkeypatch: pyte
     if "answer" in names:
         assert isinstance(names["answer"], tfkit.decoding.generate.Generated)
         assert names["answer"].tokens.shape == (4, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(not all(map(find_spec, TUNING)), reason="pip install --group around -e .")
+def test_a_new_attention_is_tuned_divided_served_and_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page compares the losses, logits, texts and scores of all tools with tfkit's."""
+    monkeypatch.chdir(tmp_path)
+    environment = {"COLUMNS": "80", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    for name, value in (environment | {"TOKENIZERS_PARALLELISM": "false"}).items():
+        monkeypatch.setenv(name, value)
+    follow(ROOT / "docs" / "tuning.md", tmp_path, lambda command: run(command, capsys.readouterr))
+    assert {"hub", "packed", "adapter", "tuned", "scores"} <= {file.name for file in tmp_path.iterdir()}

@@ -34,7 +34,7 @@ PLUGINS = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_d
 NEEDED_PLUGINS = {page: {"tfkit-media", "tfkit-streams"} for page in ("custom_objectives", "flow_matching", "jepa")}
 """The plugins that a page asks its reader to install."""
 README = ROOT / "README.md"
-ELSEWHERE = {"around.md", "first.md", "hybrids.md", "learn.md", "media.md", "retention.md"}
+ELSEWHERE = {"around.md", "first.md", "hybrids.md", "learn.md", "media.md", "retention.md", "tuning.md"}
 """Pages that have tests of their own, or that only the slow test runs."""
 PAGES = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in ELSEWHERE)]
 LONG_PAGES = {

@@ -23,6 +23,7 @@ from transformers import (
     QuantizedCache,
     StaticCache,
 )
+from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
 import tfkit
 from tfkit.tools.common.companions import START_ROLES
@@ -171,6 +172,15 @@ def test_a_row_of_several_sequences(models: Pair) -> None:
 
 
 @torch.no_grad()
+def test_the_cache_by_its_later_name(models: Pair) -> None:
+    """From transformers 5.24 on, `generate` calls `past_key_values` `cache`."""
+    cache = DynamicCache()
+    logits = [models.ours(part, cache=cache).logits for part in ids().split((5, 3, 1), dim=1)]
+    close(torch.cat(logits, dim=1), models.theirs(ids()).logits)
+    assert models.ours.model(ids()[:, :1], cache=cache).past_key_values is cache
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_masks_of_pairs_of_tokens(models: Pair, implementation: str) -> None:
     pairs = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(3)) < 0.6
@@ -216,8 +226,9 @@ def test_options_reach_the_function_of_attention(models: Pair) -> None:
     models.ours.set_attn_implementation("sdpa")
     assert [layer for layer, _ in calls] == [0, 1]
     assert all(options.items() >= packed.items() for _, options in calls)
-    with pytest.raises(ValueError, match="cu_seq_lens_q needs position_ids"):
-        models.ours(ids(1), **packed)
+    for arguments in (packed, {"seq_idx": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])}):
+        with pytest.raises(ValueError, match="cu_seq_lens_q and seq_idx need position_ids"):
+            models.ours(ids(1), **arguments)
     ahead = models.ours(ids(), is_causal=False).logits
     close(ahead, models.theirs(ids(), is_causal=False).logits)
     assert float((ahead - models.ours(ids()).logits).abs().max()) > 0.1
@@ -270,7 +281,10 @@ def test_windows_and_chunks(spec: str, tmp_path: Path) -> None:
     tokens, lengths = ids(1, 14), (6, 8)
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     expected = torch.cat([theirs(part).logits for part in tokens.split(lengths, dim=1)], dim=1)
-    close(ours(tokens, position_ids=positions).logits, expected)
+    bounds = torch.tensor([0, 6, 14], dtype=torch.int32)  # what a collator of TRL adds to the positions
+    packed = {f"{name}_{of}": value for name, value in (("cu_seq_lens", bounds), ("max_length", 8)) for of in "qk"}
+    packed["seq_idx"] = torch.tensor([0, 1]).repeat_interleave(bounds.diff())[None]
+    close(ours(tokens, position_ids=positions, **packed).logits, expected)
     expected = theirs(tokens).logits
     for kind in ("dynamic", "without a config", "static"):  # transformers rejects quantized windows
         cache = CACHES[kind](ours.config)
@@ -308,6 +322,21 @@ def test_a_compiled_step_with_a_static_cache(spec: str, tmp_path: Path) -> None:
     if spec == QWEN3_NEXT:
         with pytest.raises(RuntimeError, match="the states would mix them"):
             step(ids(1), position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]), use_cache=False)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "spec", [pytest.param(GPT2, id="gpt2"), pytest.param(GEMMA, id="gemma2"), pytest.param(LLAMA4, id="llama4")]
+)
+def test_an_exported_step_with_a_static_cache(spec: str, tmp_path: Path) -> None:
+    (tmp_path / "code_step").mkdir()
+    model, ours = opened(spec, tmp_path / "code_step")
+    ours.generation_config = GenerationConfig(use_cache=True, cache_implementation="static")
+    step = TorchExportableModuleWithStaticCache(ours, batch_size=1, max_cache_len=16)
+    tokens = [{"input_ids": ids(1)[:, i : i + 1], "cache_position": torch.tensor([i])} for i in range(9)]
+    exported: Any = torch.export.export(step, (), tokens[0], strict=False).module()
+    close(torch.cat([exported(**token) for token in tokens], dim=1), model(ids(1)))
 
 
 @pytest.fixture(

@@ -155,6 +155,11 @@ def test_a_folder_has_the_names_of_llama(tmp_path: Path, monkeypatch: pytest.Mon
     assert 'config.rope_parameters.get("rope_type", "default")) != "default"' in code
 
 
+def test_router_logits_are_recorded_by_the_names_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = written(tfkit.build(decoder(ffn=MOE)), tmp_path, monkeypatch)
+    assert '"router_logits": OutputRecorder(SoftBound, 0, "mlp.gate.bound")' in code
+
+
 QKV = ("q_proj", "k_proj", "v_proj")
 DIVIDED = {**dict.fromkeys(QKV, "colwise"), "o_proj": "rowwise"}
 GATHERED = {**dict.fromkeys(QKV, "colwise_gather_output"), "o_proj": "rowwise_split_input"}
@@ -189,6 +194,19 @@ def test_hidden_units_are_divided_if_they_are_independent() -> None:
         experts.items() >= {f"{start}experts": "moe_tp_experts", f"{start}experts.down_proj.weight": "rowwise"}.items()
     )
     assert not any("experts" in name for name in dict(plan_of(decoder(ffn={**MOE, "bias": True})).tensor))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts_are_divided_among_processes(bias: bool) -> None:
+    start = "layers.*.mlp.experts"
+    layers = {f"{start}.{name}_proj" for name in ("gate_up", "down")}
+    weights = {f"{layer}.{name}" for layer in layers for name in ["weight", *["bias"] * bias]}
+    assert dict(plan_of(decoder(ffn={**MOE, "bias": bias})).experts) == {
+        **dict.fromkeys(weights, "grouped_gemm"),
+        **dict.fromkeys(layers, "local_params"),
+        start: "ep_dispatch_experts",
+    }
+    assert not plan_of(decoder()).experts
 
 
 def test_a_pipeline_begins_with_the_table() -> None:
@@ -250,12 +268,19 @@ def test_transformers_computes_the_same_in_one_and_in_two_processes(name: str, t
     text = (tmp_path / "model" / "configuration_small.py").read_text()
     divided = {f'"layers.*.self_attn.{key}": "{style}"' in text for key, style in DIVIDED.items()}
     assert divided == {"gathered" not in name}
+    assert ("ep_dispatch_experts" in text) == ("experts" in name)  # also if only the heads are gathered
     spec = tfkit.load(str(tmp_path / "model"), plugins=PLUGINS)
     reopened = tfkit.build(spec, weights=tmp_path / "model").state_dict()
     assert all(torch.equal(tensor, reopened[key]) for key, tensor in model.state_dict().items())
     tokens = torch.randint(64, (2, 9))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True)
     torch.testing.assert_close(loaded(tokens).logits, model.eval()(tokens), rtol=1e-5, atol=1e-5)
+    if "experts" in name:
+        with tfkit.trace(model, read="decoder.layers.*.ffn.router_logits") as values:
+            model(tokens)
+        recorded = loaded(tokens, output_router_logits=True).router_logits
+        for logits, expected in zip(recorded, values.values(), strict=True):
+            torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -264,6 +289,19 @@ def test_hidden_units_that_depend_on_each_other_are_gathered(tmp_path: Path) -> 
     with pytest.warns(tfkit.NamesWarning, match=r"each process computes all of mlp of `small`(.|\n)*down_proj\.weight"):
         saved(graph, tmp_path / "model")
     assert '"layers.*.mlp.up_proj": "colwise_gather_output"' in (tmp_path / "model/configuration_small.py").read_text()
+
+
+@pytest.mark.slow
+def test_experts_with_weighted_inputs_are_complete_in_each_process(tmp_path: Path) -> None:
+    """In training, transformers multiplies the outputs of experts by the weights of the router."""
+    graph = decoder(ffn={**MOE, "router": {"score": "sigmoid", "weighs": "input"}})
+    with pytest.warns(
+        tfkit.NamesWarning, match=r"the experts of `small` cannot be divided among processes(.|\n)*the gradient of"
+    ):
+        saved(graph, tmp_path / "model")
+    text = (tmp_path / "model" / "configuration_small.py").read_text()
+    assert "moe_tp_experts" in text
+    assert "ep_dispatch_experts" not in text
 
 
 @pytest.mark.slow

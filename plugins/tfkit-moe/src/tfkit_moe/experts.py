@@ -64,11 +64,9 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         gated = isinstance(activation, Gate)
-        self.n = n
-        self.per_token = per_token
+        self.num_experts = n
         self.weighs_input = weighs_input
         self.merge_rows = Rearrange("s a -> (s a)")
-        self.split_rows = Rearrange("(s a) m -> s a m", a=per_token)
         self.by_expert = Rearrange("s e -> e s 1")
         self.widths = (d_model, d_ff, 2 * d_ff if gated else d_ff)
         gate_up = {"gate": d_ff, "up": d_ff}
@@ -82,13 +80,13 @@ class Experts(nn.Module):
             if torch.compiler.is_compiling() and not takes_grouped(x, self.widths):
                 return self.every(x, chosen, weights)
         experts, order = torch.sort(self.merge_rows(chosen), stable=True)
-        ends = torch.searchsorted(experts, torch.arange(self.n, device=x.device), right=True)
-        rows = x.index_select(0, order // self.per_token)
+        ends = torch.searchsorted(experts, torch.arange(self.num_experts, device=x.device), right=True)
+        rows = x.index_select(0, order // chosen.size(1))
         if self.weighs_input:
             rows = rows * self.merge_rows(weights).index_select(0, order).unsqueeze(-1).to(x.dtype)
         rows = self.down(self.activation(self.first(rows, experts, ends)), experts, ends)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(order.size(0), device=x.device))
-        out = self.split_rows(rows.index_select(0, back))
+        out = rows.index_select(0, back).view(chosen.size(0), chosen.size(1), rows.size(1))
         if not self.weighs_input:
             out = out * weights.unsqueeze(-1)
         return out.sum(dim=1).to(rows.dtype)
@@ -103,7 +101,7 @@ class Experts(nn.Module):
 
     def every(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Compute `forward` with every expert for every token."""
-        none = weights.new_zeros(x.size(0), self.n)
+        none = weights.new_zeros(x.size(0), self.num_experts)
         share = self.by_expert(none.scatter(1, chosen, weights))
         if self.weighs_input:
             x = x * share.to(x.dtype)

@@ -27,7 +27,7 @@ from tfkit.graph.wiring import table_owner
 from tfkit.nn import Past, Softmax
 from tfkit.tools.eject.classes import Classes
 from tfkit.tools.eject.cleanup import statement_blocks, variable_names
-from tfkit.tools.eject.config import ConfigClass, with_names
+from tfkit.tools.eject.config import CONFIG, ConfigClass, Named, with_names
 from tfkit.tools.eject.initial_weights import InitialWeights
 from tfkit.tools.eject.inline import draw_in, draw_in_expressions
 from tfkit.tools.eject.patterns import prepare_patterns
@@ -35,6 +35,7 @@ from tfkit.tools.eject.remote_code import dynamic_cache
 from tfkit.tools.eject.remote_code.attention import ChosenAttention, choose_attention
 from tfkit.tools.eject.remote_code.engines import key_heads, runs_in_engines
 from tfkit.tools.eject.remote_code.llama_config import LlamaFields
+from tfkit.tools.eject.remote_code.parallel_plan import experts_of
 from tfkit.tools.eject.remote_code.parts import CAUSAL, Body, ParallelPlan, Parts, parts_of
 from tfkit.tools.eject.remote_code.renaming import rename_modules
 from tfkit.tools.eject.remote_code.separate import separated_model
@@ -191,6 +192,9 @@ def _code_of(
     if dynamic:
         dynamic_cache.spread_records(specialiser.functions.values(), specialiser.records)
     draw_in(specialiser.functions, specialiser.read)
+    experts = _experts_of(parts, modules[parts.last]) if plan is not None and plan.experts else []
+    for module in experts:
+        _divide_experts(specialiser, module)
     if names is not None:
         rename_modules(specialiser, modules[parts.last], names)
     for function in specialiser.functions.values():
@@ -205,13 +209,26 @@ def _code_of(
     )
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, specialiser, sizes, config, prefixes)
-    return _ModelingWriter(
-        graph, parts, name, specialiser, classes, config, weights, modules, chosen, scores, routers, dynamic=dynamic
-    ).code()
+    writer = _ModelingWriter(
+        graph,
+        parts,
+        name,
+        specialiser,
+        classes,
+        config,
+        weights,
+        modules,
+        chosen,
+        scores,
+        routers,
+        experts,
+        dynamic=dynamic,
+    )
+    return writer.code()
 
 
 class RouterModule(NamedTuple):
-    """A module that computes logits of experts, its path in a layer, and their index in its output."""
+    """A module that computes logits of experts, its path in a layer of the folder, and their index in its output."""
 
     module: nn.Module
     path: str
@@ -228,10 +245,35 @@ def _routers_of(parts: Parts, body: nn.Module) -> list[RouterModule]:
         for step in layer.steps:
             value = step.config.inner_values.get(ROUTER_LOGITS) if isinstance(step.config, FFNConfig) else None
             if value is not None and value.argument is None:
-                path = f"{step.name}.{value.module}"
-                module = body.get_submodule(f"{stack.name}.layers.{index}.{path}")
-                routers.append(RouterModule(module, path, value.item))
+                path = f"{stack.name}.layers.{index}.{step.name}.{value.module}"
+                in_layer = parts.name_in_class(path).rpartition(f"layers.{index}.")[2]
+                routers.append(RouterModule(body.get_submodule(path), in_layer, value.item))
     return routers
+
+
+def _experts_of(parts: Parts, body: nn.Module) -> list[nn.Module]:
+    """Return the modules with experts that processes can divide, each once."""
+    stack = parts.last.stack
+    assert stack.stack is not None
+    layers = [index for index, layer in enumerate(stack.stack.layers) if any(s.name == "ffn" for s in layer.steps)]
+    modules = [experts_of(body.get_submodule(f"{stack.name}.layers.{index}.ffn")) for index in layers]
+    return [*dict.fromkeys(module for module in modules if module is not None)]
+
+
+def _divide_experts(specialiser: Specialiser, experts: nn.Module) -> None:
+    """Let a module with experts run the experts of its process, whose number is a property of its class.
+
+    At inference, transformers gives the first id after those of the process to experts of other processes, with a
+    weight of 0.
+    """
+    forward = specialiser.functions[experts, "forward"]
+    _, chosen, *_ = forward.parameters
+    limited = ast.parse(f"{chosen} = {chosen}.clamp(max={forward.self_name}.num_experts - 1)").body
+    forward.set_body([*limited, *forward.body])
+    specialiser.read.setdefault(experts, set()).update({CONFIG, "n_experts"})
+    experts.__dict__["n_experts"] = experts.__dict__.pop("num_experts")
+    experts.__dict__[CONFIG] = config = Named()
+    config.text = CONFIG
 
 
 class Scores(NamedTuple):
@@ -387,6 +429,7 @@ class _ModelingWriter:
         chosen: ChosenAttention,
         scores: Scores,
         routers: Sequence[RouterModule],
+        experts: Sequence[nn.Module],
         *,
         dynamic: bool,
     ) -> None:
@@ -402,6 +445,7 @@ class _ModelingWriter:
         self.chosen = chosen
         self.scores = scores
         self.routers = routers
+        self.experts = experts
         self.dynamic = dynamic
         self.local = LOCAL_ATTENTION[scores.chunks]
         self.words = {
@@ -434,6 +478,7 @@ class _ModelingWriter:
             "model_type": model_type(self.file),
             "attribute_map": repr(attributes),
             "tensor_plan": repr(dict(self.parts.plan.tensor) if self.parts.plan else {}),
+            "expert_plan": repr(dict(self.parts.plan.experts) if self.parts.plan else {}),
             "fields": "\n".join([*lines, *properties]),
             "layer_types": repr(types),
             "n_states": str(max(map(len, caches), default=0)),
@@ -472,7 +517,10 @@ class _ModelingWriter:
         roots = [self.classes.of[module] for module in {*modules.values(), self.whole.model}]
         roots += [self.classes.of[self.whole.model.get_submodule(BODY)]] if parts.head else []
         layers = [name for body in parts.bodies for name in self._layer_classes(body)]
+        experts = [self.classes.of[module] for module in self.experts]
         for ejected in self.classes.order:
+            if ejected in experts:
+                ejected.base = "DividedExperts"
             if ejected.name in layers:
                 ejected.base = "GradientCheckpointingLayer"
             if ejected.filling and ejected not in roots:
@@ -686,7 +734,11 @@ class _ModelingWriter:
 
     def _plan_flags(self) -> dict[str, bool]:
         plan = self.parts.plan
-        return {"divided": plan is not None and bool(plan.tensor), "piped": plan is not None and plan.pipeline}
+        return {
+            "divided": plan is not None and bool(plan.tensor),
+            "piped": plan is not None and plan.pipeline,
+            "by_expert": plan is not None and bool(plan.experts),
+        }
 
     def _flags(self, body: Body) -> dict[str, bool]:
         return {

@@ -1,9 +1,11 @@
-"""The plans with which transformers divides a decoder among processes: tensor parallel, and pipeline parallel.
+"""The plans with which transformers divides a decoder among processes: tensor, pipeline and expert parallel.
 
 A projection into an attention or an FFN is divided by its outputs (heads, hidden units), the projection back to the
 residual stream by its inputs. Between them, each process computes its heads or hidden units. If they are not
 independent, the outputs of the projections are gathered instead: each process then computes all heads or hidden units,
 and stores only its part of the weights. Everything else is replicated. transformers divides the table of tokens.
+
+With expert parallelism, each process has some of the experts, and gets the tokens that are routed to them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from tfkit.checkpoint.llama_names import OUTPUTS, SUBLAYERS
 from tfkit.checkpoint.remote_code import transformers_map
 from tfkit.component import AttentionConfig, Step
+from tfkit.nn import StackedLinear
 from tfkit.tools.eject.remote_code.parts import ParallelPlan, Parts
 
 DIVIDED, GATHERED = ("colwise", "rowwise"), ("colwise_gather_output", "rowwise_split_input")
@@ -24,6 +27,8 @@ NORM = "replicated_with_grad_allreduce"
 """The style of a norm with equal weights for all heads: the sum of its gradients over the heads of all processes."""
 EXPERTS = {"gate_up_proj": "packed_colwise", "up_proj": "colwise", "down_proj": "rowwise"}
 """Styles of the weights of all experts, whose hidden units are divided."""
+EXPERT, LOCAL, DISPATCH = "grouped_gemm", "local_params", "ep_dispatch_experts"
+"""Styles of the stacked weights of experts, of the layer with such a weight, and of all experts of an FFN."""
 Entries = dict[str, str]
 
 
@@ -38,6 +43,13 @@ def parallel_plan(model: nn.Module, parts: Parts, gathered: frozenset[str] = fro
     weights = transformers_map(model, parts.graph, parts.names)
     tensors = {name.removeprefix("model."): tensor for name, tensor in weights.tensors(model.state_dict())}
     tensor: Entries = {}
+    experts: Entries = {}
+    for index, layer in enumerate(stack.layers):
+        for step in layer.steps:
+            module = model.get_submodule(f"{parts.last.stack.name}.layers.{index}.{step.name}")
+            if step.name == "ffn" and experts_of(module) is not None:
+                inside = _step_tensors(f"layers.{index}.{SUBLAYERS['ffn']}.", tensors)
+                experts |= {f"layers.*.{SUBLAYERS['ffn']}.{key}": style for key, style in _by_expert(inside).items()}
     for role, name in SUBLAYERS.items():
         steps = [(i, step) for i, layer in enumerate(stack.layers) for step in layer.steps if step.name == role]
         by_layer = [_step_tensors(f"layers.{i}.{name}.", tensors) for i, _ in steps]
@@ -59,7 +71,31 @@ def parallel_plan(model: nn.Module, parts: Parts, gathered: frozenset[str] = fro
     assert body.embedding is not None
     is_single = [node.name for node in body.nodes] == [body.embedding.name, body.stack.name]
     plain = not body.embedding.config.after_table() and not stack.wired and stack.streams is None
-    return ParallelPlan(tuple(tensor.items()), pipeline=is_single and plain and not stack.repeated)
+    pipeline = is_single and plain and not stack.repeated
+    return ParallelPlan(tuple(tensor.items()), pipeline, tuple(experts.items()))
+
+
+def experts_of(ffn: nn.Module) -> nn.Module | None:
+    """Return the `experts` of an FFN that can be divided; None if there are none.
+
+    Their number is `num_experts`, and each of their tensors is a stack of this size. `forward` takes tokens, ids
+    [tokens, any number] and weights, and reads `num_experts`.
+    """
+    experts = getattr(ffn, "experts", None)
+    count = getattr(experts, "num_experts", None)
+    if not (isinstance(experts, nn.Module) and isinstance(count, int)):
+        return None
+    layers = [child for child in experts.children() if isinstance(child, StackedLinear)]
+    stacked = [tensor for layer in layers for tensor in layer.state_dict().values()]
+    are_all = len(stacked) == len(experts.state_dict()) and all(tensor.size(0) == count for tensor in stacked)
+    return experts if are_all else None
+
+
+def _by_expert(tensors: Mapping[str, Tensor]) -> Entries:
+    """Return the entries that divide the experts of an FFN, whose tensors have these names."""
+    weights = [name for name in tensors if name.startswith("experts.")]
+    layers = {name.rpartition(".")[0]: LOCAL for name in weights}
+    return {**dict.fromkeys(weights, EXPERT), **layers, "experts": DISPATCH}
 
 
 def _step_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

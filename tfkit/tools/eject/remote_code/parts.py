@@ -126,10 +126,12 @@ class ParallelPlan(NamedTuple):
     Attributes:
         tensor: names of modules and weights, with `*` for the number of a layer, and their styles.
         pipeline: whether the layers can run in several processes, one after the other.
+        experts: names of modules and weights, as in `tensor`, if each process has some of the experts.
     """
 
     tensor: tuple[tuple[str, str], ...]
     pipeline: bool
+    experts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

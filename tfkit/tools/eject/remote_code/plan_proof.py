@@ -82,7 +82,8 @@ def proved_plan(
 ) -> ParallelPlan | None:
     """Return the plans of a decoder with the names of Llama, verified with transformers; None if it has none.
 
-    Heads and hidden units are divided if the results are right, and gathered otherwise, with a warning.
+    Heads and hidden units are divided if the results are right, and gathered otherwise, with a warning. Experts are
+    divided if the results are right, and complete in each process otherwise, with a warning.
 
     Args:
         model: the model.
@@ -103,7 +104,7 @@ def proved_plan(
     errors: dict[ParallelPlan, str] = {}
     for gathered in GATHERED:
         plan = parallel_plan(small, small_parts, gathered)
-        kinds = ["tp"] * bool(plan.tensor) + ["pp"] * plan.pipeline
+        kinds = ["tp"] * bool(plan.tensor) + ["pp"] * plan.pipeline + ["ep"] * bool(plan.tensor and plan.experts)
         if not kinds:
             return None
         if plan in errors:
@@ -111,13 +112,19 @@ def proved_plan(
         (folder := scratch / f"plan{len(errors)}").mkdir()
         with DividedFolders(folder) as processes:
             write(small, replace(small_parts, plan=plan), folder)
-            error = next((error for kind in kinds if (error := processes.error(folder, kind)) is not None), None)
+            checks = ((kind, processes.error(folder, kind)) for kind in kinds)
+            failed, error = next((check for check in checks if check[1] is not None), ("", None))
+        full = parallel_plan(model, parts, gathered)
+        if failed == "ep":
+            message = f"the experts of `{parts.graph.name}` cannot be divided among processes"
+            warnings.warn(Diagnostic(message, notes=(str(error),)).warning(), NamesWarning, stacklevel=2)
+            plan, full, error = plan._replace(experts=()), full._replace(experts=()), None
         if error is None:
             if errors:
                 why = f"if they are divided, {next(iter(errors.values()))}"
                 message = f"each process computes all of {listing(sorted(gathered))} of `{parts.graph.name}`"
                 warnings.warn(Diagnostic(message, notes=(why,)).warning(), NamesWarning, stacklevel=2)
-            return plan if parallel_plan(model, parts, gathered) == plan else None
+            return plan if full == plan else None
         errors[plan] = error
     first = next(iter(errors.values()))
     message = f"`{parts.graph.name}` computes something else if it is divided among processes: {first}"

@@ -1,8 +1,8 @@
 """Opens a folder with transformers in one of two processes, and compares the divided model with the complete model.
 
 It imports only torch and transformers. The program reads lines of JSON. The first line has the search path of Python.
-Each further line has the folder of a model and the kind of its plan, `tp` or `pp`; the answer is an error or null. The
-environment has the number of the process and the address at which the processes meet, as after torchrun.
+Each further line has the folder of a model and the kind of its plan, `tp`, `pp` or `ep`. The answer is an error or
+null. The environment has the number of the process and the address at which the processes meet, as after torchrun.
 """
 
 import json
@@ -55,7 +55,11 @@ def _divide(model: Any, kind: str) -> None:
     import torch
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    plan = DistributedConfig(tp_size=PROCESSES) if kind == "tp" else DistributedConfig(pp_size=PROCESSES)
+    # The ranks of a group of experts also divide the other layers, as `tp` does.
+    sizes: dict[str, Any] = (
+        {"ep_size": PROCESSES, "tp_size": PROCESSES} if kind == "ep" else {f"{kind}_size": PROCESSES}
+    )
+    plan = DistributedConfig(**sizes)
     _, _, mesh = model.prepare_distribute_model(plan)
     for name in model.all_tied_weights_keys:  # transformers ties them after it has divided the model
         module, _, leaf = name.rpartition(".")
