@@ -49,10 +49,10 @@ def test_a_fault_of_the_whole_is_one_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_field_without_effect_has_a_way_out(tmp_path: Path) -> None:
-    text = said("llama_7b", tmp_path, foo=1)
+    text = said("llama_7b", tmp_path, rope_foo=1)
     assert "--family FILE, a spec with `extends: llama_7b` and" in text
-    assert "{extends: llama, fields: {foo: unused}}" in text.replace("\n     ", "")
-    spec = "tfkit: 1\nextends: llama_7b\nname: mine\ncheckpoint: {extends: llama, fields: {foo: unused}}\n"
+    assert "{extends: llama, fields: {rope_foo: unused}}" in text.replace("\n     ", "")
+    spec = "tfkit: 1\nextends: llama_7b\nname: mine\ncheckpoint: {extends: llama, fields: {rope_foo: unused}}\n"
     (tmp_path / "mine.yaml").write_text(spec)
     theirs = import_config(PUBLISHED / "llama_7b.json").graph
     assert import_config(tmp_path, family=tmp_path / "mine.yaml").graph.spec.model.graph == theirs.spec.model.graph

@@ -197,7 +197,7 @@ def test_a_file_that_hides_its_size_is_read_in_part() -> None:
 
 @pytest.mark.parametrize("text", ["", "# a comment\n", "~", "null  # nothing\n", "---\n"])
 def test_a_spec_without_a_value_is_empty(text: str) -> None:
-    assert "the spec is empty" in str(failure(lambda: parse(text, "s")))
+    assert "the file is empty" in str(failure(lambda: parse(text, "s")))
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ folder, and in the same process on the classes of transformers that open the sec
 files of tests are equal. It prints how many tests pass, and the tests that pass only for the classes of transformers.
 
 SOURCE is a folder with the tests of transformers, which its wheel lacks. A checkout at the tag of the installed version
-has all of them. The sdist has those of models and configs:
+has all of them. The sdist has the tests of models and configs:
 
     pip install pytest parameterized
     pip download --no-deps --no-binary :all: transformers==VERSION

@@ -60,7 +60,10 @@ def classes_of(folder: str) -> tuple[PreTrainedConfig, list[type[PreTrainedModel
 
 
 def registered_classes(folder: str, peers: list[type[PreTrainedModel]]) -> tuple[Any, list[type[PreTrainedModel]]]:
-    """Return the same of a folder with code, and register its classes wherever transformers lists those of the peer."""
+    """Return the config and the classes of a folder with code, after registering them.
+
+    They are registered wherever transformers lists the classes of the peer.
+    """
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     files = [
         config.auto_map["AutoModel"],
@@ -128,7 +131,7 @@ def suite_class(side: str, config: PreTrainedConfig, classes: list[type[PreTrain
         peer: the classes of transformers and their config, which decide the labels and the tests that apply.
     """
     peer_config, peers = peer
-    by_name = {model_class.__name__: own for model_class, own in zip(classes, peers, strict=True)}
+    by_name = {model_class.__name__: ours for model_class, ours in zip(classes, peers, strict=True)}
     generates = peers[-1].can_generate()
 
     class Suite(ModelTesterMixin, *([GenerationTesterMixin] if generates else []), unittest.TestCase):

@@ -122,7 +122,7 @@ def test_the_process_has_no_network_and_no_room(tmp_path: Path, monkeypatch: pyt
     assert main(["convert", "in", "-o", "out"]) == 0
     assert torch.equal(type(theirs).from_pretrained("out").lm_head.weight, theirs.lm_head.weight)
     program = Path(read_pickle.__file__).read_text(encoding="utf-8")
-    attack = "import torch\n\ndef load(source):\n    import socket\n    socket.socket().connect(('127.0.0.1', PORT))\n"
+    attack = "def load(source):\n    import socket\n    socket.socket().connect(('127.0.0.1', PORT))\n"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         Path("attacked.py").write_text(program.replace("def load(", f"{attack.replace('PORT', port)}\ndef _load("))

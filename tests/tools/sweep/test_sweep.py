@@ -64,10 +64,10 @@ def test_a_sweep_makes_what_is_missing(
 def test_a_folder_that_cannot_be_written_is_one_error(
     options: tuple[str, ...], more: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file is in its place."""
+    """A file has the name of the folder around it."""
     Path("out").touch()
     write(SWEEP.replace("model.decoder.ffn.kind: gelu", "model.decoder.ffn: {kind: swiglu, d_ff: 9}") + more)
-    assert sweep(*options) == 1
+    assert sweep("-o", "out/sweep", *options) == 1
     error = capsys.readouterr().err
     assert error.count("error: ") == 1
     assert error.splitlines()[-1].startswith("error: cannot ")

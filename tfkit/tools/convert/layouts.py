@@ -16,7 +16,7 @@ from torch import Tensor
 from tfkit.checkpoint.files import TensorFiles
 from tfkit.errors import Diagnostic, SpecError, listing, quoted
 
-OTHER = "convert the weights to the layout of transformers with the tools of their source"
+USE_SOURCE = "convert the weights to the layout of transformers with the tools of their source"
 GELU = "the FFN has the exact GELU, as nanoGPT since May 2023"
 ZEROS = "the model has no biases: they are written as zeros, because GPT-2 of transformers always has biases"
 FACTOR = "no setting has the factor of the rotary positions: it is 32 if the output matrix is tied (Llama 3.2), else 8"
@@ -57,7 +57,7 @@ class StoredTensors:
     def rows(self, name: str) -> int:
         """Return the length of the first axis; raise SpecError if the tensor is missing."""
         if name not in self.names:
-            raise SpecError(Diagnostic(f"the tensor {quoted(name)} is missing", help=OTHER))
+            raise SpecError(Diagnostic(f"the tensor {quoted(name)} is missing", help=USE_SOURCE))
         return self.read(name).shape[0]
 
     def check_layers(self, prefix: str, stated: int) -> None:
@@ -112,7 +112,7 @@ class Conversion:
             message = "the tensors are not the tensors of the model that the settings describe"
             sets = {"missing": sorted(missing), "unknown": sorted(unknown)}
             notes = tuple(f"{key}: {listing(map(quoted, names), 6)}" for key, names in sets.items() if names)
-            raise SpecError(Diagnostic(message, notes=notes, help=OTHER))
+            raise SpecError(Diagnostic(message, notes=notes, help=USE_SOURCE))
         return self
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -122,36 +122,36 @@ class Conversion:
                 tensor = read(source).contiguous()
             except (RuntimeError, ValueError) as error:
                 message = f"tensor {quoted(source)} does not have the shape that the settings describe"
-                raise SpecError(Diagnostic(message, notes=(str(error).partition("\n")[0],), help=OTHER)) from error
+                raise SpecError(Diagnostic(message, notes=(str(error).partition("\n")[0],), help=USE_SOURCE)) from error
             yield name, tensor
 
 
-def checked_settings(stated: object, known: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def checked_settings(stated: object, defaults: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Return settings with their defaults.
 
     Args:
         stated: the settings of the source.
-        known: the default of each setting; `int` for a positive integer without default. A setting whose default is in
-            a tuple must have that value.
+        defaults: the default of each setting; `int` for a positive integer without default. A setting whose default is
+            in a tuple must have that value.
         origin: the file, for errors.
 
     Raises:
-        SpecError: a setting is unknown or missing, or has an unsupported value.
+        SpecError: a setting is unsupported or missing, or has an unsupported value.
     """
     if not isinstance(stated, Mapping):
-        raise SpecError(Diagnostic(f"{origin} must be a mapping with the settings of the model", help=OTHER))
+        raise SpecError(Diagnostic(f"{origin} must be a mapping with the settings of the model", help=USE_SOURCE))
     errors, settings = [], dict[str, Any]()
     for name, value in stated.items():
-        if name not in known:
+        if name not in defaults:
             errors.append(f"{quoted(str(name))} is not supported; got {value!r}")
-        elif isinstance(known[name], tuple) and value != known[name][0]:
-            errors.append(f"{quoted(name)} must be {known[name][0]!r}; got {value!r}")
-    for name, default in known.items():
+        elif isinstance(defaults[name], tuple) and value != defaults[name][0]:
+            errors.append(f"{quoted(name)} must be {defaults[name][0]!r}; got {value!r}")
+    for name, default in defaults.items():
         settings[name] = stated.get(name, default[0] if isinstance(default, tuple) else default)
         if default is int and (type(settings[name]) is not int or settings[name] < 1):
             errors.append(f"{quoted(name)} must be a positive integer; got {stated.get(name)!r}")
     if errors:
-        raise SpecError(*(Diagnostic(f"{origin}: {error[:200]}", help=OTHER) for error in errors))
+        raise SpecError(*(Diagnostic(f"{origin}: {error[:200]}", help=USE_SOURCE) for error in errors))
     return settings
 
 
@@ -323,7 +323,7 @@ def litgpt(stored: StoredTensors, stated: object) -> Conversion:
     names = [*LLAMA, "n_query_groups", "head_size", "rope_adjustments", "gelu_approximate"]
     notes = (", ".join(f"{name}: {args[name]!r}" for name in names),)
     message = "model_config.yaml describes neither Llama, Qwen2 nor GPT-NeoX"
-    raise SpecError(Diagnostic(message, notes=notes, help=OTHER))
+    raise SpecError(Diagnostic(message, notes=notes, help=USE_SOURCE))
 
 
 def _litgpt_llama(stored: StoredTensors, args: Mapping[str, Any]) -> Conversion:
@@ -337,7 +337,7 @@ def _litgpt_llama(stored: StoredTensors, args: Mapping[str, Any]) -> Conversion:
         keys = words("factor low_freq_factor high_freq_factor original_max_seq_len")
         if not isinstance(stated, dict) or stated.keys() != set(keys):
             message = f"model_config.yaml: `rope_adjustments` must have {listing(keys)}; got {stated!r}"
-            raise SpecError(Diagnostic(message[:300], help=OTHER))
+            raise SpecError(Diagnostic(message[:300], help=USE_SOURCE))
         config["rope_scaling"] = _scaling(*(stated[key] for key in keys))
     model = Conversion(stored, config, r"^lm_head\.weight$" if tied else "(?!)")
     model.modules("model.", "transformer.", {"embed_tokens": "wte", "norm": "ln_f"})

@@ -1,4 +1,4 @@
-"""Reads pickles of tensors and writes them as safetensors. Runs without tfkit, in a process of its own.
+"""Reads pickles of tensors and writes them as safetensors. Runs without tfkit, in a separate process.
 
 It reads lines of JSON from standard input: first the folders of Python's import path, then pairs of a pickle and a file
 to write. It writes a line for each pair: the settings of the model that the pickle contains, or an error.

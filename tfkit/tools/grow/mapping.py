@@ -36,15 +36,15 @@ def _patterns(names: list[str]) -> list[str]:
     return list(dict.fromkeys(re.sub(r"\.layers\.\d+\.", ".layers.*.", name) for name in names))
 
 
-def shortest_patterns(names: Collection[str], others: Collection[str]) -> tuple[str, ...]:
-    """Return patterns that match `names`, and none of the `others`."""
+def shortest_patterns(names: Collection[str], excluded: Collection[str]) -> tuple[str, ...]:
+    """Return patterns that match `names`, and none of `excluded`."""
     patterns: list[str] = []
     for name in names:
         if not matches_any(name, patterns):
             match = _LAYER.fullmatch(name)
             layers = [] if match is None else [f"{match['stack']}.layers.{number}" for number in ("*", match["number"])]
             candidates = ("*", *layers, name)
-            patterns.append(next(text for text in candidates if not any(is_match(other, text) for other in others)))
+            patterns.append(next(text for text in candidates if not any(is_match(other, text) for other in excluded)))
     return tuple(patterns)
 
 

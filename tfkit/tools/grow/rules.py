@@ -43,8 +43,8 @@ class TensorMap:
     divisor: float = 1.0
     is_zero: bool = False
     new_gradient: bool = False
-    """True if its gradient does not follow from that of its source: in new layers and experts, and for copies that
-    different weights read."""
+    """True if its gradient does not follow from the gradient of its source: in new layers and experts, and for copies
+    that different weights read."""
 
     @property
     def keeps_gradient(self) -> bool:

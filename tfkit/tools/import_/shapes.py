@@ -160,8 +160,8 @@ class Candidate:
         effects = {name: effect for name in numbers if (effect := self._effect(name, base)) is not None}
         equations = list(_equations(base, stored, effects))
         self.faults = self.faults_by_name(base, stored)
-        while known := [(ratio, powers) for ratio, powers in equations if len(powers) == 1]:
-            ratio, ((name, power),) = known[0][0], known[0][1].items()
+        while solved := [(ratio, powers) for ratio, powers in equations if len(powers) == 1]:
+            ratio, ((name, power),) = solved[0][0], solved[0][1].items()
             factor = ratio**power
             value = self.config[name] * factor
             self.decided[name] = int(value)

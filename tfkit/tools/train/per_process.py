@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfkit.commands import bytes_text
 from tfkit.graph.expand import Graph
 from tfkit.learning.chunked_loss import chunk_count
 from tfkit.run.checked_run import Run
 from tfkit.run.run_spec import MachineConfig
 from tfkit.run.training.processes import check_count
 from tfkit.tools.common.modes import Optimizer
-from tfkit.tools.common.units import bytes_text
 from tfkit.tools.cost.cost import bytes_of_states
 from tfkit.tools.cost.devices import Device
 from tfkit.tools.cost.step_memory import StepMemory, memory_of_step

@@ -263,7 +263,7 @@ def _experts_of(parts: Parts, body: nn.Module) -> list[nn.Module]:
 def _divide_experts(specialiser: Specialiser, experts: nn.Module) -> None:
     """Let a module with experts run the experts of its process, whose number is a property of its class.
 
-    At inference, transformers gives the first id after those of the process to experts of other processes, with a
+    At inference, transformers gives the first id after the ids of the process to experts of other processes, with a
     weight of 0.
     """
     forward = specialiser.functions[experts, "forward"]
