@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_is_one_error(
     """A file has the name of the folder around it."""
     Path("out").touch()
     write(SWEEP.replace("model.decoder.ffn.kind: gelu", "model.decoder.ffn: {kind: swiglu, d_ff: 9}") + more)
-    assert sweep("-o", "out/sweep", *options) == 1
+    assert main(["sweep", "sweep.yaml", "-o", "out/sweep", *options, "--no-plugins"]) == 1
     error = capsys.readouterr().err
     assert error.count("error: ") == 1
     assert error.splitlines()[-1].startswith("error: cannot ")
