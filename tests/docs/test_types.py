@@ -22,11 +22,13 @@ PARTLY_TYPED = ("tokenizers", "torch", "transformers")
 """Packages with functions that have no annotations."""
 ABSENT = {
     "captum/attr": "",
+    "datasets": "",
     "lightning": "from torch import nn\nclass LightningModule(nn.Module): ...\n",
     "nnsight": "",
     "peft": "",
     "sentence_transformers": "",
     "torchao/quantization": "",
+    "trl": "",
 }
 """Packages of pages that belong to another environment: all of their names are Any, except these."""
 

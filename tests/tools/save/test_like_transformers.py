@@ -326,12 +326,11 @@ def test_a_compiled_step_with_a_static_cache(spec: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "spec", [pytest.param(GPT2, id="gpt2"), pytest.param(GEMMA, id="gemma2"), pytest.param(LLAMA4, id="llama4")]
-)
-def test_an_exported_step_with_a_static_cache(spec: str, tmp_path: Path) -> None:
-    (tmp_path / "code_step").mkdir()
-    model, ours = opened(spec, tmp_path / "code_step")
+@pytest.mark.parametrize(("name", "spec"), [("gpt2", GPT2), ("gemma2", GEMMA), ("llama4", LLAMA4)])
+def test_an_exported_step_with_a_static_cache(name: str, spec: str, tmp_path: Path) -> None:
+    folder = tmp_path / f"exported_{name}"  # a package, which Python imports once
+    folder.mkdir()
+    model, ours = opened(spec, folder)
     ours.generation_config = GenerationConfig(use_cache=True, cache_implementation="static")
     step = TorchExportableModuleWithStaticCache(ours, batch_size=1, max_cache_len=16)
     tokens = [{"input_ids": ids(1)[:, i : i + 1], "cache_position": torch.tensor([i])} for i in range(9)]

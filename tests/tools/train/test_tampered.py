@@ -145,6 +145,7 @@ TENSORS = "were changed after the checkpoint was written"
 STATES = {
     **unreadable(STATE, RESUME),
     **invalid_fields(STATE, list(checkpoints.CheckpointState.model_fields), [[[1]], 1.5, "6"], RESUME),
+    f"{STATE} without digests": (fields(STATE, digests=...), CHANGED),  # as in checkpoints of earlier versions
     "state is a list": (write(STATE, b"[]"), "its JSON is not an object"),
     "state without all": (write(STATE, b"{}"), "`format` is missing"),
     "state is binary": (write(STATE, bytes(range(256))), "its JSON is not UTF-8"),
