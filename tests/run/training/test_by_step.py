@@ -153,7 +153,9 @@ def test_a_checkpoint_describes_the_model_of_its_step(tmp_path: Path, monkeypatc
     assert tfkit.load("out/step-8").node("decoder").config.dropout == 0
     numbers = {step: tfkit.evaluate("out/run.yaml", weights=f"out/step-{step}") for step in (3, 6, 8)}
     assert numbers[8] == tfkit.evaluate("out")
-    assert [number["val.objective"] / number["val.loss"] for number in numbers.values()][1:] == pytest.approx([0.5] * 2)
+    ratios = {step: number["val.objective"] / number["val.loss"] for step, number in numbers.items()}
+    assert ratios[6] == pytest.approx(0.5)
+    assert ratios[8] > 0.55  # with the z-loss
     assert any(line.get("step") == 8 and "val.loss" in line for line in lines)
     run, again = load_run("out/run.yaml", PLUGINS), load_run("small.yaml", PLUGINS, sets=SCHEDULES)
     assert run.semantics.values["by_step.model.graph.decoder.attention.dropout.over"] == 5
