@@ -78,16 +78,9 @@ def grow(
     json: bool,
 ) -> None:
     is_run = output is not None and output.suffix in RUN_SUFFIXES
-    for name, value in (("force", force), ("noise", noise)):
-        if value and (output is None or is_run):
-            raise click.UsageError(f"--{name} has no effect without a folder to write: -o DIR")
-    if states and not is_run:
-        raise click.UsageError("--states has no effect without a run to write: -o FILE.yaml")
+    _check_effect(output, force=force, noise=noise, states=states)
     graph = reader.load(spec)
-    from tfkit.graph.input_shapes import max_len
-
-    if length is not None and length > (max_len(graph) or length):
-        raise click.UsageError(f"--length must be at most `max_len`, {max_len(graph)}; got {length}")
+    _check_length(length, graph)
     if output is not None and graph.weights is None:
         raise click.UsageError("there are no weights to grow: use the folder of a run or of a model as SPEC")
     from tfkit.tools.common.companions import Companions
@@ -110,6 +103,23 @@ def grow(
         _show(graph.name, growth, counts, noise, files)
         if is_run:
             click.echo(_states_text(growth, states=states))
+
+
+def _check_effect(output: Path | None, *, force: bool, noise: float, states: bool) -> None:
+    """Raise `click.UsageError` for an option without effect on what is written."""
+    is_run = output is not None and output.suffix in RUN_SUFFIXES
+    for name, value in (("force", force), ("noise", noise)):
+        if value and (output is None or is_run):
+            raise click.UsageError(f"--{name} has no effect without a folder to write: -o DIR")
+    if states and not is_run:
+        raise click.UsageError("--states has no effect without a run to write: -o FILE.yaml")
+
+
+def _check_length(length: int | None, graph: Graph) -> None:
+    from tfkit.graph.input_shapes import max_len
+
+    if length is not None and length > (max_len(graph) or length):
+        raise click.UsageError(f"--length must be at most `max_len`, {max_len(graph)}; got {length}")
 
 
 def _write(

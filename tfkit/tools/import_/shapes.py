@@ -46,14 +46,14 @@ Type = Callable[[], tuple[tree.Mapping, FamilyConfig]]
 
 
 @dataclass(frozen=True)
-class Outline:
+class TensorOutline:
     """Tensors by name, with `{}` for numbers: the shape of the first one, and how many there are."""
 
     shapes: Mapping[str, tuple[int, ...]]
     counts: Mapping[str, int]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, tuple[int, ...]]) -> Outline:
+    def of(cls, tensors: Mapping[str, tuple[int, ...]]) -> TensorOutline:
         """Collapse the numbers in the names of tensors."""
         shapes: dict[str, tuple[int, ...]] = {}
         counts: dict[str, int] = {}
@@ -63,13 +63,13 @@ class Outline:
             counts[pattern] = counts.get(pattern, 0) + 1
         return cls(shapes, counts)
 
-    def with_prefix(self, family: FamilyConfig) -> Outline:
+    def with_prefix(self, family: FamilyConfig) -> TensorOutline:
         """Return the outline with the prefix of a family, which files of the model without its head omit."""
         if not family.prefix or any(name.startswith(family.prefix) for name in self.shapes):
             return self
         names = {name: f"{family.prefix}{name}" for name in self.shapes}
         shapes = {names[name]: shape for name, shape in self.shapes.items()}
-        return Outline(shapes, {names[name]: count for name, count in self.counts.items()})
+        return TensorOutline(shapes, {names[name]: count for name, count in self.counts.items()})
 
     def sizes(self) -> Iterator[tuple[tuple[str, int], int]]:
         """Yield the sizes of all axes, and the counts of tensors as axis -1."""
@@ -79,7 +79,7 @@ class Outline:
 
 
 @dataclass
-class Candidate:
+class FamilyCandidate:
     """A family, its first spec, and the fields of a config.json that fit tensors.
 
     Attributes:
@@ -100,7 +100,7 @@ class Candidate:
     products: tuple[str, ...] = ()
     faults: int = 0
 
-    def start(self, stored: Outline) -> bool:
+    def start(self, stored: TensorOutline) -> bool:
         """Set the fields to the first spec with few layers, and count the faults by name. Return False on failure."""
         try:
             graph = self._graph(self.root)
@@ -121,12 +121,12 @@ class Candidate:
             self.faults = self.faults_by_name(outline, stored)
         return outline is not None
 
-    def outline(self, config: Mapping[str, Any]) -> Outline | None:
+    def outline(self, config: Mapping[str, Any]) -> TensorOutline | None:
         """Return the tensors of the model that a config.json describes; None if no model has these fields."""
         try:
             model = build(self._graph(read_fields(self._mapping(config), self.root, self.family)), device="meta")
             tensors = published_map(model, self.family).tensors(model.state_dict())
-            return Outline.of({name: tuple(tensor.shape) for name, tensor in tensors})
+            return TensorOutline.of({name: tuple(tensor.shape) for name, tensor in tensors})
         except (SpecError, ValueError, RuntimeError):
             return None
 
@@ -140,7 +140,7 @@ class Candidate:
         assert isinstance(node, tree.Mapping)
         return node
 
-    def faults_by_name(self, outline: Outline, stored: Outline) -> int:
+    def faults_by_name(self, outline: TensorOutline, stored: TensorOutline) -> int:
         """Return the number of tensors that only one side has, or with a different number of axes."""
         copies = self.family.copies
         extra = name_matcher(name for name in map(self.family.in_file, self.family.extra) if name not in copies)
@@ -149,7 +149,7 @@ class Candidate:
         differing = [name for name in shared if len(stored.shapes[name]) != len(outline.shapes[name])]
         return len(differing) + sum(not extra.fullmatch(name.replace("{}", "0")) for name in alone)
 
-    def fit(self, stored: Outline) -> None:
+    def fit(self, stored: TensorOutline) -> None:
         """Choose the values of fields by the names and shapes of stored tensors, and count the remaining faults."""
         for name, value in {**self.family.defaults, **self.config}.items():
             if isinstance(value, bool):
@@ -182,14 +182,14 @@ class Candidate:
         ]
         return f"{' '.join(words).removeprefix('* ')} = {ratio}"
 
-    def _fit_bool(self, name: str, value: bool, stored: Outline) -> None:
+    def _fit_bool(self, name: str, value: bool, stored: TensorOutline) -> None:
         """Decide a field that is true or false, if it determines which tensors exist."""
         outlines = {choice: self.outline({**self.config, name: choice}) for choice in (value, not value)}
         faults = {choice: self.faults_by_name(outline, stored) for choice, outline in outlines.items() if outline}
         if len(set(faults.values())) == 2:
             self.config[name] = self.decided[name] = min(faults, key=lambda choice: faults[choice])
 
-    def _effect(self, name: str, base: Outline) -> dict[tuple[str, int], int] | None:
+    def _effect(self, name: str, base: TensorOutline) -> dict[tuple[str, int], int] | None:
         """Return the powers of a field in the sizes of tensors, or `SUM`; None if no other value is possible."""
         value = self.config[name]
         for other in (2 * value, value // 2):
@@ -218,7 +218,7 @@ class Candidate:
 
 
 def _equations(
-    base: Outline, stored: Outline, effects: Mapping[str, Mapping[tuple[str, int], int]]
+    base: TensorOutline, stored: TensorOutline, effects: Mapping[str, Mapping[tuple[str, int], int]]
 ) -> Iterator[tuple[Fraction, dict[str, int]]]:
     """Yield the ratios of stored sizes to the sizes of a model, and the powers of the fields that determine them."""
     sizes = dict(stored.sizes())
@@ -271,12 +271,12 @@ def draft_config(path: Path, types: Mapping[str, Type], plugins: Plugins) -> Dra
         SpecError: the weights cannot be read, or no family has any of their tensors.
     """
     with TensorFiles.open(path) as opened:
-        stored = Outline.of({name: info.shape for name, info in opened.names.items()})
+        stored = TensorOutline.of({name: info.shape for name, info in opened.names.items()})
     order = {name: number for number, name in enumerate(types)}
-    candidates: dict[str, Candidate] = {}
+    candidates: dict[str, FamilyCandidate] = {}
     for name in _similar_types(stored, types)[:MAX_CANDIDATES]:
         root, family = types[name]()
-        candidate = Candidate(family, root, plugins)
+        candidate = FamilyCandidate(family, root, plugins)
         if candidate.start(stored.with_prefix(family)):
             candidates[name] = candidate
     if not candidates:
@@ -303,7 +303,7 @@ def draft_config(path: Path, types: Mapping[str, Type], plugins: Plugins) -> Dra
     return DraftedConfig(text, tuple(names), n_equal, tuple(missing), note)
 
 
-def _similar_types(stored: Outline, types: Mapping[str, Type]) -> list[str]:
+def _similar_types(stored: TensorOutline, types: Mapping[str, Type]) -> list[str]:
     """Return the model types whose families have some of the modules of tensors, the most similar first."""
     similarity = {}
     for number, (name, read_type) in enumerate(types.items()):

@@ -15,12 +15,13 @@ from tfkit.console.commands import HintedError
 from tfkit.console.completion import complete_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tfkit.plugin.manager import Plugins
     from tfkit.run.checked_run import Run
     from tfkit.run.training.processes import Processes
     from tfkit.tools.common.history import History
+    from tfkit.tools.train.per_process import LeastTime, PerProcess
     from tfkit.tools.train.plan import Plan
     from tfkit.tools.train.train import Trained
 
@@ -198,7 +199,7 @@ def _plan_processes(
     """Print the memory of each process, the minimum time of a step, and changes with which a process fits a device."""
     from tfkit.commands import bytes_text, print_json, print_tables, table, time_text
     from tfkit.tools.cost.command import limits_of
-    from tfkit.tools.train.per_process import USUAL_FRACTION, fitting_changes, fitting_count, least_time, per_process
+    from tfkit.tools.train.per_process import fitting_changes, fitting_count, least_time, per_process
     from tfkit.tools.train.plan import states_of
 
     device = None if name is None else limits_of(reader, name)
@@ -220,14 +221,8 @@ def _plan_processes(
         duration = time and {**vars(time), "seconds": time.seconds, "bound": time.bound, "usual": time.usual}
         print_json({**vars(needs), **sums, "least_time": duration})
         return
-    rows = [(part, bytes_text(size)) for part, size in needs.parts.items() if size]
-    rows += [("total", bytes_text(needs.total))]
-    rows += [("total in an evaluation", bytes_text(needs.evaluation))] if needs.evaluation else []
-    rows += [("sent in a step", bytes_text(needs.sent))] if needs.sent else []
-    rows += [(f"least time, {part}", time_text(seconds)) for part, seconds in vars(time).items()] if time else []
-    rows += [(f"at {USUAL_FRACTION:.0%} of the peak", time_text(time.usual))] if time else []
     title = f"each of {count:,} processes" if count > 1 else "a single process"
-    print_tables(table([title, "predicted"], rows, right=["predicted"]))
+    print_tables(table([title, "predicted"], list(_process_rows(needs, time)), right=["predicted"]))
     if time is not None:
         click.echo(f"a step takes at least {time_text(time.seconds)} on {name}, bound by {time.bound}")
     if device is not None and fits:
@@ -236,6 +231,21 @@ def _plan_processes(
         largest = "evaluation" if needs.evaluation > needs.total else max(needs.parts, key=needs.parts.__getitem__)
         lack = f"{bytes_text(needs.peak - device.memory)} do not fit {name}; the largest part is {largest}"
         click.echo(f"{lack}: {change}")
+
+
+def _process_rows(needs: PerProcess, time: LeastTime | None) -> Iterator[tuple[str, str]]:
+    from tfkit.commands import bytes_text, time_text
+    from tfkit.tools.train.per_process import USUAL_FRACTION
+
+    yield from ((part, bytes_text(size)) for part, size in needs.parts.items() if size)
+    yield "total", bytes_text(needs.total)
+    if needs.evaluation:
+        yield "total in an evaluation", bytes_text(needs.evaluation)
+    if needs.sent:
+        yield "sent in a step", bytes_text(needs.sent)
+    if time is not None:
+        yield from ((f"least time, {part}", time_text(seconds)) for part, seconds in vars(time).items())
+        yield f"at {USUAL_FRACTION:.0%} of the peak", time_text(time.usual)
 
 
 def _train_in_process(

@@ -68,11 +68,7 @@ def model_card(
     """
     graph = parts.graph
     image = graph.inputs[parts.bodies[0].input]
-    model, count, auto = graph.spec.model, count_params(graph), f"AutoModel{parts.task.auto}"
-    rows = {"parameters": f"{count.total:,}"}
-    rows |= {"of these active for a token": f"{count.active:,}"} if count.active != count.total else {}
-    rows |= {f"layers of `{node.name}`": str(node.stack.depth) for node in graph.nodes if node.stack is not None}
-    rows |= {} if (length := max_len(graph)) is None else {"longest sequence": f"{length:,}"}
+    model, auto = graph.spec.model, f"AutoModel{parts.task.auto}"
     text = [
         "---",
         "library_name: transformers",
@@ -86,7 +82,7 @@ def model_card(
         *([f"Source: {_escaped_text(model.source)}", ""] if model.source else []),
         "| | |",
         "|---|---|",
-        *(f"| {name} | {value} |" for name, value in rows.items()),
+        *(f"| {name} | {value} |" for name, value in _sizes_of(graph).items()),
         "",
         "```python",
         f"from transformers import {auto}",
@@ -100,6 +96,14 @@ def model_card(
         f"![The layers of {_escaped_text(model.name)}]({PICTURE})",
     ]
     return "\n".join([*text, *_training_lines(weights)]) + "\n"
+
+
+def _sizes_of(graph: Graph) -> dict[str, str]:
+    count, length = count_params(graph), max_len(graph)
+    rows = {"parameters": f"{count.total:,}"}
+    rows |= {"of these active for a token": f"{count.active:,}"} if count.active != count.total else {}
+    rows |= {f"layers of `{node.name}`": str(node.stack.depth) for node in graph.nodes if node.stack is not None}
+    return rows if length is None else {**rows, "longest sequence": f"{length:,}"}
 
 
 def _escaped_text(text: str) -> str:

@@ -7,7 +7,7 @@ import copy
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -209,22 +209,9 @@ def _code_of(
     )
     prefixes = [f"{path}." for body in parts.bodies if (path := parts.path_of(body))]
     classes = Classes(graph, specialiser, sizes, config, prefixes)
-    writer = _ModelingWriter(
-        graph,
-        parts,
-        name,
-        specialiser,
-        classes,
-        config,
-        weights,
-        modules,
-        chosen,
-        scores,
-        routers,
-        experts,
-        dynamic=dynamic,
-    )
-    return writer.code()
+    return _ModelingWriter(
+        graph, parts, name, specialiser, classes, config, weights, modules, chosen, scores, routers, experts, dynamic
+    ).code()
 
 
 class RouterModule(NamedTuple):
@@ -413,47 +400,33 @@ def _split_empty_lists(step: ast.stmt) -> list[ast.stmt]:
     return [ast.Assign([left], right, lineno=0) for left, right in pairs]
 
 
+@dataclass
 class _ModelingWriter:
     """Writes the two files from their templates."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        parts: Parts,
-        name: str,
-        specialiser: Specialiser,
-        classes: Classes,
-        config: ConfigClass,
-        weights: InitialWeights,
-        modules: Mapping[Body, nn.Module],
-        chosen: ChosenAttention,
-        scores: Scores,
-        routers: Sequence[RouterModule],
-        experts: Sequence[nn.Module],
-        *,
-        dynamic: bool,
-    ) -> None:
-        self.graph = graph
-        self.parts = parts
-        self.name = name
-        self.file = re.sub(r"\W", "_", graph.name).lower()
-        self.whole = specialiser
-        self.classes = classes
-        self.config = config
-        self.weights = weights
-        self.modules = modules
-        self.chosen = chosen
-        self.scores = scores
-        self.routers = routers
-        self.experts = experts
-        self.dynamic = dynamic
-        self.local = LOCAL_ATTENTION[scores.chunks]
+    graph: Graph
+    parts: Parts
+    name: str
+    specialiser: Specialiser
+    classes: Classes
+    config: ConfigClass
+    weights: InitialWeights
+    modules: Mapping[Body, nn.Module]
+    chosen: ChosenAttention
+    scores: Scores
+    routers: Sequence[RouterModule]
+    experts: Sequence[nn.Module]
+    dynamic: bool
+
+    def __post_init__(self) -> None:
+        self.file = re.sub(r"\W", "_", self.graph.name).lower()
+        self.local = LOCAL_ATTENTION[self.scores.chunks]
         self.words = {
-            "name": name,
+            "name": self.name,
             "file": self.file,
-            "description": in_docs(graph.name),
-            "cache": "Cache" if dynamic else f"{name}Cache",
-            "skips": 'self.config._attn_implementation == "sdpa"' if scores.skips else "False",
+            "description": in_docs(self.graph.name),
+            "cache": "Cache" if self.dynamic else f"{self.name}Cache",
+            "skips": 'self.config._attn_implementation == "sdpa"' if self.scores.skips else "False",
         }
 
     def code(self) -> WrittenCode:
@@ -514,8 +487,8 @@ class _ModelingWriter:
 
     def _modeling(self) -> str:
         parts, modules = self.parts, self.modules
-        roots = [self.classes.of[module] for module in {*modules.values(), self.whole.model}]
-        roots += [self.classes.of[self.whole.model.get_submodule(BODY)]] if parts.head else []
+        roots = [self.classes.of[module] for module in {*modules.values(), self.specialiser.model}]
+        roots += [self.classes.of[self.specialiser.model.get_submodule(BODY)]] if parts.head else []
         layers = [name for body in parts.bodies for name in self._layer_classes(body)]
         experts = [self.classes.of[module] for module in self.experts]
         for ejected in self.classes.order:
@@ -526,7 +499,7 @@ class _ModelingWriter:
             if ejected.filling and ejected not in roots:
                 ejected.methods.append(_method_text("reset_parameters", ejected.filling))
                 ejected.filling = ["self.reset_parameters()"]
-        imports, definitions_ = imports_and_definitions(self.whole, self.weights.uses)
+        imports, definitions_ = imports_and_definitions(self.specialiser, self.weights.uses)
         definitions_ += [ejected.source(self.config) for ejected in self.classes.order if ejected not in roots]
         states = any(isinstance(entry, State) for layer in parts.last.decoding.caches for entry in layer)
         first, embedded = parts.bodies[0], any(body.embedding for body in parts.bodies)
@@ -710,9 +683,9 @@ class _ModelingWriter:
         parts, (first, *_) = self.parts, self.parts.bodies
         flags = self._flags(parts.last)
         flags |= {"tokens": first.embedding is not None, "masked": first.is_masked or flags["memory"]}
-        steps, ties = self._steps(self.whole.model, "logits"), self._ties("")
+        steps, ties = self._steps(self.specialiser.model, "logits"), self._ties("")
         ties = {name: owner for name, owner in ties.items() if not name.startswith(BODY)}
-        lines = self.classes.of[self.whole.model].lines()
+        lines = self.classes.of[self.specialiser.model].lines()
         words = {
             "suffix": parts.task.class_name,
             "source": SOURCES[first.argument],
@@ -779,7 +752,7 @@ class _ModelingWriter:
         text = self.weights.text(self.classes)
         names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
         tied = self.parts.tied_matrix
-        is_biased = tied is not None and self.whole.model.get_submodule(tied).bias is not None
+        is_biased = tied is not None and self.specialiser.model.get_submodule(tied).bias is not None
         names |= {"name"} if is_biased else set()
         lines = [docs_text(type(self.graph.spec.model.init).__doc__ or "")]
         lines += ["config = self.config"] if "config" in names else []
@@ -793,7 +766,7 @@ class _ModelingWriter:
 
     def _steps(self, module: nn.Module, result: str) -> list[str]:
         """Return the statements of a forward, with its result assigned to a name."""
-        (function,) = [f for (owner, name), f in self.whole.functions.items() if owner is module and name == "forward"]
+        function = self.specialiser.functions[module, "forward"]
         *steps, last = function.body
         assert isinstance(last, ast.Return)
         assert last.value is not None

@@ -22,6 +22,7 @@ from torch import fx
 from tfkit.building.builder import build, graph_of
 from tfkit.checkpoint.llama_names import LlamaNames
 from tfkit.errors import Diagnostic, NamesWarning, SpecError, listing
+from tfkit.graph.expand import Graph
 from tfkit.plugin.manager import Plugins
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.common.isolated import Isolated
@@ -73,6 +74,15 @@ class DividedFolders:
         return None
 
 
+def _noisy_model(graph: Graph) -> fx.GraphModule:
+    """Build a model, and add noise to all of its initial weights."""
+    model, generator = build(graph, seed=0), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=NOISE)
+    return model
+
+
 def proved_plan(
     model: fx.GraphModule,
     parts: Parts,
@@ -95,11 +105,7 @@ def proved_plan(
     Raises:
         SpecError: the results differ even if heads and hidden units are gathered.
     """
-    small = build(reduced_model(parts.graph, plugins).graph, seed=0)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(0)
-        for parameter in small.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=NOISE)
+    small = _noisy_model(reduced_model(parts.graph, plugins).graph)
     small_parts = replace(parts_of(graph_of(small)), names=LlamaNames.of(small, graph_of(small)))
     errors: dict[ParallelPlan, str] = {}
     for gathered in GATHERED:
