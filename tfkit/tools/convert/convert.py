@@ -148,8 +148,8 @@ def _write(conversion: Conversion, target: Path) -> None:
             yield name, tensor.nbytes
 
     write_tensors(sizes(), conversion.tensors(), target, metadata={"format": "pt"})
-    if conversion.config is not None:
-        fields = {**conversion.config, **({"dtype": kinds.copy().pop()} if len(kinds) == 1 else {})}
+    if conversion.config_json is not None:
+        fields = {**conversion.config_json, **({"dtype": kinds.copy().pop()} if len(kinds) == 1 else {})}
         (target / CONFIG).write_text(f"{json.dumps(fields, indent=2)}\n", encoding="utf-8")
     with TensorFiles.open(target) as written:
         for name, tensor in conversion.tensors():

@@ -81,13 +81,13 @@ class Conversion:
 
     Attributes:
         stored: the tensors of the source.
-        config: the fields of config.json; None if the source has a config.json.
+        config_json: the fields of config.json; None if the source has a config.json.
         ignored: the pattern of stored tensors that the model omits, such as masks.
         notes: warnings: what the source does not state.
     """
 
     stored: StoredTensors
-    config: dict[str, Any] | None = None
+    config_json: dict[str, Any] | None = None
     ignored: str = "(?!)"
     notes: list[Diagnostic] = field(default_factory=list)
     _entries: dict[str, tuple[str, Callable[[str], Tensor]]] = field(default_factory=dict)
@@ -254,9 +254,9 @@ def meta(stored: StoredTensors, stated: object) -> Conversion:
     vocab_size, width = table("tok_embeddings.weight").shape[0], joined("layers.0.feed_forward.w1.weight").shape[0]
     sizes = vocab_size, args["dim"], args["n_layers"], heads["q"], heads["k"], width
     length = 131072 if args["use_scaled_rope"] else 8192 if args["rope_theta"] == 500000 else 4096
-    model.config = _llama_config("llama", sizes, length, args["rope_theta"], args["norm_eps"], tied)
+    model.config_json = _llama_config("llama", sizes, length, args["rope_theta"], args["norm_eps"], tied)
     if args["use_scaled_rope"]:
-        model.config["rope_scaling"] = _scaling(32.0 if tied else 8.0, 1.0, 4.0, 8192)
+        model.config_json["rope_scaling"] = _scaling(32.0 if tied else 8.0, 1.0, 4.0, 8192)
         model.notes.append(Diagnostic(FACTOR, help="if it differs, correct `rope_scaling` in config.json"))
     return model
 
