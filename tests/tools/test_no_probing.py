@@ -28,7 +28,9 @@ OF_OTHERS = {
     "tools/train/check/run_under_test.py": "data",
     "tools/components/component_docs.py": "item",
     "tools/draw/svg.py": "shape",
+    "tools/eject/remote_code/engines.py": "module",
     "tools/eject/remote_code/modeling.py": "sublayer, core",
+    "tools/eject/remote_code/parallel_plan.py": "ffn, experts",
     "tools/export/export.py": "os, error",
     "tools/generate/command.py": "sys.stdout",
     "tools/save/save.py": "error",
@@ -36,7 +38,8 @@ OF_OTHERS = {
 }
 """The objects that a file asks for a name they may lack: of the system, torch, another library; none is a config.
 
-The modules of a sublayer lack `core` and `softmax` unless they are attentions with a softmax.
+The modules of a sublayer lack `core` and `softmax` unless they are attentions with a softmax. Only some norms have an
+`offset`, and only mixtures of experts have `experts`.
 
 The data of a run lack `n_classes` unless their targets are classes, and may lack `start`, `end` and `classes`.
 Tokenizers of plugins lack `folder` and `pieces`.

@@ -86,7 +86,7 @@ class FamilyCandidate:
         family: the family.
         root: the tree of its first spec.
         plugins: the plugins.
-        config: the fields of the config.json of a model of the family.
+        config_json: the fields of the config.json of a model of the family.
         decided: the fields that the names and shapes decide.
         products: products of further fields that the shapes decide, as text.
         faults: the number of tensors that are missing or unknown, and of sizes that contradict each other.
@@ -95,7 +95,7 @@ class FamilyCandidate:
     family: FamilyConfig
     root: tree.Mapping
     plugins: Plugins
-    config: dict[str, Any] = field(default_factory=dict)
+    config_json: dict[str, Any] = field(default_factory=dict)
     decided: dict[str, Any] = field(default_factory=dict)
     products: tuple[str, ...] = ()
     faults: int = 0
@@ -104,27 +104,27 @@ class FamilyCandidate:
         """Set the fields to the first spec with few layers, and count the faults by name. Return False on failure."""
         try:
             graph = self._graph(self.root)
-            self.config = write_fields(graph.spec, self.family, nearest=True)
+            self.config_json = write_fields(graph.spec, self.family, nearest=True)
         except SpecError:
             return False
         for name, rule in self.family.fields.items():
             for path in _paths(rule.expressions, self.family):
                 value = value_at(graph.spec.model, path)
-                if self.config.get(name) is None and type(value) is int and "." not in name:
-                    self.config[name] = value
-                if path.endswith("n_layers") and type(value) is int and name in self.config:
-                    items = self.config.items()
+                if self.config_json.get(name) is None and type(value) is int and "." not in name:
+                    self.config_json[name] = value
+                if path.endswith("n_layers") and type(value) is int and name in self.config_json:
+                    items = self.config_json.items()
                     reduced = {key: entry for key, entry in items if not _is_list_of(entry, value)} | {name: LAYERS}
-                    self.config = reduced if self.outline(reduced) is not None else self.config
-        outline = self.outline(self.config)
+                    self.config_json = reduced if self.outline(reduced) is not None else self.config_json
+        outline = self.outline(self.config_json)
         if outline is not None:
             self.faults = self.faults_by_name(outline, stored)
         return outline is not None
 
-    def outline(self, config: Mapping[str, Any]) -> TensorOutline | None:
+    def outline(self, config_json: Mapping[str, Any]) -> TensorOutline | None:
         """Return the tensors of the model that a config.json describes; None if no model has these fields."""
         try:
-            model = build(self._graph(read_fields(self._mapping(config), self.root, self.family)), device="meta")
+            model = build(self._graph(read_fields(self._mapping(config_json), self.root, self.family)), device="meta")
             tensors = published_map(model, self.family).tensors(model.state_dict())
             return TensorOutline.of({name: tuple(tensor.shape) for name, tensor in tensors})
         except (SpecError, ValueError, RuntimeError):
@@ -135,8 +135,8 @@ class FamilyCandidate:
         root = tree.Mapping(items, root.keys, root.span)
         return expand(resolve_spec(without_idle(root, self.plugins), self.plugins, file=CONFIG))
 
-    def _mapping(self, config: Mapping[str, Any]) -> tree.Mapping:
-        node = node_of(dict(config), self.root.span)
+    def _mapping(self, config_json: Mapping[str, Any]) -> tree.Mapping:
+        node = node_of(dict(config_json), self.root.span)
         assert isinstance(node, tree.Mapping)
         return node
 
@@ -151,19 +151,19 @@ class FamilyCandidate:
 
     def fit(self, stored: TensorOutline) -> None:
         """Choose the values of fields by the names and shapes of stored tensors, and count the remaining faults."""
-        for name, value in {**self.family.defaults, **self.config}.items():
+        for name, value in {**self.family.defaults, **self.config_json}.items():
             if isinstance(value, bool):
                 self._fit_bool(name, value, stored)
-        base = self.outline(self.config)
+        base = self.outline(self.config_json)
         assert base is not None
-        numbers = [name for name, value in self.config.items() if type(value) is int and value > 0]
+        numbers = [name for name, value in self.config_json.items() if type(value) is int and value > 0]
         effects = {name: effect for name in numbers if (effect := self._effect(name, base)) is not None}
         equations = list(_equations(base, stored, effects))
         self.faults = self.faults_by_name(base, stored)
         while solved := [(ratio, powers) for ratio, powers in equations if len(powers) == 1]:
             ratio, ((name, power),) = solved[0][0], solved[0][1].items()
             factor = ratio**power
-            value = self.config[name] * factor
+            value = self.config_json[name] * factor
             self.decided[name] = int(value)
             left = [
                 (ratio / factor ** powers.get(name, 0), {key: power for key, power in powers.items() if key != name})
@@ -176,7 +176,7 @@ class FamilyCandidate:
     def _product(self, ratio: Fraction, powers: Mapping[str, int]) -> str:
         """Describe a product of fields, which determines a size."""
         for name, power in powers.items():
-            ratio *= Fraction(self.config[name]) ** power
+            ratio *= Fraction(self.config_json[name]) ** power
         words = [
             f"{'*' if power == 1 else '/'} {name}" for name, power in sorted(powers.items(), key=lambda item: -item[1])
         ]
@@ -184,16 +184,16 @@ class FamilyCandidate:
 
     def _fit_bool(self, name: str, value: bool, stored: TensorOutline) -> None:
         """Decide a field that is true or false, if it determines which tensors exist."""
-        outlines = {choice: self.outline({**self.config, name: choice}) for choice in (value, not value)}
+        outlines = {choice: self.outline({**self.config_json, name: choice}) for choice in (value, not value)}
         faults = {choice: self.faults_by_name(outline, stored) for choice, outline in outlines.items() if outline}
         if len(set(faults.values())) == 2:
-            self.config[name] = self.decided[name] = min(faults, key=lambda choice: faults[choice])
+            self.config_json[name] = self.decided[name] = min(faults, key=lambda choice: faults[choice])
 
     def _effect(self, name: str, base: TensorOutline) -> dict[tuple[str, int], int] | None:
         """Return the powers of a field in the sizes of tensors, or `SUM`; None if no other value is possible."""
-        value = self.config[name]
+        value = self.config_json[name]
         for other in (2 * value, value // 2):
-            outline = self.outline({**self.config, name: other}) if other > 0 else None
+            outline = self.outline({**self.config_json, name: other}) if other > 0 else None
             if outline is not None:
                 sizes, factor = dict(outline.sizes()), Fraction(other, value)
                 powers = {Fraction(1): 0, factor: 1, 1 / factor: -1}
@@ -206,8 +206,8 @@ class FamilyCandidate:
         names: list[str] = []
         while True:
             try:
-                config = {**self.decided, **{name: self.config.get(name) for name in names}}
-                read_fields(self._mapping(config), self.root, self.family)
+                config_json = {**self.decided, **{name: self.config_json.get(name) for name in names}}
+                read_fields(self._mapping(config_json), self.root, self.family)
             except SpecError as error:
                 matches = (MISSING.search(diagnostic.message) for diagnostic in error.diagnostics)
                 missing = [match[1] for match in matches if match and match[1] not in names]
