@@ -18,7 +18,7 @@ from typing import Any
 import transformers
 
 import tfkit
-from tfkit.checkpoint.config_json import ROTARY, SILENT, FieldWriting
+from tfkit.checkpoint.config_json import INERT_VALUES, ROTARY, SILENT, FieldWriting
 from tfkit.component import ABSENT, FieldConfig
 from tfkit.components.fields.layer_variants import CountConfig
 from tfkit.components.fields.value import OnlyConfig, UnusedConfig
@@ -210,7 +210,9 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
     names = {value: family.fields[value] for value in (name, change.location[0]) if value in family.fields}
     if change.location[0] == "rope_scaling" and _is_off("rope_parameters", after, family):  # two names of one field
         return True
-    if not names:  # its class ignores such a field, which is a warning, or an error if it may be rotary positions
+    if not names:  # its class ignores such a field, which is a warning, or an error if some class does not
+        if leaf in INERT_VALUES:
+            return change.value in (None, [], {}, ABSENT, INERT_VALUES[leaf])
         return not ROTARY.search(name) or leaf in SILENT or change.value in (None, [], {}, ABSENT)
     return (
         any(_is_unread(rule, after, graph, family) for rule in names.values())

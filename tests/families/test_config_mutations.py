@@ -10,16 +10,21 @@ from random import Random
 from typing import Any
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import tfkit
+from tfkit.checkpoint.config_json import INERT_VALUES, LABELS, OF_MEDIA, ROTARY, SILENT, TEXT, TIED
 from tfkit.component import ABSENT, Reading
 from tfkit.components.fields.value import ValueConfig
 from tfkit.errors import SpecError
+from tfkit.tools.import_.importing import _tree_and_family as tree_and_family
 from tfkit.tools.import_.importing import import_config
 
 from ..sampling import some, spread
 from .cases import CASES
 from .config_mutations import Mutation, config_of, findings, imported, mutations
 
+PLUGINS = tfkit.load_plugins()
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = sorted(CASES)
 EXCEPT = {
@@ -68,6 +73,23 @@ def test_mutations(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_mutations(tmp_path: Path) -> None:
     assert found(NAMES, range(2000), tmp_path) == ""
+
+
+@pytest.mark.slow
+def test_what_a_family_lacks_its_class_ignores() -> None:
+    """A field that no family names is a warning, so families name all fields that the config of their class has."""
+    known = SILENT | {*INERT_VALUES, *LABELS, TIED, TEXT}
+    count = 0
+    for model_type, spec in PLUGINS.specs.by_model_type.items():
+        if model_type not in CONFIG_MAPPING:
+            continue  # its code is in its folder
+        fields = tree_and_family(spec, PLUGINS)[1].fields
+        names = {name.partition(".")[0] for name in fields}
+        declared = CONFIG_MAPPING[model_type]().to_dict()
+        unnamed = {name for name in declared if not (ROTARY.search(name) or OF_MEDIA.match(name))} - names - known
+        assert unnamed == set(), model_type
+        count += len(declared)
+    assert count > 5000
 
 
 @pytest.mark.parametrize("factor", [0, 2])

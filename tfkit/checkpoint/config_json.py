@@ -55,7 +55,7 @@ OF_MEDIA = re.compile(r"(vision|image|video|audio)_")
 OF_TEXT = SILENT - FILE_FIELDS | {*LABELS, TIED}
 """Fields next to `text_config` that apply to the text model."""
 ROTARY = re.compile("rope|rotary|theta")
-"""Matches the fields of rotary positions."""
+"""Matches the fields of rotary positions, which have older and newer forms."""
 CODE = "auto_map"
 """The field that names code in the folder of a config.json."""
 IGNORED = "its class in transformers ignores the field"
@@ -312,11 +312,13 @@ class FieldReading:
             if leaf in INERT_VALUES and plain_data(node) == INERT_VALUES[leaf]:
                 continue
             near = closest_name(name, self._family.fields)
-            help = f"a field of the family has a similar name: {quoted(near)}" if near else self._way_out(name)
-            self._error(f"{self.model_type} does not have the field {quoted(name)}", name, help=help)
-            # Code next to the file may read the field, and rotary positions have older and newer forms.
-            if CODE not in self._values and not ROTARY.search(name):
-                self.ignored.append(replace(self.errors.pop(), notes=(IGNORED,), help=help if near else None))
+            message = f"{self.model_type} does not have the field {quoted(name)}"
+            help = f"a field of the family has a similar name: {quoted(near)}" if near else None
+            # Code next to the file may read the field, and these fields change the models of some classes.
+            if CODE in self._values or leaf in INERT_VALUES or ROTARY.search(name):
+                self._error(message, name, help=help or self._way_out(name))
+            else:
+                self.ignored.append(Diagnostic(message, node.span, name, (IGNORED,), help))
 
     def _way_out(self, name: str) -> str:
         """Return the help for a field without effect: a family that ignores it."""

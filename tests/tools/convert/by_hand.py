@@ -146,26 +146,18 @@ def meta(state: State, theta: float = 10000.0, factor: float | None = None) -> T
 # ---- litgpt: model.py ----
 
 
+LLAMA: dict[str, Any] = {
+    "norm_class_name": "RMSNorm",
+    "mlp_class_name": "LLaMAMLP",
+    "parallel_residual": False,
+    "bias": False,
+    "rotary_percentage": 1.0,
+    "n_query_groups": 2,
+    "intermediate_size": 24,
+}
 LITGPT: dict[str, dict[str, Any]] = {
-    "llama": {
-        "norm_class_name": "RMSNorm",
-        "mlp_class_name": "LLaMAMLP",
-        "parallel_residual": False,
-        "bias": False,
-        "rotary_percentage": 1.0,
-        "n_query_groups": 2,
-        "intermediate_size": 24,
-    },
-    "qwen2": {
-        "norm_class_name": "RMSNorm",
-        "mlp_class_name": "LLaMAMLP",
-        "parallel_residual": False,
-        "bias": False,
-        "rotary_percentage": 1.0,
-        "n_query_groups": 2,
-        "intermediate_size": 24,
-        "attn_bias": True,
-    },
+    "llama": LLAMA,
+    "qwen2": {**LLAMA, "attn_bias": True},
     "gpt_neox": {"n_query_groups": 4, "intermediate_size": 64, "rotary_percentage": 0.5},
 }
 SHARED = {"name": "small", "n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 12, "padded_vocab_size": VOCAB}

@@ -60,7 +60,7 @@ def contents(folder: str) -> dict[str, object]:
 
 
 def test_a_thread_writes_the_checkpoint_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: each checkpoint is written only after the next step, and has the bytes of its own step."""
+    """As on a GPU: each checkpoint is written only after the next step, and has the bytes of that step."""
     assert train("alone") == 0
     monkeypatch.setattr(processes, "is_on_accelerator", lambda _: True)
     trained, threads = Event(), list[bool]()

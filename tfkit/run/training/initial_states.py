@@ -57,8 +57,11 @@ class StateMove:
         return torch.where(old > 0, values * factor**power, math.nan if power > 1 else 0.0)
 
 
-def check_initial_states(model: fx.GraphModule, run: Run) -> None:
-    """Raise `Invalid` or SpecError if the optimizer of a run cannot begin with the state of another run."""
+def initial_moves(model: fx.GraphModule, run: Run) -> dict[str, StateMove]:
+    """Return the move of each weight whose state comes from another run.
+
+    Raise `Invalid` or SpecError if the optimizer of the run cannot begin with that state.
+    """
     config = run.config.weights
     assert config is not None
     folder = model_folder(Path(config.path))
@@ -80,7 +83,7 @@ def check_initial_states(model: fx.GraphModule, run: Run) -> None:
     if unknown:
         message = f"the state of the optimizer has {quoted(unknown[0])}, whose values for other weights are not known"
         raise Invalid("states", message, help="remove `states`: the state of the optimizer then starts at zero")
-    state_moves(model, build(folder, device="meta"), config)
+    return state_moves(model, build(folder, device="meta"), config)
 
 
 def state_moves(model: fx.GraphModule, source_model: fx.GraphModule, config: WeightsConfig) -> dict[str, StateMove]:
@@ -103,12 +106,11 @@ def state_moves(model: fx.GraphModule, source_model: fx.GraphModule, config: Wei
 def set_initial_states(model: fx.GraphModule, optimizer: torch.optim.Optimizer, run: Run) -> str:
     """Set the state of an optimizer from the run that the weights come from, and return a description.
 
-    In addition to the state, the state of one parameter is in memory.
+    In addition to the state, the state of one parameter is in memory. Raises as `initial_moves` does.
     """
     config = run.config.weights
     assert config is not None
-    folder = model_folder(Path(config.path))
-    moves = state_moves(model, build(folder, device="meta"), config)
+    folder, moves = model_folder(Path(config.path)), initial_moves(model, run)
     locations, parameters = tensor_locations_of(model), dict(model.named_parameters())
     names: dict[str, list[str]] = {}
     for name in moves:

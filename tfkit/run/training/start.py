@@ -18,7 +18,7 @@ from tfkit.run.checked_run import Run
 from tfkit.run.contract import Tokenizer
 from tfkit.run.run_spec import WeightsConfig
 from tfkit.run.training.adapters import adapters_description, insert_adapters, matching_adapter, start_from
-from tfkit.run.training.initial_states import check_initial_states, set_initial_states
+from tfkit.run.training.initial_states import initial_moves, set_initial_states
 from tfkit.run.training.optimizer import Rules, groups_of
 from tfkit.run.training.parametrize import parameter_rules, scale_initial_values
 from tfkit.spec.extending import short_path
@@ -78,7 +78,7 @@ def check_start(run: Run) -> None:
             freeze_parameters(model, run.config.freeze)
     if config is not None and config.states and run.recorded is None:
         with _located_errors(run, "weights"):
-            check_initial_states(model, run)
+            initial_moves(model, run)
     with run.guarded(optimizer, "`build`", "optimizer"):
         groups_of(model, optimizer, rules)
 
@@ -92,7 +92,6 @@ def start_optimizer(model: fx.GraphModule, optimizer: torch.optim.Optimizer, run
     if config is None or not config.states or run.recorded is not None:
         return {}
     with _located_errors(run, "weights"):
-        check_initial_states(model, run)
         return {"states": set_initial_states(model, optimizer, run)}
 
 
