@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 import tfkit
+from tfkit.building import transfer
 from tfkit.building.transfer import Transfer
 from tfkit.checkpoint.selection import matches_any
 from tfkit.errors import Invalid, SpecError
@@ -86,6 +87,24 @@ def test_zeros_and_initial_values(old: fx.GraphModule, folder: Path) -> None:
     assert not state["decoder.layers.1.ffn.down.weight"][:, 12:].any()
     assert state["decoder.layers.1.ffn.down.weight"][:, :12].all()
     assert not any(tensor.any() for name, tensor in state.items() if name.startswith("decoder.layers.2.attention."))
+
+
+def test_all_processes_gather_tensors_in_one_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes have different orders of sets, and `full_tensor` waits for the same tensor of all processes."""
+    new, gathered = model("decoder.ffn.d_ff=15"), list[int]()
+
+    def full_tensor(tensor: Tensor) -> Tensor:
+        gathered.append(tensor.data_ptr())
+        return tensor
+
+    monkeypatch.setattr(transfer, "full_tensor", full_tensor)
+    entries: dict[str, Any] = {
+        "decoder.layers.{i}.ffn.[gate up].weight": {"decoder.layers.{i}.ffn.[gate up].weight": "f i -> [f ?] i"},
+        "decoder.layers.{i}.ffn.down.weight": {"decoder.layers.{i}.ffn.down.weight": "o i -> o [i 0]"},
+    }
+    filled(new, folder, map=entries, allow_change=["decoder.ffn"])
+    fused = [new.get_parameter(f"decoder.layers.{i}.ffn.gate_up.weight").data_ptr() for i in range(4)]
+    assert gathered == 2 * [address for address in fused for _ in range(2)]
 
 
 @pytest.mark.parametrize(

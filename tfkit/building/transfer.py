@@ -203,11 +203,9 @@ def fill_from_model(model: fx.GraphModule, old: fx.GraphModule, folder: Path, tr
             view = locations[name].view({parameter: full_tensor(new_state[parameter])})
         return _mapped_tensor(name, weights[source], view, rule, transfer, model)
 
-    for name in sources.keys() - lost.keys():
-        tensor = mapped(name)
-        if tensor.shape != views[name].shape:
+    for name in sources:  # in an order that all processes share, because `full_tensor` is a collective operation
+        if name not in lost and (tensor := mapped(name)).shape != views[name].shape:
             misfits[name] = f": {list(tensor.shape)}{_origin(sources[name][1])}, {list(views[name].shape)} in the model"
-    misfits = {name: misfits[name] for name in sources if name in misfits}
     surplus = {name: f" {list(weights[name].shape)}" for name in unread if name not in unused}
     titles = "weights that the old model lacks", "other shapes", "weights of the old model that the model does not use"
     if lost or misfits or surplus:
