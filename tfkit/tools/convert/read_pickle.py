@@ -82,7 +82,8 @@ def load(source: str) -> Any:
         names = re.findall(r"GLOBAL (\S+)", text)
         if names:
             raise ValueError(f"it names `{names[0]}`, which is neither a tensor nor a plain value") from error
-        line = re.sub(r"\s+", " ", text.rpartition("WeightsUnpickler error:")[2]).strip()[:200]
+        text = text.rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]  # of torch.load
+        line = re.sub(r"\s+", " ", text).strip()[:200]
         raise ValueError(f"it is damaged or truncated: {line or type(error).__name__}") from error
 
 
