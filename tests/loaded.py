@@ -22,7 +22,7 @@ def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
     installed = discover.entry_points
 
     @cache
-    def kept(entry_points: bool, *_: object) -> Plugins:
+    def cached_plugins(entry_points: bool, *_: object) -> Plugins:
         actual = load(entry_points=entry_points)
         actual.registry.shared_names()  # which the copies then have
         return actual
@@ -33,8 +33,8 @@ def loaded_once(load: Callable[..., Plugins]) -> Callable[..., Plugins]:
         named = {name: value for name, value in options.items() if value != () and name != "entry_points"}
         if changed or named or invalid:
             return load(*invalid, **options)
-        places = (os.environ.get(discover.DISABLE), sys.modules.get("tfkit.components"), *sys.path)
-        actual = kept(options.get("entry_points", True), *places)
+        key = (os.environ.get(discover.DISABLE), sys.modules.get("tfkit.components"), *sys.path)
+        actual = cached_plugins(options.get("entry_points", True), *key)
         registry, hooks = copy(actual.registry), copy(actual.hooks)
         registry._slots = {slot: {**kinds} for slot, kinds in registry._slots.items()}
         hooks.calls = [*hooks.calls]

@@ -76,13 +76,13 @@ def test_a_line_that_does_not_exist_is_empty() -> None:
 def test_long_lines_are_cut_around_the_span(char: str) -> None:
     for column, length in product([1, 40, 500, 950, 1000, 1001], [1, 30, 400]):
         text = char * (column - 1) + "S" + char * (1000 - column)
-        shown, carets = excerpt(text, column, length)
-        wide = shown.count("漢")
-        assert len(shown) + wide <= 100
+        line, carets = excerpt(text, column, length)
+        wide = line.count("漢")
+        assert len(line) + wide <= 100
         assert len(carets) <= 100
         if column <= 1000:
             at = carets.index("^")
-            assert shown.replace("漢", "漢_")[at] == "S", (column, length)
+            assert line.replace("漢", "漢_")[at] == "S", (column, length)
 
 
 def test_cuts_are_marked() -> None:

@@ -77,8 +77,8 @@ def test_long_descriptions_have_no_relative_links(monkeypatch: pytest.MonkeyPatc
 
 def test_a_long_description_keeps_code_addresses_and_anchors() -> None:
     module = release()
-    kept = "```text\n[a](b.md)\n```\n[c](https://host/d.md) and [e](#e)\n"
-    assert module.long_description(kept, ".") == kept
+    unchanged = "```text\n[a](b.md)\n```\n[c](https://host/d.md) and [e](#e)\n"
+    assert module.long_description(unchanged, ".") == unchanged
     assert module.long_description("[`f`](../../docs/g.md#h)", "plugins/x") == "`f` (`docs/g.md`)"
     assert module.long_description("[docs/g.md](docs/g.md)", ".") == "docs/g.md"
     assert module.long_description('<img src="i.svg" alt="A plot" width="9">', "docs") == "A plot (`docs/i.svg`)"

@@ -26,16 +26,16 @@ def folder(tmp_path: Path) -> Folder:
     """A published model with remote code, whose import leaves a file `ran`."""
 
     def write(architecture: str, model_type: str) -> Path:
-        place = tmp_path / "published"
-        tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SETS)), place, layout="huggingface")
-        (place / "spec.yaml").unlink()
-        fields = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        folder_path = tmp_path / "published"
+        tfkit.save(tfkit.build(tfkit.load("gpt2", sets=SETS)), folder_path, layout="huggingface")
+        (folder_path / "spec.yaml").unlink()
+        fields = json.loads((folder_path / "config.json").read_text(encoding="utf-8"))
         code = {"AutoConfig": "remote.Config", "AutoModelForCausalLM": "remote.Model"}
         fields |= {"architectures": [architecture], "model_type": model_type, "auto_map": code}
-        (place / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        (folder_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
         text = f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Config: ...\nclass Model: ...\n"
-        (place / "remote.py").write_text(text, encoding="utf-8")
-        return place
+        (folder_path / "remote.py").write_text(text, encoding="utf-8")
+        return folder_path
 
     return write
 
@@ -48,9 +48,9 @@ def test_compare_runs_no_code_of_a_folder(folder: Folder, tmp_path: Path, monkey
 
 
 def test_compare_and_import_take_a_known_model_without_its_code(folder: Folder, tmp_path: Path) -> None:
-    place = folder("GPT2LMHeadModel", "gpt2")
-    assert compare(tfkit.load("gpt2", sets=SETS), place).equal
-    assert "d_model: 16" in tfkit.import_config(place).text
+    folder_path = folder("GPT2LMHeadModel", "gpt2")
+    assert compare(tfkit.load("gpt2", sets=SETS), folder_path).equal
+    assert "d_model: 16" in tfkit.import_config(folder_path).text
     assert not (tmp_path / "ran").exists()
     assert "remote" not in sys.modules
 

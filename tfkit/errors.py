@@ -269,12 +269,12 @@ def _distinct_diagnostics(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]
 def _in_file_order(diagnostics: list[Diagnostic]) -> tuple[Diagnostic, ...]:
     names = list(dict.fromkeys(d.span.source.name for d in diagnostics if d.span))
 
-    def place(diagnostic: Diagnostic) -> tuple[int, int, int]:
+    def order(diagnostic: Diagnostic) -> tuple[int, int, int]:
         if diagnostic.span is None:
             return len(names), 0, 0
         return names.index(diagnostic.span.source.name), diagnostic.span.line, diagnostic.span.column
 
-    return tuple(sorted(diagnostics, key=place))
+    return tuple(sorted(diagnostics, key=order))
 
 
 def _source_excerpt(span: Span, margin: str) -> list[str]:

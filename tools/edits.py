@@ -177,7 +177,7 @@ def output(model: Any) -> Tensor:
         return copied_model(unwrapped_model(model), dtype=torch.float32).eval()(TOKENS).double()
 
 
-def far(a: Tensor, b: Tensor) -> bool:
+def differ(a: Tensor, b: Tensor) -> bool:
     """Return True if two outputs differ."""
     return a.shape != b.shape or float((a - b).abs().max()) > TOLERANCE
 
@@ -222,7 +222,7 @@ def drawn(model: Any, inner: Any, edited: bool) -> str:
 def compared(model: Any, inner: Any, edited: bool) -> str:
     """Compare the verdict with the outputs of the model and of its spec on the same weights."""
     comparison, warned = called(lambda: tfkit.compare(model, inner.meta["graph"], length=8))
-    changed = far(output(model), output(reference(inner)))
+    changed = differ(output(model), output(reference(inner)))
     assert warned == edited
     assert comparison.equal != changed, (comparison.difference, changed)
     return "true"
@@ -250,7 +250,7 @@ def checked(model: Any, inner: Any, edited: bool) -> str:
     broken, warned = called(run)
     assert warned == edited
     try:
-        changed = far(output(model), output(reference(inner)))
+        changed = differ(output(model), output(reference(inner)))
     except (KeyError, RuntimeError):
         changed = True
     assert bool(broken) == changed or (broken and edited), (broken, changed)
@@ -271,7 +271,7 @@ def saved(model: Any, inner: Any, edited: bool) -> str:
     """Compare the saved model with the edited model."""
     with tempfile.TemporaryDirectory() as folder:
         tfkit.save(model, Path(folder) / "model")
-        assert not far(output(tfkit.build(Path(folder) / "model")), output(model))
+        assert not differ(output(tfkit.build(Path(folder) / "model")), output(model))
     return "true"
 
 
@@ -286,7 +286,7 @@ def exported(format: str) -> Callable[..., str]:
                 program = torch.export.load(path).module() if format == "pt2" else torch.jit.load(path)
                 inputs = {"tokens": TOKENS, "tokens_mask": torch.ones_like(TOKENS, dtype=torch.bool)}
                 with torch.no_grad():
-                    assert not far(program(**inputs).double(), copied_model(inner).eval()(**inputs).double())
+                    assert not differ(program(**inputs).double(), copied_model(inner).eval()(**inputs).double())
         return "true"
 
     return run
@@ -343,7 +343,7 @@ def trained(edit: str) -> str:
     model = tfkit.build(run.graph)
     assert memory.saved is not None
     model.load_state_dict(memory.saved.weights)
-    assert not far(output(model), output(trainer.model))
+    assert not differ(output(model), output(trainer.model))
     return "true"
 
 

@@ -484,11 +484,11 @@ class Recorder:
             return (yield)
         counts, loaded = self.uses.latest, {*sys.modules}
         result = yield
-        taken = self.uses.taken_since(counts)
+        counted = self.uses.taken_since(counts)
         files = [getattr(sys.modules[name], "__file__", None) or "" for name in {*sys.modules} - loaded]
-        for file in taken and [str(collector.path), *files]:
+        for file in counted and [str(collector.path), *files]:
             if file in self.uses.by_path:
-                self.uses.of_module[self.uses.by_path[file]] |= taken
+                self.uses.of_module[self.uses.by_path[file]] |= counted
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -498,8 +498,8 @@ class Recorder:
             return (yield)
         counts = self.uses.counts()
         result = yield
-        if (code := code_of(fixturedef)) is not None and (taken := self.uses.taken_since(counts)):
-            self.uses.uses_of(code).update(taken)
+        if (code := code_of(fixturedef)) is not None and (files := self.uses.taken_since(counts)):
+            self.uses.uses_of(code).update(files)
         return result
 
     @pytest.hookimpl(wrapper=True)

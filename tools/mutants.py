@@ -114,7 +114,7 @@ def target_files() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """A range of a file with the operators that change it: pairs of an operator and the index of its occurrence."""
 
     file: str
@@ -122,7 +122,7 @@ class Place:
     changes: tuple[tuple[str, int], ...]
 
 
-def places_of(file: str) -> Iterator[Place]:
+def positions_in(file: str) -> Iterator[Position]:
     """Yield the places of a file that compute something, without types and messages of errors."""
     text = (ROOT / file).read_text(encoding="utf-8")
     silent = list(_silent_ranges(ast.parse(text)))
@@ -134,7 +134,7 @@ def places_of(file: str) -> Iterator[Place]:
             changes[position].append((name, index))
     for (start, end), operations in changes.items():
         if not any(first <= start and end <= last for first, last in silent):
-            yield Place(file, start, tuple(operations))
+            yield Position(file, start, tuple(operations))
 
 
 def _silent_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -160,7 +160,7 @@ def _silent_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[in
                 yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
 
 
-def mutant_at(site: Place, operator: str, index: int) -> tuple[Mutant, str] | None:
+def mutant_at(site: Position, operator: str, index: int) -> tuple[Mutant, str] | None:
     """Return a mutant and the text of its file; None if the text is not valid Python, or unchanged."""
     text = (ROOT / site.file).read_text(encoding="utf-8")
     changed = mutate_code(text, operators()[operator], index)
@@ -212,7 +212,7 @@ def locations(file: str) -> Mapping[int, Location]:
     return table
 
 
-def sample(locations: Sequence[Place], count: int, seed: int, listed: Set[Key]) -> list[tuple[Mutant, str]]:
+def sample(locations: Sequence[Position], count: int, seed: int, listed: Set[Key]) -> list[tuple[Mutant, str]]:
     """Draw mutants: first places, then a change of each place, so that places with many changes count once."""
     generator = random.Random(seed)
     mutants: list[tuple[Mutant, str]] = []
@@ -225,7 +225,7 @@ def sample(locations: Sequence[Place], count: int, seed: int, listed: Set[Key]) 
     return mutants
 
 
-def survivors_of(path: Path, locations: Iterable[Place]) -> list[tuple[Mutant, str]]:
+def survivors_of(path: Path, locations: Iterable[Position]) -> list[tuple[Mutant, str]]:
     """Return the survivors in a report that still exist in the current code."""
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))["survivors"]
     keys = {(entry["file"], entry["before"], entry["after"]) for entry in entries}
@@ -485,7 +485,7 @@ def main() -> int:
         context.Pool(options.workers, start_worker, (folder,)) as pool,
     ):
         reached = read_reached(pool, anew=options.remeasure)
-        locations = [location for file in target_files() if options.only in file for location in places_of(file)]
+        locations = [location for file in target_files() if options.only in file for location in positions_in(file)]
         listed = entries_of("equivalent").keys() | entries_of("without_test").keys()
         if options.again:
             mutants = survivors_of(options.again, locations)

@@ -192,9 +192,9 @@ def test_the_estimate_is_what_a_run_shows(placement: str, kind: str, sets: list[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tfkit.FirstLossWarning)
         (actual,) = first_losses(tfkit.build(graph), graph)
-    shown = measured(graph)
+    values = measured(graph)
     assert actual.even == math.log(VOCAB)
-    assert shown / 2.5 - 0.5 < actual.loss - actual.even < shown * 2.5 + 0.5
+    assert values / 2.5 - 0.5 < actual.loss - actual.even < values * 2.5 + 0.5
 
 
 BAD = {

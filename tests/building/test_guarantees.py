@@ -269,13 +269,13 @@ def refusal(text: str, config: type[Component]) -> tfkit.SpecError:
     return caught.value
 
 
-@pytest.mark.parametrize(("parts", "config", "message", "place"), CASES)
+@pytest.mark.parametrize(("parts", "config", "message", "location"), CASES)
 def test_what_would_broadcast_is_refused(
-    parts: dict[str, str], config: type[Component], message: str, place: str
+    parts: dict[str, str], config: type[Component], message: str, location: str
 ) -> None:
     first, *_ = refusal(spec(**parts), config).diagnostics
     assert message in first.message
-    assert first.path == f"graph.{place}"
+    assert first.path == f"graph.{location}"
     assert first.span is not None
     assert first.help == f"correct the component instead of the spec: it is written in {__name__}"
 

@@ -22,10 +22,10 @@ def test_numbers_that_are_none(dtype: torch.dtype, value: float) -> None:
         tensor[1, 2] = tensor[2, 0] = value
         with pytest.raises(SpecError) as error:
             check_finite("w", tensor, Path("f.safetensors"))
-        shown = "nan" if dtype == torch.float8_e4m3fn else value
+        text = "nan" if dtype == torch.float8_e4m3fn else value
         assert str(error.value) == (
             "error: tensor `w` of `f.safetensors` has values that are infinite or NaN\n"
-            f"   = 2 in total; the first is {shown} at [1, 2]"
+            f"   = 2 in total; the first is {text} at [1, 2]"
         )
 
 

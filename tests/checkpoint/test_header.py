@@ -155,7 +155,7 @@ def test_the_length_of_a_header_may_begin_as_a_pickle_does(length: int) -> None:
 
 
 SOUND = save(TENSORS | {"norm": torch.ones(2)}, metadata={"format": "pt"})
-PIECES = [
+FRAGMENTS = [
     b'"',
     b"{",
     b"}",
@@ -194,7 +194,7 @@ def test_bytes_that_were_changed_at_random(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(content)))
         end = start + data.draw(st.sampled_from([0, 1, 1, 1, 2, 5, 1000]))
-        piece = data.draw(st.sampled_from(PIECES) | st.binary(max_size=3))
+        piece = data.draw(st.sampled_from(FRAGMENTS) | st.binary(max_size=3))
         content = content[:start] + piece + content[end:]
     if data.draw(st.booleans()):  # the length is that of the changed header: what follows is looked at, too
         length = max(0, len(content) - 8 - 40)

@@ -140,7 +140,7 @@ def test_bash() -> None:
         assert line.split() == expected, words
 
 
-def asked(instruction: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def complete(instruction: str, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, VARIABLE: instruction, **environment}
     return subprocess.run(
         [sys.executable, "-m", "tfkit"], env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -149,14 +149,14 @@ def asked(instruction: str, **environment: str) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("shell", some(["zsh", "fish"], 1))
 def test_other_shells(shell: str) -> None:
-    assert "_tfkit_completion" in asked(f"{shell}_source").stdout
+    assert "_tfkit_completion" in complete(f"{shell}_source").stdout
     word = "show gpt2_m" if shell == "zsh" else "gpt2_m"
-    done = asked(f"{shell}_complete", COMP_WORDS="tfkit show gpt2_m", COMP_CWORD="2" if shell == "zsh" else word)
+    done = complete(f"{shell}_complete", COMP_WORDS="tfkit show gpt2_m", COMP_CWORD="2" if shell == "zsh" else word)
     assert "gpt2_medium" in done.stdout
 
 
 def test_unknown_shell_is_an_error(golden: Callable[[str, str], None]) -> None:
-    done = asked("tcsh_source")
+    done = complete("tcsh_source")
     assert (done.returncode, done.stdout) == (2, "")
     golden("cli/completion_another_shell", done.stderr)
 

@@ -137,8 +137,8 @@ def without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
 
     os_listdir, os_scandir = os.listdir, os.scandir
     names = ("stat", "lstat", "open", "listdir", "scandir", "mkdir", "readlink", "chmod")
-    for place, name in [*((os, name) for name in names), (io, "open"), (builtins, "open")]:
-        monkeypatch.setattr(place, name, refusing(getattr(place, name)))
+    for owner, name in [*((os, name) for name in names), (io, "open"), (builtins, "open")]:
+        monkeypatch.setattr(owner, name, refusing(getattr(owner, name)))
 
 
 @contextmanager

@@ -126,8 +126,8 @@ def test_the_cache(backend: AttentionBackend, feature: str) -> None:
     with torch.no_grad():
         want = model(tokens)
     cached = tfkit.CachedModel(model, length=8)
-    pieces = [cached(tokens[:, :3]), cached(tokens[:, 3:5]), *(cached(tokens[:, i : i + 1]) for i in (5, 6, 7))]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), want, rtol=1e-5, atol=1e-5)
+    chunks = [cached(tokens[:, :3]), cached(tokens[:, 3:5]), *(cached(tokens[:, i : i + 1]) for i in (5, 6, 7))]
+    torch.testing.assert_close(torch.cat(chunks, dim=1), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("feature", ["gqa_window_softcap", slow("alibi"), slow("cross")])

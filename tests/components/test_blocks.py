@@ -153,8 +153,8 @@ def test_without_blocks_the_model_is_causal() -> None:
     changes = (model(TOKENS, images=BLOCKS) - causal(TOKENS)).abs().amax(dim=(1, 2))
     assert changes.gt(1e-4).tolist() == [True, True, False]
     cached = tfkit.CachedModel(model, length=9)  # tokens without an input of blocks are in no block
-    pieces = [cached(TOKENS[:, start:end]) for start, end in ((0, 4), (4, 7), (7, 9))]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), causal(TOKENS), atol=1e-5, rtol=0)
+    chunks = [cached(TOKENS[:, start:end]) for start, end in ((0, 4), (4, 7), (7, 9))]
+    torch.testing.assert_close(torch.cat(chunks, dim=1), causal(TOKENS), atol=1e-5, rtol=0)
 
 
 def test_a_decoder_describes_its_blocks_and_its_prefix() -> None:

@@ -188,9 +188,9 @@ SWAPS: dict[str, tuple[list[str], Any]] = {
 def test_a_swap_leaves_the_other_weights_bit_identical(swap: str) -> None:
     sets, changed = SWAPS[swap]
     before, after = weights("normal"), weights("normal", *sets)
-    kept = [name for name in before if changed is None or changed not in name]
-    assert kept
-    for name in kept:
+    unchanged = [name for name in before if changed is None or changed not in name]
+    assert unchanged
+    for name in unchanged:
         assert torch.equal(before[name], after[name]), name
     shapes = [{name: tensor.shape for name, tensor in state.items()} for state in (before, after)]
     assert (shapes[0] == shapes[1]) == (changed is None)

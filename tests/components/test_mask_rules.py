@@ -57,8 +57,8 @@ def test_a_chunk_bounds_the_cache() -> None:
         torch.testing.assert_close(actual[real], model(row[real][None])[0], rtol=0, atol=1e-5)
     for mask, cuts in ((REAL, [1] * LENGTH), (REAL, [7, 1, 4]), (None, [5, 1, 6])):
         cached = tfkit.CachedModel(model, length=LENGTH)
-        pieces = zip(ids.split(cuts, dim=1), REAL.split(cuts, dim=1), strict=True)
-        actual = torch.cat([cached(piece, None if mask is None else real) for piece, real in pieces], dim=1)
+        chunks = zip(ids.split(cuts, dim=1), REAL.split(cuts, dim=1), strict=True)
+        actual = torch.cat([cached(piece, None if mask is None else real) for piece, real in chunks], dim=1)
         expected, real = (model(ids), ...) if mask is None else (y, REAL)
         torch.testing.assert_close(actual[real], expected[real], rtol=0, atol=1e-5)
         assert cached.nbytes == 4 * 2 * 2 * (4 + 1) * 32 * 4  # rows, layers, keys and values, slots, channels, bytes

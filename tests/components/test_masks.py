@@ -123,18 +123,18 @@ SPEC = """
         ffn: {kind: relu, d_ff: 48, dropout: %(ffn)s}
     outputs: [encoder]
 """
-PLACES = ("embedding", "residual", "attention", "ffn")
+DROPOUTS = ("embedding", "residual", "attention", "ffn")
 P = 0.4
 
 
-def model_with(place: str) -> nn.Module:
-    rates = {name: P if name == place else 0.0 for name in PLACES}
+def model_with(position: str) -> nn.Module:
+    rates = {name: P if name == position else 0.0 for name in DROPOUTS}
     return tfkit.build(tfkit.loads(SPEC % rates))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_each_dropout_is_alone_and_only_in_train_mode(place: str) -> None:
-    model, tokens = model_with(place), torch.arange(10)[None]
+@pytest.mark.parametrize("position", DROPOUTS)
+def test_each_dropout_is_alone_and_only_in_train_mode(position: str) -> None:
+    model, tokens = model_with(position), torch.arange(10)[None]
     rates = {name: m.p for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
     names = {
         "embedding": {"embedding.dropout"},
@@ -142,26 +142,26 @@ def test_each_dropout_is_alone_and_only_in_train_mode(place: str) -> None:
         "ffn": {"encoder.layers.0.ffn.dropout"},
         "attention": set(),
     }
-    assert rates == dict.fromkeys(names[place], P)
+    assert rates == dict.fromkeys(names[position], P)
     model.train()
     assert not torch.equal(model(tokens), model(tokens))
     model.eval()
     assert torch.equal(model(tokens), model(tokens))
 
 
-@pytest.mark.parametrize("place", ["embedding", "residual", "ffn"])
-def test_a_share_of_the_values_is_zero_and_the_rest_is_scaled_up(place: str) -> None:
-    model, records = model_with(place).train(), []
+@pytest.mark.parametrize("position", ["embedding", "residual", "ffn"])
+def test_a_share_of_the_values_is_zero_and_the_rest_is_scaled_up(position: str) -> None:
+    model, records = model_with(position).train(), []
     torch.manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.register_forward_hook(lambda _, args, output: records.append((args[0], output)))
     model(torch.randint(11, (40, 16)))
     for before, after in records:
-        kept = after != 0
+        remaining = after != 0
         nonzero = before != 0
-        assert abs(1 - kept[nonzero].float().mean() - P) < 0.02
-        torch.testing.assert_close(after[kept], before[kept] / (1 - P))
+        assert abs(1 - remaining[nonzero].float().mean() - P) < 0.02
+        torch.testing.assert_close(after[remaining], before[remaining] / (1 - P))
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])

@@ -143,12 +143,12 @@ def test_a_residual_node_drops_the_sublayer_only() -> None:
 def test_a_skipless_layer_keeps_only_its_output() -> None:
     graph = spec({"decoder": decoder(ATTENTION, n_layers=1, residual={"onto": "nothing", "scale": 0.5})})
     model = tfkit.build(graph).eval()
-    seen: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     layer = model.decoder.layers[0]
-    layer.ffn.register_forward_hook(lambda _module, _args, output: seen.update(ffn=output))
-    layer.register_forward_hook(lambda _module, _args, output: seen.update(layer=output))
+    layer.ffn.register_forward_hook(lambda _module, _args, output: outputs.update(ffn=output))
+    layer.register_forward_hook(lambda _module, _args, output: outputs.update(layer=output))
     model(tokens(2, 6))
-    assert torch.equal(seen["layer"], seen["ffn"] * 0.5)
+    assert torch.equal(outputs["layer"], outputs["ffn"] * 0.5)
     assert programs_of(graph)[0].lines[1] == "x = 0.5 * ffn(rmsnorm(x))"
     check_model(graph, only=["meaning", "silent"])
 

@@ -50,22 +50,22 @@ def test_each_document_has_the_logits_that_it_has_alone(name: str, backend: Atte
     model = built(name, backend)
     with torch.no_grad():
         together = model(TOKENS, tokens_mask=PAIRS)
-        for row, places in of_documents():
-            alone = model(TOKENS[row : row + 1, places])[0]
-            torch.testing.assert_close(together[row, places], alone, atol=1e-5, rtol=0)
+        for row, columns in of_documents():
+            alone = model(TOKENS[row : row + 1, columns])[0]
+            torch.testing.assert_close(together[row, columns], alone, atol=1e-5, rtol=0)
         padded = model(TOKENS, tokens_mask=(DOCUMENTS > 0))
     assert (together[0, 3:] - padded[0, 3:]).abs().max() > 1e-3  # without pairs, documents see each other
 
 
 def test_losses_are_those_of_separate_rows() -> None:
     model = built("learned")
-    whole = tfkit.loss(model, {"tokens": TOKENS, "tokens_mask": PAIRS}, reduction="sum")
-    logits = [model(TOKENS[row : row + 1, places])[0] for row, places in of_documents()]
-    tokens = [TOKENS[row, places] for row, places in of_documents()]
+    packed = tfkit.loss(model, {"tokens": TOKENS, "tokens_mask": PAIRS}, reduction="sum")
+    logits = [model(TOKENS[row : row + 1, columns])[0] for row, columns in of_documents()]
+    tokens = [TOKENS[row, columns] for row, columns in of_documents()]
     alone = [F.cross_entropy(value[:-1], ids[1:], reduction="sum") for value, ids in zip(logits, tokens, strict=True)]
-    assert whole.item() == pytest.approx(sum(value.item() for value in alone), abs=1e-4)
+    assert packed.item() == pytest.approx(sum(value.item() for value in alone), abs=1e-4)
     mean = tfkit.loss(model, {"tokens": TOKENS, "tokens_mask": PAIRS})
-    assert mean.item() == pytest.approx(whole.item() / sum(len(ids) - 1 for ids in tokens), abs=1e-5)
+    assert mean.item() == pytest.approx(packed.item() / sum(len(ids) - 1 for ids in tokens), abs=1e-5)
 
 
 def test_a_mask_of_pairs_that_is_one_of_padding() -> None:
@@ -137,9 +137,9 @@ def test_sequences_joined_by_position_stay_apart_and_those_joined_in_a_row_do_no
     assert node_ignoring_pairs(model.meta["graph"]) is None
     with torch.no_grad():
         together = model(TOKENS, tokens_mask=PAIRS)
-        for row, places in of_documents():
-            alone = model(TOKENS[row : row + 1, places])[0]
-            torch.testing.assert_close(together[row, places], alone, atol=1e-5, rtol=0)
+        for row, columns in of_documents():
+            alone = model(TOKENS[row : row + 1, columns])[0]
+            torch.testing.assert_close(together[row, columns], alone, atol=1e-5, rtol=0)
 
 
 def test_a_memory_is_read_as_a_whole() -> None:

@@ -68,13 +68,13 @@ def test_shared_keys_are_cached_once(layers: dict[str, Any] | None) -> None:
         torch.testing.assert_close(actual[real], model(row[real][None])[0], rtol=0, atol=1e-5)
     for padding, cuts in ((None, [1] * LENGTH), (None, [7, 1, 6]), (mask, [6, 1, 4, 3])):
         cached = tfkit.CachedModel(model, length=LENGTH)
-        pieces = [
+        chunks = [
             cached(part, None if padding is None else real)
             for part, real in zip(ids.split(cuts, dim=1), mask.split(cuts, dim=1), strict=True)
         ]
         real = torch.ones_like(mask) if padding is None else padding
         expected = model(ids) if padding is None else y
-        torch.testing.assert_close(torch.cat(pieces, dim=1)[real], expected[real], rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.cat(chunks, dim=1)[real], expected[real], rtol=0, atol=1e-5)
     assert len([tensor for _, _, tensor in cached.tensors()]) == 6
 
 

@@ -134,7 +134,7 @@ def test_the_model_stays_in_its_mode(model: torch.fx.GraphModule) -> None:
 def test_padding_may_stand_anywhere(model: torch.fx.GraphModule, side: str) -> None:
     rows = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
     expected = [generate(model, [row], max_new_tokens=5).rows()[0] for row in rows]
-    places = {
+    padding = {
         "left": [[2, 3, 4, 5], [4, 5], [3, 4, 5]],
         "right": [[0, 1, 2, 3], [0, 1], [0, 1, 2]],
         "anywhere": [[0, 1, 2, 4], [0, 5], [1, 3, 4]],
@@ -143,7 +143,7 @@ def test_padding_may_stand_anywhere(model: torch.fx.GraphModule, side: str) -> N
         assert generate(model, rows, max_new_tokens=5).rows() == expected
         return
     tokens, mask = torch.full((3, 6), 11), torch.zeros(3, 6, dtype=torch.bool)
-    for row, (ids, columns) in enumerate(zip(rows, places[side], strict=True)):
+    for row, (ids, columns) in enumerate(zip(rows, padding[side], strict=True)):
         tokens[row, columns], mask[row, columns] = torch.tensor(ids), True
     assert generate(model, tokens, mask=mask, max_new_tokens=5).rows() == expected
 
@@ -172,22 +172,22 @@ def script(*rows: Sequence[int]) -> Any:
     return Script(model, length=100)
 
 
-def said(rows: Sequence[Sequence[int]], limit: int = 9, **options: Any) -> Generated:
+def continued(rows: Sequence[Sequence[int]], limit: int = 9, **options: Any) -> Generated:
     return generate(script(*rows), [[1]] * len(rows), max_new_tokens=limit, **options)
 
 
 def test_rows_end_one_by_one() -> None:
     rows = [[5, 6, 7, 8, 9, 4, 4, 4, 4], [5, 8, 6, 7, 6, 4, 4, 4, 4], [4, 4, 4, 4, 4, 4, 4, 9, 4]]
-    actual = said(rows, stop=[9, (6, 7)], pad=3)
+    actual = continued(rows, stop=[9, (6, 7)], pad=3)
     assert actual.rows() == [[5, 6, 7], [5, 8, 6, 7], [4, 4, 4, 4, 4, 4, 4, 9]]
     assert actual.tokens.tolist()[0] == [5, 6, 7, 3, 3, 3, 3, 3]
     assert actual.lengths == (3, 4, 8)
-    assert said(rows, stop=[9, (6, 7)], limit=4).ended == ("stop", "stop", "length")
-    assert said(rows, stop=[9, (6, 7)], limit=4).tokens.shape == (3, 4)
+    assert continued(rows, stop=[9, (6, 7)], limit=4).ended == ("stop", "stop", "length")
+    assert continued(rows, stop=[9, (6, 7)], limit=4).tokens.shape == (3, 4)
 
 
 def test_a_stop_sequence_is_not_found_in_the_prompt_and_the_answer_together() -> None:
-    assert said([[2, 3, 1, 2, 5]], limit=5, stop=[(1, 2)]).rows() == [[2, 3, 1, 2]]
+    assert continued([[2, 3, 1, 2, 5]], limit=5, stop=[(1, 2)]).rows() == [[2, 3, 1, 2]]
 
 
 def test_on_token_sees_every_step_and_may_end_rows() -> None:
@@ -197,7 +197,7 @@ def test_on_token_sees_every_step_and_may_end_rows() -> None:
         steps.append(list(tokens))
         return [1] if len(steps) == 2 else None
 
-    actual = said([[5, 6, 9, 4], [7, 8, 9, 4]], limit=4, stop=[9], on_token=take)
+    actual = continued([[5, 6, 9, 4], [7, 8, 9, 4]], limit=4, stop=[9], on_token=take)
     assert steps == [[5, 7], [6, 8], [9, None]]
     assert actual.rows() == [[5, 6, 9], [7, 8]]
     assert actual.ended == ("stop", "stop")

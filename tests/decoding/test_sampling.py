@@ -41,7 +41,7 @@ def processors(sampling: Sampling) -> list[LogitsProcessor]:
     return results
 
 
-def seen(ids: Tensor, mask: Tensor | None = None) -> Tensor:
+def seen_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """Which tokens stand in each row, by a loop."""
     actual = torch.zeros(ids.size(0), VOCAB, dtype=torch.bool)
     for row, column in torch.ones_like(ids).nonzero().tolist():
@@ -76,7 +76,7 @@ def test_scores_equal_hugging_face(sampling: Sampling, seed: int, ties: bool) ->
     expected = logits.clone()
     for process in processors(sampling):
         expected = process(ids, expected)
-    actual = sampling.scores(logits, seen(ids))
+    actual = sampling.scores(logits, seen_tokens(ids))
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert bool(actual.isfinite().any(dim=1).all())
 

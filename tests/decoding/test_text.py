@@ -60,9 +60,9 @@ def streamed(stream: TextStream, ids: Sequence[int]) -> tuple[list[str], str]:
 @given(text=TEXT)
 def test_a_stream_gives_the_whole_text_and_no_half_characters(tokenizer: FileTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
-    pieces, rest = streamed(TextStream(tokenizer), ids)
-    assert "".join(pieces) + rest == tokenizer.decode(ids)
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    parts, rest = streamed(TextStream(tokenizer), ids)
+    assert "".join(parts) + rest == tokenizer.decode(ids)
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in parts)
     assert rest == ""
 
 
@@ -70,15 +70,15 @@ def test_a_stream_gives_the_whole_text_and_no_half_characters(tokenizer: FileTok
 @given(ids=st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1), max_size=50), times=st.integers(1, 9))
 def test_a_stream_of_any_tokens_gives_the_whole_text(ids: list[int], times: int) -> None:
     ids = ids * times  # longer than what is decoded again for each token
-    pieces, rest = streamed(TextStream(BYTE_LEVEL), ids)
-    assert "".join(pieces) + rest == BYTE_LEVEL.decode(ids)
+    parts, rest = streamed(TextStream(BYTE_LEVEL), ids)
+    assert "".join(parts) + rest == BYTE_LEVEL.decode(ids)
 
 
 def test_a_character_comes_when_it_is_complete() -> None:
     ids = BYTE_LEVEL.encode("a🚀b")
-    pieces, rest = streamed(TextStream(BYTE_LEVEL), ids)
-    assert [piece for piece in pieces if piece] == ["a", "🚀", "b"]
-    assert len(pieces) > 3
+    parts, rest = streamed(TextStream(BYTE_LEVEL), ids)
+    assert [piece for piece in parts if piece] == ["a", "🚀", "b"]
+    assert len(parts) > 3
     assert streamed(TextStream(BYTE_LEVEL), ids[:-2]) == (
         ["a", "", "", ""][: len(ids) - 2],
         "\N{REPLACEMENT CHARACTER}",
@@ -91,22 +91,22 @@ def test_a_character_comes_when_it_is_complete() -> None:
 def test_a_stop_text_ends_the_stream_and_is_never_shown(text: str, stop: list[str]) -> None:
     tokenizer = CharacterTokenizer("ab\n")
     stream = TextStream(tokenizer, stop)
-    shown = ""
+    output = ""
     for end, token in enumerate(tokenizer.encode(text), 1):
-        shown += stream.feed(token)
-        assert text.startswith(shown)
+        output += stream.feed(token)
+        assert text.startswith(output)
         assert stream.stopped == any(marker in text[:end] for marker in stop)
-    ends = [place for marker in stop if (place := text.find(marker)) >= 0]
+    ends = [start for marker in stop if (start := text.find(marker)) >= 0]
     if not ends:
-        assert shown + stream.finish() == text
+        assert output + stream.finish() == text
     else:
-        assert not any(marker in shown for marker in stop)
+        assert not any(marker in output for marker in stop)
         assert stream.finish() == ""
 
 
 def test_a_stop_text_over_several_tokens() -> None:
-    pieces, rest = streamed(TextStream(BYTE_LEVEL, ["fox\n"]), BYTE_LEVEL.encode("quick foxes, a fox\nthe end"))
-    assert "".join(pieces) == "quick foxes, a "
+    parts, rest = streamed(TextStream(BYTE_LEVEL, ["fox\n"]), BYTE_LEVEL.encode("quick foxes, a fox\nthe end"))
+    assert "".join(parts) == "quick foxes, a "
     assert rest == ""
 
 

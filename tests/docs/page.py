@@ -87,12 +87,12 @@ def follow(page: Path, folder: Path, printed_by: Callable[[str], str], *, hurry:
         elif block.language == "python" and not (hurry and "check_component" in block.text):
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
         elif block.language == "console":
-            for line, command, shown in sessions(block):
+            for line, command, expected in sessions(block):
                 if (hurry and command.startswith(SLOW)) or (command.startswith("lm_eval") and not has_lm_eval()):
                     continue
                 printed = printed_by(command)
-                if not matches(shown, printed):
-                    diff = unified_diff(shown.split("\n"), printed.split("\n"), "the page", "now", lineterm="")
+                if not matches(expected, printed):
+                    diff = unified_diff(expected.split("\n"), printed.split("\n"), "the page", "now", lineterm="")
                     raise AssertionError("\n".join([f"{page.name}:{line}: $ {command}", *diff]))
     return names
 
@@ -122,10 +122,10 @@ def has_lm_eval() -> bool:
     return find_spec("lm_eval") is not None
 
 
-def matches(shown: str, printed: str) -> bool:
+def matches(expected: str, printed: str) -> bool:
     """Whether a text is what a page shows."""
     pattern = ""
-    for line in shown.strip().splitlines():
+    for line in expected.strip().splitlines():
         if line == "...":
             pattern += r"(?:.*\n)*?"
         else:

@@ -239,8 +239,8 @@ def test_they_decode_and_lead_out(plugins: Any) -> None:
     model = tfkit.build(tfkit.loads(SPEC, plugins=plugins)).eval()
     tokens = torch.randint(0, 50, (2, 9))
     cached = tfkit.CachedModel(model, length=16)
-    pieces = torch.cat([cached(tokens[:, :6]), *(cached(tokens[:, n : n + 1]) for n in range(6, 9))], dim=1)
-    torch.testing.assert_close(pieces, model(tokens))
+    chunks = torch.cat([cached(tokens[:, :6]), *(cached(tokens[:, n : n + 1]) for n in range(6, 9))], dim=1)
+    torch.testing.assert_close(chunks, model(tokens))
     assert model.get_submodule("decoder.layers.0.attention.project.qkv").weight.shape == (32 + 2 * 8, 32)
 
 

@@ -54,10 +54,10 @@ def test_a_notebook_has_each_block_and_picture_of_its_page() -> None:
     for block in blocks(PAGE):
         commands = "\n".join(f"!{command}" for _, command, _ in sessions(block)) if block.language == "console" else ""
         assert block.language == "text" or [cell for cell in sources if (commands or block.text.strip()) in cell] != []
-    shown = [name for cell in sources for name in re.findall(r'^SVG\("(.*)"\)$', cell, re.MULTILINE)]
-    for name in shown:  # a notebook that is alone in a folder has its pictures
+    pictures = [name for cell in sources for name in re.findall(r'^SVG\("(.*)"\)$', cell, re.MULTILINE)]
+    for name in pictures:  # a notebook that is alone in a folder has its pictures
         assert [cell for cell in sources if cell.startswith("!") and f"-o {name}" in cell] != []
-    assert shown == ["masks.svg", "vaswani_base.svg"]
+    assert pictures == ["masks.svg", "vaswani_base.svg"]
 
 
 @pytest.mark.slow
@@ -69,9 +69,9 @@ def test_the_notebook_runs_offline(
     def refuse(*_: object) -> NoReturn:
         raise OSError("a notebook must not open a connection")
 
-    shown = ModuleType("IPython.display")
-    vars(shown)["SVG"] = lambda name: pictures.append(Path(name).read_text(encoding="utf-8"))
-    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    display = ModuleType("IPython.display")
+    vars(display)["SVG"] = lambda name: pictures.append(Path(name).read_text(encoding="utf-8"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")

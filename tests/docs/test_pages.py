@@ -264,8 +264,8 @@ def test_each_hook_has_its_section() -> None:
 
 def test_the_first_screen_is_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (shown,) = [block.text for block in blocks(README) if block.language == "sh"]
-    for line in shown.splitlines():
+    (commands,) = [block.text for block in blocks(README) if block.language == "sh"]
+    for line in commands.splitlines():
         assert re.search(rf"^{line.split()[1]}:", makefile, re.MULTILINE), line
 
 
@@ -302,8 +302,8 @@ def test_messages_name_the_extra_of_a_missing_package() -> None:
     extras = {*PROJECT["project"]["optional-dependencies"]}
     named = re.compile(r"pip install (\"tfkit\[(\w+)\]\"|[\w-]+)")
     for path in ROOT.glob("tfkit/**/*.py"):
-        for whole, extra in named.findall(path.read_text(encoding="utf-8")):
-            assert extra in extras or whole == "FOLDER", f"{path}: {whole}"
+        for requirement, extra in named.findall(path.read_text(encoding="utf-8")):
+            assert extra in extras or requirement == "FOLDER", f"{path}: {requirement}"
 
 
 @pytest.mark.slow

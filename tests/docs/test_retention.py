@@ -125,8 +125,8 @@ def test_a_cache_of_a_memory_is_read_once(plugins: object) -> None:
     source, target = torch.randint(11, (2, 6)), torch.randint(11, (2, 7))
     cached = tfkit.CachedModel(model, length=8)
     cached.start(2, source=source)
-    pieces = [cached(target[:, :3]), *(cached(target[:, n : n + 1]) for n in range(3, 7))]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), model(source, target))
+    chunks = [cached(target[:, :3]), *(cached(target[:, n : n + 1]) for n in range(3, 7))]
+    torch.testing.assert_close(torch.cat(chunks, dim=1), model(source, target))
 
 
 def test_rotary_positions_are_refused(plugins: object) -> None:

@@ -253,4 +253,4 @@ def search_entries(site: Path) -> dict[str, set[str]]:
     text = (site / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
     pages_of = index["indexentries"].items()
-    return {words: {index["docnames"][number] for number, *_ in places} for words, places in pages_of}
+    return {words: {index["docnames"][number] for number, *_ in matches} for words, matches in pages_of}

@@ -39,9 +39,9 @@ def download(model_type: str, **fields: int) -> None:
     model.save_pretrained(f"downloads/{model_type}")
 
 
-def matches(shown: str, printed: str) -> bool:
+def matches(expected: str, printed: str) -> bool:
     """Whether a text is what the page shows: a line of `...` stands for any lines, and ` ...` for the rest of one."""
-    lines = [re.escape(line) for line in shown.strip().splitlines()]
+    lines = [re.escape(line) for line in expected.strip().splitlines()]
     pattern = "\n".join("ANY" if line == re.escape("...") else line for line in lines)
     pattern = pattern.replace("\nANY\n", r"\n(?:.*\n)*?").replace("ANY\n", r"(?:.*\n)*?").replace("\nANY", r"(?:\n.*)*")
     pattern = pattern.replace(re.escape(" ..."), " .*")
@@ -66,10 +66,10 @@ def test_the_how_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
             continue
         assert language == "console", "a block is a file, or commands and what they print"
         commands = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)
-        for command, shown in zip(commands[1::2], commands[2::2], strict=True):
+        for command, expected in zip(commands[1::2], commands[2::2], strict=True):
             main(shlex.split(command)[1:])
             out, err = capsys.readouterr()
-            assert matches(shown, "\n".join(filter(None, (err.strip(), out.strip())))), f"{command}\n{err}{out}"
+            assert matches(expected, "\n".join(filter(None, (err.strip(), out.strip())))), f"{command}\n{err}{out}"
 
 
 @pytest.mark.parametrize("printed", ["a\nx\ny\nb 3.1", "a\nb 3.1"])

@@ -38,10 +38,10 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the blocks of each page, its files, and the plugins of `tfkit new`; return the folder."""
     folder = tmp_path_factory.mktemp("code")
     for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
-        place = folder / "_".join(page.relative_to(ROOT).with_suffix("").parts)
+        target = folder / "_".join(page.relative_to(ROOT).with_suffix("").parts)
         python = [block for block in blocks(page) if block.language == "python"]
-        texts = {f"{place.name}/page.py": "\n".join(block.text for block in python if not block.file)}
-        texts |= {f"{place.name}/{block.file}": block.text for block in python if block.file}
+        texts = {f"{target.name}/page.py": "\n".join(block.text for block in python if not block.file)}
+        texts |= {f"{target.name}/{block.file}": block.text for block in python if block.file}
         for name, text in texts.items():
             if text and not name.endswith(BROKEN):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

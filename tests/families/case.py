@@ -189,7 +189,7 @@ def _vocab(trial: Trial) -> tuple[int, int]:
 
 
 def _theirs(trial: Trial, ids: list[Tensor], masks: list[Tensor], side: str, types: list[Tensor]) -> Tensor:
-    options = _given(ids, types)
+    options = _inputs_of(ids, types)
     if side != "none":
         options["attention_mask"] = masks[0].long()
         if trial.has_target:
@@ -199,7 +199,7 @@ def _theirs(trial: Trial, ids: list[Tensor], masks: list[Tensor], side: str, typ
     return logits_of(trial.theirs(**options))
 
 
-def _given(ids: list[Tensor], types: list[Tensor]) -> dict[str, Tensor]:
+def _inputs_of(ids: list[Tensor], types: list[Tensor]) -> dict[str, Tensor]:
     names = ["input_ids", "decoder_input_ids"][: len(ids)] + ["token_type_ids"] * len(types)
     return dict(zip(names, [*ids, *types], strict=True))
 
@@ -227,10 +227,12 @@ def _alone(trial: Trial, ids: list[Tensor], masks: list[Tensor], types: list[Ten
     result: list[Tensor] = []
     for row in range(BATCH):
         row_inputs = [value[row, mask[row]][None] for value, mask in zip(ids, masks, strict=True)]
-        logits = logits_of(trial.theirs(**_given(row_inputs, [value[row, masks[0][row]][None] for value in types])))[0]
+        logits = logits_of(
+            trial.theirs(**_inputs_of(row_inputs, [value[row, masks[0][row]][None] for value in types]))
+        )[0]
         if logits.dim() == 2:
-            place = masks[-1][row].nonzero()[:, 0]
-            logits = torch.zeros(masks[-1].size(1), logits.size(-1)).index_copy(0, place, logits)
+            columns = masks[-1][row].nonzero()[:, 0]
+            logits = torch.zeros(masks[-1].size(1), logits.size(-1)).index_copy(0, columns, logits)
         result.append(logits)
     return torch.stack(result)
 

@@ -91,7 +91,7 @@ def similar(config: Mapping[str, Any], random: Random) -> Mutation:
 def odd(config: Mapping[str, Any], random: Random) -> Mutation:
     """A value of any type, or none."""
     field = random.choice(sorted(config))
-    return Mutation((field,), random.choice([ABSENT, *wrong(config[field]), *ODD]))
+    return Mutation((field,), random.choice([ABSENT, *invalid_values(config[field]), *ODD]))
 
 
 def inside(config: Mapping[str, Any], random: Random) -> Mutation:
@@ -99,7 +99,7 @@ def inside(config: Mapping[str, Any], random: Random) -> Mutation:
     field = random.choice([key for key, value in config.items() if isinstance(value, dict) and value] or ROPE)
     inner = config.get(field) or {"factor": 2.0}
     key = random.choice(sorted(inner))
-    return Mutation((field, key), random.choice([ABSENT, *wrong(inner[key]), *ODD]))
+    return Mutation((field, key), random.choice([ABSENT, *invalid_values(inner[key]), *ODD]))
 
 
 def unknown(config: Mapping[str, Any], random: Random) -> Mutation:
@@ -121,7 +121,7 @@ def rope(config: Mapping[str, Any], random: Random) -> Mutation:
     return Mutation((random.choice(ROPE), key), random.choice(values))
 
 
-def wrong(value: Any) -> list[Any]:
+def invalid_values(value: Any) -> list[Any]:
     """Values of another type, or beyond every bound, that are made from this one."""
     number = [-value, value * 10**9, value + 0.5] if isinstance(value, int | float) else []
     return [str(value), [value], {"a": value}, *number]
@@ -217,13 +217,13 @@ def meaningless(change: Mutation, before: Mapping[str, Any], after: Mapping[str,
     return (
         any(_is_unread(rule, after, graph, family) for rule in names.values())
         or any(_is_off(field, after, family) for field in names)
-        or alike(said(before, change.location, family), said(after, change.location, family))
+        or alike(value_at(before, change.location, family), value_at(after, change.location, family))
     )
 
 
 def _is_off(name: str, after: Mapping[str, Any], family: FamilyConfig) -> bool:
     """True if a field has a meaning only with other values of other fields."""
-    return any(said(after, (key,), family) != value for key, value in family.when.get(name, {}).items())
+    return any(value_at(after, (key,), family) != value for key, value in family.when.get(name, {}).items())
 
 
 def _is_unread(rule: FieldConfig, after: Mapping[str, Any], graph: tfkit.Graph, family: FamilyConfig) -> bool:
@@ -243,7 +243,7 @@ def alike(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def said(config: Mapping[str, Any], location: tuple[str, ...], family: FamilyConfig) -> Any:
+def value_at(config: Mapping[str, Any], location: tuple[str, ...], family: FamilyConfig) -> Any:
     """The value at a location of a config.json, or the default of the field."""
     value = at(config, location)
     if value is None and location[0] in ROPE and location[-1] == "type":  # the older name of `rope_type`

@@ -73,13 +73,13 @@ def varied(name: str, case: Case, folder: Path, tries: int) -> Case:
     done: set[str] = set()
     for change in options[:tries]:
         tried = replace(case, config={**case.config, change.field: change.value})
-        if change.field not in done and _taken(tried, folder):
+        if change.field not in done and _accepted(tried, folder):
             case = tried
             done.add(change.field)
     return replace(case, std=0.6 * case.std)  # more and wider layers would round more
 
 
-def _taken(case: Case, folder: Path) -> bool:
+def _accepted(case: Case, folder: Path) -> bool:
     """True if transformers runs the model, and we can load it."""
     try:
         with quiet():

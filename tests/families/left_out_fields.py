@@ -24,12 +24,12 @@ Meanings: TypeAlias = dict[str, tuple[str | None, str]]
 """Digests of models, or errors, by the text of a config.json."""
 
 
-def places(config: Mapping[str, Any], around: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The places of all fields, also of those inside mappings."""
+def locations_in(config: Mapping[str, Any], around: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The locations of all fields, also of those inside mappings."""
     for name, value in config.items():
         if name != "model_type" and name not in NOT_THE_MODEL:
             yield (*around, name)
-            yield from places(value, (*around, name)) if isinstance(value, dict) else ()
+            yield from locations_in(value, (*around, name)) if isinstance(value, dict) else ()
 
 
 def spelt_out(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,23 +37,25 @@ def spelt_out(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = deepcopy(dict(config))
     with quiet():
         read = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields).to_dict()
-    kept = {name: value for name, value in read.items() if name not in NOT_THE_MODEL}
-    return json.loads(json.dumps({"model_type": config["model_type"], **kept}))
+    fields_of_model = {name: value for name, value in read.items() if name not in NOT_THE_MODEL}
+    return json.loads(json.dumps({"model_type": config["model_type"], **fields_of_model}))
 
 
-def verdict(name: str, place: tuple[str, ...], folder: Path, meanings: Meanings) -> tuple[Verdict, str]:
-    """The outcome of a case without the field at a place, and the reason; `meanings` are the results of earlier places.
+def verdict(name: str, location: tuple[str, ...], folder: Path, meanings: Meanings) -> tuple[Verdict, str]:
+    """The outcome of a case without the field at a location, and the reason.
+
+    `meanings` are the results of earlier locations.
 
     A field without a default in its family is required; otherwise the file is refused only if it is with the value
     that transformers has for the field.
     """
-    config = Mutation(place, ABSENT).of(config_of(name))
+    config = Mutation(location, ABSENT).of(config_of(name))
     try:
         full = spelt_out(config)
     except Exception as error:  # transformers says in many ways that it cannot
         return "illegal", repr(error)
     actual, why = meaning(name, config, folder)
-    if re.search(rf"\b{place[-1]}(\.\w+)?` is missing", why):
+    if re.search(rf"\b{location[-1]}(\.\w+)?` is missing", why):
         return "required", why
     key = json.dumps(full)  # often the config of the case, whose value is the default
     if key not in meanings:
@@ -74,7 +76,13 @@ def meaning(name: str, config: Mapping[str, Any], folder: Path) -> tuple[str | N
 
 def outcomes(name: str, folder: Path) -> dict[str, tuple[Verdict, str]]:
     """The outcome for each field of a case that no earlier case of its family has with that value."""
-    tried = [(place, at(config_of(other), place)) for other in earlier(name) for place in places(config_of(other))]
-    untried = [place for place in places(config_of(name)) if (place, at(config_of(name), place)) not in tried]
+    tried = [
+        (location, at(config_of(other), location))
+        for other in earlier(name)
+        for location in locations_in(config_of(other))
+    ]
+    untried = [
+        location for location in locations_in(config_of(name)) if (location, at(config_of(name), location)) not in tried
+    ]
     meanings: Meanings = {}
-    return {".".join(place): verdict(name, place, folder, meanings) for place in untried}
+    return {".".join(location): verdict(name, location, folder, meanings) for location in untried}

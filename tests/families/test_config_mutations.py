@@ -45,7 +45,7 @@ EXCEPT = {
 """Findings, with `*`, that are right; each with the reason."""
 
 
-def found(names: list[str], seeds: Iterable[int], folder: Path) -> str:
+def report_of(names: list[str], seeds: Iterable[int], folder: Path) -> str:
     """The findings of mutations of cases, a line for each, with its seed."""
     lines: list[str] = []
     for seed in seeds:
@@ -67,12 +67,12 @@ def test_what_the_mutants_are_made_from_is_right(name: str, tmp_path: Path) -> N
 
 
 def test_mutations(tmp_path: Path) -> None:
-    assert found(spread(NAMES, 3), range(40), tmp_path) == ""
+    assert report_of(spread(NAMES, 3), range(40), tmp_path) == ""
 
 
 @pytest.mark.slow
 def test_many_mutations(tmp_path: Path) -> None:
-    assert found(NAMES, range(2000), tmp_path) == ""
+    assert report_of(NAMES, range(2000), tmp_path) == ""
 
 
 @pytest.mark.slow

@@ -56,8 +56,8 @@ def test_another_head_is_exactly_theirs(name: str, tmp_path: Path) -> None:
 def test_many_fields_away_from_their_defaults(name: str, tmp_path: Path) -> None:
     case = varied(name, CASES[name], tmp_path / "config", tries=10)
     # Nearly all fields of T5 Gemma are in its two parts, which count as one field each.
-    least = 2 if name == "t5gemma" else 3
-    assert sum(value != CASES[name].config.get(field) for field, value in case.config.items()) >= least
+    minimum = 2 if name == "t5gemma" else 3
+    assert sum(value != CASES[name].config.get(field) for field, value in case.config.items()) >= minimum
     prove(case, tmp_path)
 
 

@@ -142,8 +142,8 @@ def test_incremental_reading_and_generation_are_theirs(name: str, tmp_path: Path
         )
     expected = trial.theirs(input_ids=tokens, **options).logits
     cached = tfkit.CachedModel(trial.ours, length=LENGTH + 6)
-    pieces = [LENGTH] if case.prefix else [7, 1, LENGTH - 8] if case.typed else [3, 1, 6, LENGTH - 10]
-    for sizes in ([LENGTH - 2, 1, 1], pieces):  # the last splits images
+    chunks = [LENGTH] if case.prefix else [7, 1, LENGTH - 8] if case.typed else [3, 1, 6, LENGTH - 10]
+    for sizes in ([LENGTH - 2, 1, 1], chunks):  # the last splits images
         cached.start(BATCH, **case.ours(pixels), **trial.prefix(PREFIX))
         close(torch.cat([cached(piece) for piece in tokens.split(sizes, dim=1)], dim=1), expected)
     assert cached.used == LENGTH
@@ -171,8 +171,8 @@ def test_padded_prompts_are_read_incrementally(tmp_path: Path) -> None:
     tokens = tokens.masked_fill(~mask, case.token)  # padding is no placeholder
     cached = tfkit.CachedModel(trial.ours, length=LENGTH + 2)
     cached.start(BATCH, images=pixels)
-    pieces = zip(tokens.split([5, 4, 9], dim=1), mask.split([5, 4, 9], dim=1), strict=True)
-    actual = torch.cat([cached(piece, real) for piece, real in pieces], dim=1)
+    chunks = zip(tokens.split([5, 4, 9], dim=1), mask.split([5, 4, 9], dim=1), strict=True)
+    actual = torch.cat([cached(piece, real) for piece, real in chunks], dim=1)
     close(actual[mask], expected[mask])
     cached.rewind(9, mask[:, -9:])  # after it, the same tokens have the same images
     close(cached(tokens[:, -9:], mask[:, -9:])[mask[:, -9:]], expected[:, -9:][mask[:, -9:]])
@@ -234,8 +234,8 @@ def test_saved_models_are_theirs(name: str, tmp_path: Path) -> None:
             save(trial.ours, tmp_path / "ours", layout="huggingface")
     save(trial.ours, tmp_path / "ours", layout="huggingface", allow_drop=bool(left_out))
     before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "ours"))
-    kept = {path for path in before if not any(fnmatchcase(path, pattern) for pattern in left_out)}
-    assert kept == after.keys()
+    expected = {path for path in before if not any(fnmatchcase(path, pattern) for pattern in left_out)}
+    assert expected == after.keys()
     assert all(torch.equal(before[path], after[path]) for path in after)
     with quiet():
         again = type(trial.theirs).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()

@@ -16,16 +16,16 @@ from .case import BATCH, Trial, logits_of
 from .recurrent import LENGTH, RECURRENT
 
 QUICK_CASES = {"lfm2"}
-PIECES = {"tokens": [1] * LENGTH, "short": [7, 1, 5, LENGTH - 13], "last": [LENGTH - 1, 1]}
+SIZES = {"tokens": [1] * LENGTH, "short": [7, 1, 5, LENGTH - 13], "last": [LENGTH - 1, 1]}
 
 
-def mask_of(place: str) -> Tensor:
+def mask_of(side: str) -> Tensor:
     """Return which positions of three rows are tokens, with padding on the left, on the right, or between them."""
     counts = torch.tensor([[LENGTH - 2], [LENGTH], [3]])
     positions = torch.arange(LENGTH)
-    if place == "right":
+    if side == "right":
         return positions < counts
-    if place == "left":
+    if side == "left":
         return positions >= LENGTH - counts
     mask = torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.7
     mask[1] = True
@@ -37,17 +37,17 @@ def mask_of(place: str) -> Tensor:
 def test_a_padded_row_is_the_row_alone(name: str, tmp_path: Path) -> None:
     trial = Trial.of(RECURRENT[name], tmp_path)
     ids = torch.randint(3, 61, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
-    for place in ("left", "right", "between"):
-        mask = mask_of(place)
+    for side in ("left", "right", "between"):
+        mask = mask_of(side)
         expected = [logits_of(trial.theirs(input_ids=row[real][None]))[0] for row, real in zip(ids, mask, strict=True)]
-        if place == "between" and "kind: rope" in trial.imported.text:
+        if side == "between" and "kind: rope" in trial.imported.text:
             with pytest.raises(ValueError, match="padding must not be between tokens"):
                 trial.ours(ids, mask)
         else:
             check_rows(trial.ours(ids, mask), mask, expected)
-        for pieces in PIECES.values():
+        for chunks in SIZES.values():
             decoder = tfkit.CachedModel(trial.ours, length=LENGTH)
-            cuts = zip(ids.split(pieces, dim=1), mask.split(pieces, dim=1), strict=True)
+            cuts = zip(ids.split(chunks, dim=1), mask.split(chunks, dim=1), strict=True)
             check_rows(torch.cat([decoder(*piece) for piece in cuts], dim=1), mask, expected)
 
 

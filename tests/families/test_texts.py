@@ -17,7 +17,7 @@ from .cases import CASES
 PUBLISHED = Path(__file__).parents[1] / "published"
 
 
-def said(name: str, folder: Path, **changes: Any) -> str:
+def error_of(name: str, folder: Path, **changes: Any) -> str:
     """The errors of a published config.json with other fields; the file has a field on each line."""
     fields = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8")) | changes
     (folder / "config.json").write_text(json.dumps(fields, indent=1))
@@ -27,7 +27,7 @@ def said(name: str, folder: Path, **changes: Any) -> str:
 
 
 def test_two_forms_of_rotary_positions_that_differ(tmp_path: Path) -> None:
-    text = said("llama31_8b", tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 5.0})
+    text = error_of("llama31_8b", tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 5.0})
     assert text.startswith(
         "error: `rope_parameters` and `rope_scaling` both describe the rotary positions, and must be equal"
     )
@@ -36,20 +36,20 @@ def test_two_forms_of_rotary_positions_that_differ(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_older_form_is_shown_there(tmp_path: Path) -> None:
-    text = said("llama_7b", tmp_path, rope_scaling={"type": "linear", "factor": "x"})
+    text = error_of("llama_7b", tmp_path, rope_scaling={"type": "linear", "factor": "x"})
     assert text.startswith("error: `factor` must be a number; got the text `x`")
     assert '"rope_scaling": {' in text
 
 
 def test_a_fault_of_the_whole_is_one_of_the_file(tmp_path: Path) -> None:
     """And of no line in the spec that the file is read into."""
-    text = said("smollm3_3b", tmp_path, hidden_size=2049)
+    text = error_of("smollm3_3b", tmp_path, hidden_size=2049)
     assert "config.json:" in text
     assert ".yaml" not in text
 
 
 def test_a_field_without_effect_has_a_way_out(tmp_path: Path) -> None:
-    text = said("llama_7b", tmp_path, rope_foo=1)
+    text = error_of("llama_7b", tmp_path, rope_foo=1)
     assert "--family FILE, a spec with `extends: llama_7b` and" in text
     assert "{extends: llama, fields: {rope_foo: unused}}" in text.replace("\n     ", "")
     spec = "tfkit: 1\nextends: llama_7b\nname: mine\ncheckpoint: {extends: llama, fields: {rope_foo: unused}}\n"
@@ -73,7 +73,7 @@ def test_a_width_that_contradicts_the_share_of_a_head(tmp_path: Path) -> None:
 
 def test_windows_in_a_list_that_are_switched_off_elsewhere(tmp_path: Path) -> None:
     types = ["sliding_attention", *["full_attention"] * 35]
-    text = said("smollm3_3b", tmp_path, layer_types=types, sliding_window=8, use_sliding_window=False)
+    text = error_of("smollm3_3b", tmp_path, layer_types=types, sliding_window=8, use_sliding_window=False)
     assert text.startswith("error: `layer_types` has `sliding_attention`, but other fields make all layers identical")
 
 

@@ -207,13 +207,13 @@ def test_a_prefix_is_read_by_all_and_the_rest_is_causal(mask: Tensor | None) -> 
     before = model(tokens(), lengths, tokens_mask=mask)
     for row in range(3):
         real = torch.ones(6).bool() if mask is None else mask[row]
-        places = real.nonzero().flatten().tolist()
-        for index, place in enumerate(places):
+        positions = real.nonzero().flatten().tolist()
+        for index, position in enumerate(positions):
             changed = tokens()
-            changed[row, place] = (changed[row, place] + 1) % 11
+            changed[row, position] = (changed[row, position] + 1) % 11
             moved = (model(changed, lengths, tokens_mask=mask) - before)[row].abs().amax(dim=-1) > 1e-6
             first = 0 if index < lengths[row] else index
-            assert [bool(moved[p]) for p in places] == [i >= first for i in range(len(places))]
+            assert [bool(moved[p]) for p in positions] == [i >= first for i in range(len(positions))]
 
 
 def test_a_prefix_model_keeps_the_promises() -> None:

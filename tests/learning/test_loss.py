@@ -239,12 +239,12 @@ def test_dropout_draws_the_same_numbers() -> None:
 
 def test_gradients_of_several_batches_add_up() -> None:
     model, inputs = build("gpt2"), inputs_of("gpt2")
-    whole = gradients(model, loss(model, inputs, targets_of()))
+    expected = gradients(model, loss(model, inputs, targets_of()))
     built, count = Loss(model, reduction="sum", chunks=2), (targets_of() != -100).sum()
     for row in range(3):
         part = built(inputs["tokens"][row : row + 1], targets_of()[row : row + 1])
         (part / count).backward()
-    torch.testing.assert_close({n: p.grad for n, p in model.named_parameters()}, whole, atol=1e-6, rtol=0)
+    torch.testing.assert_close({n: p.grad for n, p in model.named_parameters()}, expected, atol=1e-6, rtol=0)
 
 
 def test_the_loss_may_be_scaled_added_to_and_run_back_twice() -> None:

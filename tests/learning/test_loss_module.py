@@ -122,15 +122,15 @@ def test_beside_its_model_it_adds_nothing_to_the_state_dict(loss_first: bool) ->
 
 
 @pytest.mark.parametrize("loss_first", [True, False])
-@pytest.mark.parametrize("places", [["model."], ["loss.model."], ["model.", "loss.model.", "other.model."]])
-def test_any_place_of_a_model_is_enough_to_load_it(loss_first: bool, places: list[str]) -> None:
+@pytest.mark.parametrize("prefixes", [["model."], ["loss.model."], ["model.", "loss.model.", "other.model."]])
+def test_any_place_of_a_model_is_enough_to_load_it(loss_first: bool, prefixes: list[str]) -> None:
     module, alone = Both(loss_first=loss_first), build("gpt2", "decoder.n_layers=1").state_dict()
-    state = {place + name: torch.full_like(value, 0.5) for place in places for name, value in alone.items()}
+    state = {prefix + name: torch.full_like(value, 0.5) for prefix in prefixes for name, value in alone.items()}
     module.load_state_dict(state)
     assert all((parameter == 0.5).all() for parameter in module.parameters())
     for left in (list(state)[1:], []):
         with pytest.raises(RuntimeError, match="Missing key"):
-            module.load_state_dict({name: state[name] for name in left if len(places) == 1})
+            module.load_state_dict({name: state[name] for name in left if len(prefixes) == 1})
 
 
 # ---- what it reads ----

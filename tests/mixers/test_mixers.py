@@ -102,17 +102,17 @@ def test_tokens_read_incrementally_have_the_logits_of_one_forward(name: str) -> 
 
 
 @pytest.mark.parametrize("name", chosen(STACKS, QUICK_SPECS))
-@pytest.mark.parametrize("place", ["left", "right", "between"])
+@pytest.mark.parametrize("side", ["left", "right", "between"])
 @torch.no_grad()
-def test_a_padded_row_is_the_row_alone(name: str, place: str) -> None:
-    model, ids, mask = build(SPECS[name]), tokens(), masks()[place]
+def test_a_padded_row_is_the_row_alone(name: str, side: str) -> None:
+    model, ids, mask = build(SPECS[name]), tokens(), masks()[side]
     expected = alone(model, ids, mask)
-    if place != "between" or name in PURE:
+    if side != "between" or name in PURE:
         assert_rows(model(ids, tokens_mask=mask), mask, expected)
     for cut in CUTS:
         cached = CachedModel(model, length=LENGTH)
-        pieces = zip(ids.split(cut, dim=1), mask.split(cut, dim=1), strict=True)
-        assert_rows(torch.cat([cached(*piece) for piece in pieces], dim=1), mask, expected)
+        chunks = zip(ids.split(cut, dim=1), mask.split(cut, dim=1), strict=True)
+        assert_rows(torch.cat([cached(*piece) for piece in chunks], dim=1), mask, expected)
 
 
 @pytest.mark.parametrize("name", ["alone", "wide_state", "alternating", "in_an_attention_after_a_mixer"])

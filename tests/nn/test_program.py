@@ -80,7 +80,7 @@ def test_tracebacks_show_the_line():
 
 def test_a_debugger_steps_through_it():
     model, tokens = tfkit.build(tfkit.loads(SPEC)).eval(), torch.arange(6)[None]
-    shown = io.StringIO()
+    output = io.StringIO()
     commands = [
         "b model.decoder.layers[1].forward",
         "b model.forward",
@@ -92,9 +92,9 @@ def test_a_debugger_steps_through_it():
         "c",
         "",
     ]
-    debugger = pdb.Pdb(stdin=io.StringIO("\n".join(commands)), stdout=shown, nosigint=True, readrc=False)
+    debugger = pdb.Pdb(stdin=io.StringIO("\n".join(commands)), stdout=output, nosigint=True, readrc=False)
     debugger.run("model(tokens)", {"model": model, "tokens": tokens})
-    text = shown.getvalue()
+    text = output.getvalue()
     assert "-> x = x + self.attention(self.attention_norm_in(x), context)" in text
     assert "-> return x + self.ffn(self.ffn_norm_in(x))" in text
     assert "torch.Size([1, 6, 8])" in text

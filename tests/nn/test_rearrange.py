@@ -115,8 +115,8 @@ def any_operation(draw):
     names = draw(st.lists(st.sampled_from(["b", "c", "d", "e"]), unique=True, min_size=1))
     axes = [*names, "7"] if operation == "mean" else [*names]
     axes.insert(draw(st.integers(0, len(axes))), "...")
-    kept = [*names] if operation in ("rearrange", "repeat") else [name for name in names if draw(st.booleans())]
-    after = draw(st.permutations([*kept, "..."]))
+    names_after = [*names] if operation in ("rearrange", "repeat") else [name for name in names if draw(st.booleans())]
+    after = draw(st.permutations([*names_after, "..."]))
     if operation == "repeat":
         after.insert(draw(st.integers(0, len(after))), "a2")
 
@@ -154,8 +154,8 @@ def test_operations_are_those_of_einops_to_the_last_bit(case):
 
 def test_an_axis_that_is_cut_gives_its_parts():
     module, x = Rearrange("b t (h d) -> b h t d", h={"q": 4, "k": 2, "v": 2}, d=3), torch.randn(2, 5, 24)
-    whole = einops.rearrange(x, "b t (h d) -> b h t d", d=3)
-    assert all(map(torch.equal, module(x), whole.split([4, 2, 2], dim=1)))
+    heads = einops.rearrange(x, "b t (h d) -> b h t d", d=3)
+    assert all(map(torch.equal, module(x), heads.split([4, 2, 2], dim=1)))
     assert module.code.splitlines()[1:] == [
         "    q, k, v = x.unflatten(2, (-1, self.d)).split_with_sizes(self.h, dim=2)",
         "    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)",

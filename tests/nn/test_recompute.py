@@ -18,10 +18,10 @@ SPECS = {"gpt2": SETS, "vaswani_base": [*SETS, "encoder.n_layers=3", "encoder.at
 
 def step(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], int]:
     """Output, gradients, and bytes kept for the backward of one training step with dropout."""
-    kept: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        bytes_of[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
     torch.manual_seed(0)
@@ -32,7 +32,7 @@ def step(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str,
     return (
         output.detach(),
         {n: p.grad for n, p in model.named_parameters() if p.grad is not None},
-        sum(kept.values()) - weights,
+        sum(bytes_of.values()) - weights,
     )
 
 
@@ -40,13 +40,13 @@ def step(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str,
 def test_no_number_changes_and_less_is_kept(spec: str) -> None:
     graph = tfkit.load(spec, sets=SPECS[spec])
     inputs = example_inputs(graph, padding="left")
-    want, expected, kept = step(tfkit.build(graph), inputs)
+    want, expected, bytes_of = step(tfkit.build(graph), inputs)
     actual, grads, less = step(tfkit.build(graph, recompute=True), inputs)
     assert torch.equal(actual, want)
     assert grads.keys() == expected.keys()
     for name, grad in grads.items():
         torch.testing.assert_close(grad, expected[name], rtol=0, atol=1e-6)
-    assert less < kept / 3
+    assert less < bytes_of / 3
 
 
 @pytest.mark.slow

@@ -172,14 +172,14 @@ def run_qformer(layers: nn.Module, x: Tensor, memory: Tensor) -> Tensor:
     return layers(x, memory, additive())
 
 
-WHOLE = {
+UNMASKED = {
     **of_layers(of_qformer(crossing=True), 0, "layers.0."),
     **of_layers(of_qformer(crossing=False), 1, "layers.1."),
 }
 BLOCKS = {
     "stable diffusion": (BASIC, diffusers_block, of_layers(of_diffusers(), 0), run_diffusers),
     "detr": (DETR, detr_layer, of_layers(of_detr(), 0), run_detr),
-    "q-former": (QFORMER, QFormer, WHOLE, run_qformer),
+    "q-former": (QFORMER, QFormer, UNMASKED, run_qformer),
 }
 
 

@@ -14,7 +14,7 @@ import tfkit
 D, HEADS, FF = 16, 4, 24
 BATCH, LENGTH, MEMORY = 3, 7, 5
 
-PLACES = {"pre": "norm_in", "post": "norm_after"}
+NORMS = {"pre": "norm_in", "post": "norm_after"}
 LENGTHS = {"queries": [7, 4, 1], "memory": [2, 5, 3]}
 
 
@@ -43,16 +43,16 @@ def spec(block: str, placement: str, ffn: str, mask: str = "null") -> str:
 
 def renamed(theirs: Mapping[str, Tensor], placement: str) -> dict[str, Tensor]:
     """The tensors of torch's layer, all of them, under the names of ours."""
-    place, memory = PLACES[placement], "norm3.weight" in theirs
+    norm, memory = NORMS[placement], "norm3.weight" in theirs
     modules = {
-        f"attention_{place}": "norm1",
+        f"attention_{norm}": "norm1",
         "attention.output": "self_attn.out_proj",
-        f"ffn_{place}": "norm3" if memory else "norm2",
+        f"ffn_{norm}": "norm3" if memory else "norm2",
         "ffn.up": "linear1",
         "ffn.down": "linear2",
     }
     if memory:
-        modules |= {f"cross_attention_{place}": "norm2", "cross_attention.output": "multihead_attn.out_proj"}
+        modules |= {f"cross_attention_{norm}": "norm2", "cross_attention.output": "multihead_attn.out_proj"}
     result = {}
     for leaf in ("weight", "bias"):
         result |= {f"{ours}.{leaf}": theirs[f"{name}.{leaf}"] for ours, name in modules.items()}

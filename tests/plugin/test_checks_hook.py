@@ -27,26 +27,26 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("tiny.yaml", SPEC)
 
 
-def said(text: str) -> list[tfkit.Diagnostic]:
+def warnings_in(text: str) -> list[tfkit.Diagnostic]:
     plugins = load(write("mine.py", text))
     assert not plugins.broken
     return warnings_of(tfkit.load("tiny.yaml", plugins=plugins), plugins)
 
 
 def test_its_warnings_have_a_place_and_the_name_of_the_plugin() -> None:
-    first, second = said(WIDE)
+    first, second = warnings_in(WIDE)
     assert first.message == "graph.embedding is a embedding"
     assert (first.span is not None and first.span.line, first.notes) == (6, ("from the plugin mine.py",))
     assert (second.path, second.help) == ("graph.logits.block", "it may be")
 
 
 def test_one_without_a_path_has_no_place() -> None:
-    (actual,) = said(f"{HEAD}    return [tfkit.Diagnostic('so')]\n")
+    (actual,) = warnings_in(f"{HEAD}    return [tfkit.Diagnostic('so')]\n")
     assert actual.span is None
 
 
 def test_nothing_to_say() -> None:
-    assert said(f"{HEAD}    return []\n") == said(f"{HEAD}    return None\n") == []
+    assert warnings_in(f"{HEAD}    return []\n") == warnings_in(f"{HEAD}    return None\n") == []
 
 
 def test_validate_and_build_show_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_validate_and_build_show_them(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_one_that_fails_is_a_warning_itself(body: str, cause: str, line: int) -> None:
-    (actual,) = said(f"{HEAD}    {body}\n")
+    (actual,) = warnings_in(f"{HEAD}    {body}\n")
     assert actual.message == f"plugin mine.py: `tfkit_checks` {cause}"
     assert actual.notes == (f"{Path('mine.py').resolve()}:{line}",)
 

@@ -44,7 +44,7 @@ def project(text: str = COMMAND, points: str = POINTS, folder: str = "lab", name
     write(f"{folder}/src/tfkit_lab/count.py", text)
 
 
-def found(*folders: str) -> CommandEntry:
+def entry(*folders: str) -> CommandEntry:
     entries = plugin_commands(map(Path, folders or ["lab"]), entry_points=False)
     assert list(entries) == ["count"]
     return entries["count"]
@@ -59,7 +59,7 @@ def refusal(command: CommandEntry) -> str:
 
 def test_it_is_found_without_running_and_loaded_when_it_runs() -> None:
     project()
-    command = found()
+    command = entry()
     assert (command.plugin, command.declaration.summary) == ("tfkit-lab 0.3", "Count the layers of a spec.")
     assert "tfkit_lab" not in sys.modules
     assert isinstance(command.load(), click.Command)
@@ -99,24 +99,24 @@ def test_discovery_imports_nothing_heavy() -> None:
 )
 def test_one_that_fails_harms_only_itself(text: str, cause: str) -> None:
     project(text)
-    message = refusal(found())
+    message = refusal(entry())
     assert "tfkit-lab 0.3" in message
     assert cause.replace("HERE", str(Path("lab/src/tfkit_lab/count.py").resolve())) in message
 
 
 def test_a_module_that_is_not_there_has_no_summary() -> None:
     project(points=POINTS.replace("tfkit_lab.count", "tfkit_lab.cuont"))
-    assert found().declaration.summary == ""
-    assert "ModuleNotFoundError: No module named 'tfkit_lab.cuont'" in refusal(found())
+    assert entry().declaration.summary == ""
+    assert "ModuleNotFoundError: No module named 'tfkit_lab.cuont'" in refusal(entry())
 
 
 def test_two_of_one_name_name_both(monkeypatch: pytest.MonkeyPatch) -> None:
     project()
     project(folder="other", name="tfkit-other")
-    command = found("lab", "other")
+    command = entry("lab", "other")
     assert refusal(command).startswith("there are two commands named `count` | tfkit-lab 0.3 | tfkit-other 0.3 | ")
     monkeypatch.setenv("TFKIT_DISABLE", "tfkit-other")
-    assert found("lab", "other").load().name == "count"
+    assert entry("lab", "other").load().name == "count"
 
 
 def test_one_of_tfkit_is_not_replaced() -> None:
@@ -164,11 +164,11 @@ def test_a_docstring_may_have_the_line_of_the_function() -> None:
 
 def test_sections_are_sorted_by_their_first_command() -> None:
     text = '"""Count."""\nimport tfkit\n\n@tfkit.command("c", examples="", section="{}", order={})\n'
-    places = {"a": ("Last", 7), "b": ("First", 30), "c": ("First", 3), "d": ("Last", 7), "e": ("First", 8)}
-    points = "".join(f'{name} = "tfkit_lab.{name}:count"\n' for name in places)
+    order = {"a": ("Last", 7), "b": ("First", 30), "c": ("First", 3), "d": ("Last", 7), "e": ("First", 8)}
+    points = "".join(f'{name} = "tfkit_lab.{name}:count"\n' for name in order)
     project(points=f'[project.entry-points."tfkit.commands"]\n{points}')
-    for name, place in places.items():
-        write(f"lab/src/tfkit_lab/{name}.py", f"{text.format(*place)}def count(reader): ...\n")
+    for name, location in order.items():
+        write(f"lab/src/tfkit_lab/{name}.py", f"{text.format(*location)}def count(reader): ...\n")
     sections = in_sections(plugin_commands([Path("lab")], entry_points=False).values())
     names = {title: [command.name for command in commands] for title, commands in sections.items()}
     assert list(names.items()) == [("First", ["c", "e", "b"]), ("Last", ["a", "d"])]

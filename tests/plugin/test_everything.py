@@ -75,7 +75,7 @@ def test_it_is_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("words", "expected"),
     some(
         [
             (["list", "everything"], "tfkit-everything 0.1.0"),
@@ -98,9 +98,9 @@ def test_it_is_small() -> None:
     ),
     ids=lambda words: words[0] if isinstance(words, list) else None,
 )
-def test_a_tool_serves_it(words: list[str], shown: str, run: Run) -> None:
+def test_a_tool_serves_it(words: list[str], expected: str, run: Run) -> None:
     out, err = run(*words)
-    assert shown in out + err
+    assert expected in out + err
 
 
 def test_its_family_is_imported_and_saved(run: Run) -> None:
@@ -166,16 +166,16 @@ def test_broken_all_else_works(run: Run) -> None:
     """It says so once, with the place; its spec is there, as data, and says why it cannot be built."""
     broken = project("broken", 'import tfkit\n\nraise RuntimeError("not today")\n')
     warning = "warning: plugin `tfkit-everything` is skipped: RuntimeError: not today\n"
-    place = str(broken.resolve() / "src/tfkit_everything/__init__.py") + ":3"
-    for words, shown in (["validate", "gpt2"], "gpt2: ok"), (["params", "gpt2"], "124,439,808"):
+    location = str(broken.resolve() / "src/tfkit_everything/__init__.py") + ":3"
+    for words, expected in (["validate", "gpt2"], "gpt2: ok"), (["params", "gpt2"], "124,439,808"):
         out, err = run(*words, plugin=broken)
-        assert shown in out
+        assert expected in out
         assert err.startswith(warning)
         assert err.count("warning: ") == 1
-        assert place in err.replace("\n", "").replace(" ", "")
+        assert location in err.replace("\n", "").replace(" ", "")
     out, _ = run("plugins", plugin=broken)
     assert "broken: tfkit-everything" in out
-    assert place in out.replace("\n", "")
+    assert location in out.replace("\n", "")
     assert SPEC in run("list", "everything", plugin=broken)[0]
     _, err = run("params", SPEC, status=1, plugin=broken)
     assert "the spec needs the plugin `tfkit-everything`, which is not loaded" in err

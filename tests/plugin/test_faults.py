@@ -260,8 +260,8 @@ class OddRows:
         batch = Batch({"tokens": inputs.get(self.where, ids)}, targets.get(self.where, ids))
         return self._at("batch", "rows" if self.where == "text" else batch)
 
-    def _at(self, place: str, value: Any) -> Any:
-        if self.where == place:
+    def _at(self, path: str, value: Any) -> Any:
+        if self.where == path:
             raise SystemExit(0)
         return value
 

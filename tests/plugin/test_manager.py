@@ -310,8 +310,10 @@ def test_project_whose_module_is_already_another(install: Callable[..., None]) -
     assert kinds(load(entry_points=True)) == ["installed"]
     plugins = load("plugins", entry_points=True)
     assert kinds(plugins) == []
-    place = Path("site/tfkit_one.py").resolve()
-    assert causes(plugins) == {"tfkit-one": f"ImportError: another module `tfkit_one` has been imported, from {place}"}
+    location = Path("site/tfkit_one.py").resolve()
+    assert causes(plugins) == {
+        "tfkit-one": f"ImportError: another module `tfkit_one` has been imported, from {location}"
+    }
 
 
 @pytest.mark.parametrize("folder", ["missing", "empty", "notes.txt", "other"])

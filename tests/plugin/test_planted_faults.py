@@ -19,7 +19,7 @@ CODE = "src/tfkit_shift/__init__.py"
 HOOK = "@tfkit.hookimpl\ndef tfkit_register"
 FORWARD = "    def forward(self, x: Tensor) -> Tensor:\n"
 Plant = Callable[..., int]
-Said = Callable[..., str]
+OutputOf = Callable[..., str]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def plant(project: Path) -> Plant:
 
 
 @pytest.fixture
-def output_of(project: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+def output_of(project: Path, capsys: pytest.CaptureFixture[str]) -> OutputOf:
     """The errors and warnings of a command in one line; of `plugins` the result."""
 
     def call(*arguments: str, status: int = 1) -> str:
@@ -61,7 +61,7 @@ def output_of(project: Path, capsys: pytest.CaptureFixture[str]) -> Said:
     return call
 
 
-def test_as_it_is_written_it_works(output_of: Said) -> None:
+def test_as_it_is_written_it_works(output_of: OutputOf) -> None:
     assert "tfkit-shift" in output_of("plugins", status=0)
     assert output_of("validate", "shift_tiny", status=0) == ""
 
@@ -86,16 +86,16 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("fault", LEFT_OUT)
-def test_a_plugin_that_is_left_out(fault: str, plant: Plant, output_of: Said, project: Path) -> None:
+def test_a_plugin_that_is_left_out(fault: str, plant: Plant, output_of: OutputOf, project: Path) -> None:
     """Everything else works; a spec that needs it says why, and where."""
     old, new, mark, cause = LEFT_OUT[fault]
-    place = f"{project / CODE}:{plant(old, new, mark)}"
-    warning = f"warning: plugin `tfkit-shift` is skipped: {cause} = {place} = help: TFKIT_DISABLE=tfkit-shift"
+    location = f"{project / CODE}:{plant(old, new, mark)}"
+    warning = f"warning: plugin `tfkit-shift` is skipped: {cause} = {location} = help: TFKIT_DISABLE=tfkit-shift"
     assert output_of("validate", "gpt2", status=0).startswith(warning)
-    assert f"{cause}{place}to".replace(" ", "") in output_of("plugins", status=0).replace(" ", "")
+    assert f"{cause}{location}to".replace(" ", "") in output_of("plugins", status=0).replace(" ", "")
     text = output_of("validate", "shift_tiny")
     assert text.count(" error: ") == 1
-    assert text.endswith(f"= help: it is installed and fails: {cause} ({place})")
+    assert text.endswith(f"= help: it is installed and fails: {cause} ({location})")
 
 
 @pytest.mark.parametrize(

@@ -146,10 +146,10 @@ def test_an_interrupt_is_not_caught(text: str) -> None:
         ("set_float32_matmul_precision('medium')", "float32 matmul precision from highest to medium"),
     ],
 )
-@pytest.mark.parametrize("place", ["import", "hook"])
-def test_a_plugin_cannot_change_the_settings_of_torch(place: str, call: str, change: str) -> None:
+@pytest.mark.parametrize("module", ["import", "hook"])
+def test_a_plugin_cannot_change_the_settings_of_torch(module: str, call: str, change: str) -> None:
     line = f"import torch; torch.{call}"
-    write("plugins/odd.py", plugin("odd", body=line) if place == "hook" else f"{line}\n{plugin('odd')}")
+    write("plugins/odd.py", plugin("odd", body=line) if module == "hook" else f"{line}\n{plugin('odd')}")
     write("plugins/good.py", plugin("good"))
     before = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.get_num_threads()
     with pytest.warns(PluginWarning, match=f"plugin plugins/odd.py changes torch's {change}.*restored") as caught:

@@ -89,7 +89,7 @@ def nearest(part: Part, x: Array, scope: Scope) -> Array:
     return multi_head(part, x, scope, part.config.n_heads, by_distance)
 
 
-def wrong(part: Part, x: Array, scope: Scope) -> Array:
+def without_distance(part: Part, x: Array, scope: Scope) -> Array:
     return nearest(part, x, replace(scope, position=None))
 
 
@@ -103,7 +103,7 @@ def test_an_author_defines_a_kind() -> None:
     graph = of_a_plugin()
     check_agreement(graph, example_inputs(graph, padding="right"), kinds={"attention": {"nearest": nearest}})
     with pytest.raises(AssertionError, match=r"differs by .*, first at decoder\.layers\.0\.attention\.output"):
-        check_agreement(graph, example_inputs(graph), kinds={"attention": {"nearest": wrong}})
+        check_agreement(graph, example_inputs(graph), kinds={"attention": {"nearest": without_distance}})
 
 
 def test_a_kind_that_nobody_defined() -> None:

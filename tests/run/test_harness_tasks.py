@@ -94,13 +94,15 @@ def check_numbers(model: Path, expected: dict[str, Any], monkeypatch: pytest.Mon
     errors: dict[str, float] = {}
     of_tasks = evaluation.Evaluation.of_tasks
 
-    def kept(numbers: dict[str, float], tasks: Any, of_names: dict[str, ContinuationScores]) -> evaluation.Evaluation:
+    def recorded(
+        numbers: dict[str, float], tasks: Any, of_names: dict[str, ContinuationScores]
+    ) -> evaluation.Evaluation:
         scores.update(of_names)
         result = of_tasks(numbers, tasks, of_names)
         errors.update(result.errors)
         return result
 
-    monkeypatch.setattr(evaluation.Evaluation, "of_tasks", kept)
+    monkeypatch.setattr(evaluation.Evaluation, "of_tasks", recorded)
     numbers = tfkit.evaluate(model, tasks=[str(FOLDER / f"{name}.yaml") for name in NAMES])
     assert [*scores] == NAMES == [*expected]
     for name, task in expected.items():

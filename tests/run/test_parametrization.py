@@ -477,15 +477,15 @@ def test_one_axis_of_the_state_of_a_single_head_may_grow() -> None:
 
 def test_a_resumed_run_has_equal_bits(text_file: Path) -> None:
     run = scaled_run(text_file, steps=4)
-    whole, first = Memory(), Memory()
-    Trainer(run, whole).train()
+    uninterrupted, first = Memory(), Memory()
+    Trainer(run, uninterrupted).train()
     Trainer(run, first, until=2).train()
     second = Memory(first.saved)
     Trainer(run, second).train()
-    assert second.lines[-1]["loss"] == whole.lines[-1]["loss"]
-    assert whole.saved is not None
+    assert second.lines[-1]["loss"] == uninterrupted.lines[-1]["loss"]
+    assert uninterrupted.saved is not None
     assert second.saved is not None
-    assert all(torch.equal(value, second.saved.weights[name]) for name, value in whole.saved.weights.items())
+    assert all(torch.equal(value, second.saved.weights[name]) for name, value in uninterrupted.saved.weights.items())
 
 
 def test_the_base_sizes_are_part_of_the_digest(text_file: Path) -> None:

@@ -155,9 +155,9 @@ def test_the_batches_of_a_split_are_a_word_or_a_number(word: str, tmp_path: Path
     write_run(tmp_path, RUN + f"eval: {{every: 2, splits: {{val: {word}}}}}\n")
     (tmp_path / "child.yaml").write_text(CHILD + "eval: {splits: {val: {batches: 3}}}\n", encoding="utf-8")
     small, child = (load_run(tmp_path / name, PLUGINS) for name in ("small.yaml", "child.yaml"))
-    whole = load_run(tmp_path / "small.yaml", PLUGINS, sets=[f"eval.splits.val={{batches: {word}}}"])
+    run = load_run(tmp_path / "small.yaml", PLUGINS, sets=[f"eval.splits.val={{batches: {word}}}"])
     changed = load_run(tmp_path / "small.yaml", PLUGINS, sets=["eval.splits.val=all", "eval.splits.val.batches=3"])
-    assert small.digest == whole.digest != changed.digest == child.digest
+    assert small.digest == run.digest != changed.digest == child.digest
 
 
 def test_a_change_reaches_the_path_of_weights(tmp_path: Path) -> None:
@@ -194,16 +194,16 @@ def test_steps_follow_from_tokens_and_passes(tmp_path: Path) -> None:
 
 
 def test_what_changes_the_meaning_of_a_run(tmp_path: Path) -> None:
-    whole = small_run(tmp_path).digest
+    digest = small_run(tmp_path).digest
     spaced = RUN.replace(": ", ":   ").replace("\n", "  # a comment\n")
-    assert load_run(write_run(tmp_path, spaced), PLUGINS).digest == whole
+    assert load_run(write_run(tmp_path, spaced), PLUGINS).digest == digest
     for same in ("name=other", "machine={threads: 2, micro_batch: 1}", "track=tensorboard", "description=text"):
-        assert small_run(tmp_path, same).digest == whole, same
+        assert small_run(tmp_path, same).digest == digest, same
     for other in ("seed=4", "steps=9", "optimizer.lr=2e-2", "model.dropout=0.1", "clip=1", "batch.length=11"):
-        assert small_run(tmp_path, other).digest != whole, other
+        assert small_run(tmp_path, other).digest != digest, other
     path = write_run(tmp_path)
     (tmp_path / "sheep.txt").write_text(TEXT.replace("went", "wetn", 1), encoding="utf-8")
-    assert load_run(path, PLUGINS).digest != whole
+    assert load_run(path, PLUGINS).digest != digest
 
 
 def test_the_text_of_a_run_gives_the_same_run(tmp_path: Path) -> None:

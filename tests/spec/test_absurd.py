@@ -90,8 +90,8 @@ def test_no_node_has_the_name_of_something_that_modules_have() -> None:
     module = tfkit.build(tfkit.loads(nodes([]), plugins=PLUGINS), device="meta")
     assert isinstance(module, torch.fx.GraphModule)
     # transformers, once another test has imported it, adds `smart_apply` to every module.
-    taken = {name for name in dir(module) if not name.startswith("_")} - {"e", "smart_apply"}
-    for name in sorted(taken):
+    handled = {name for name in dir(module) if not name.startswith("_")} - {"e", "smart_apply"}
+    for name in sorted(handled):
         with pytest.raises(tfkit.SpecError, match="cannot be the name of a node"):
             tfkit.loads(nodes([f"{name}: norm"]), plugins=PLUGINS)
 

@@ -205,5 +205,5 @@ def test_an_error_as_data(plugins: Plugins) -> None:
     with pytest.raises(tfkit.SpecError) as caught:
         tfkit.load(WRONG["value"], plugins=plugins)
     (error,) = caught.value.diagnostics
-    place = {key: error.to_dict()[key] for key in ("file", "line", "column", "path")}
-    assert place == {"file": None, "line": None, "column": None, "path": f"{ATTENTION}.n_heads"}
+    location = {key: error.to_dict()[key] for key in ("file", "line", "column", "path")}
+    assert location == {"file": None, "line": None, "column": None, "path": f"{ATTENTION}.n_heads"}

@@ -86,8 +86,8 @@ def test_values_keep_their_places_and_keys_those_of_the_last_who_said_them() -> 
     actual = merge(tree("a: 1\nb: {c: 2, d: 3}"), tree("b: {d: 4}", "patch.yaml"))
     inner = actual.items["b"]
     assert isinstance(inner, Mapping)
-    places = {name: (inner.items[name].span.source.name, inner.keys[name].source.name) for name in ("c", "d")}
-    assert places == {"c": ("base.yaml", "base.yaml"), "d": ("patch.yaml", "patch.yaml")}
+    sources = {name: (inner.items[name].span.source.name, inner.keys[name].source.name) for name in ("c", "d")}
+    assert sources == {"c": ("base.yaml", "base.yaml"), "d": ("patch.yaml", "patch.yaml")}
     assert actual.items["a"].span.source.name == "base.yaml"
     assert actual.keys["b"].source.name == "patch.yaml"
 

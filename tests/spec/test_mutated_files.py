@@ -74,32 +74,32 @@ FIELDS = sorted(
     | {name for slot in PLUGINS.registry.slots() for entry in PLUGINS.registry.kinds(slot).values()
        for name in entry.config.model_fields}
 )  # fmt: skip
-Place = tuple[Any, Any]
+Location = tuple[Any, Any]
 """A container, and the key or index of a value in it."""
 
 
-def places(node: Any) -> Iterator[Place]:
+def locations_in(node: Any) -> Iterator[Location]:
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         yield node, key
-        yield from places(value)
+        yield from locations_in(value)
 
 
-def any_place(random: Random, root: Any) -> Place:
-    return random.choice(list(places(root)) or [({"a": root}, "a")])
+def any_location(random: Random, root: Any) -> Location:
+    return random.choice(list(locations_in(root)) or [({"a": root}, "a")])
 
 
 # ---- changes ----
 
 
 def odd_value(random: Random, root: Any) -> None:
-    node, key = any_place(random, root)
+    node, key = any_location(random, root)
     node[key] = deepcopy(random.choice(ODD))
 
 
 def near_value(random: Random, root: Any) -> None:
     """A number of another size, the other truth value, or a word of a shipped file: often valid."""
-    values = [(node, key) for node, key in places(root) if not isinstance(node[key], dict | list | Raw)]
+    values = [(node, key) for node, key in locations_in(root) if not isinstance(node[key], dict | list | Raw)]
     node, key = random.choice(values or [(root, "seed")])
     value = node.get(key) if isinstance(node, dict) else node[key]
     if isinstance(value, bool):
@@ -111,13 +111,15 @@ def near_value(random: Random, root: Any) -> None:
 
 
 def without_a_key(random: Random, root: Any) -> None:
-    node, key = any_place(random, root)
+    node, key = any_location(random, root)
     del node[key]
 
 
 def another_key(random: Random, root: Any) -> None:
     """Rename a key, to a name of the language or to nonsense; or repeat the key."""
-    node, key = random.choice([place for place in places(root) if isinstance(place[0], dict)] or [(root, None)])
+    node, key = random.choice(
+        [location for location in locations_in(root) if isinstance(location[0], dict)] or [(root, None)]
+    )
     names = [random.choice(FIELDS), str(key)[:-1], f"{key}.{random.choice(FIELDS)}", "", "é", Raw(str(key)), Raw("<<")]
     names += [Raw("1"), Raw("null"), Raw(".nan"), Raw("[1]"), Raw("*a"), "k" * 400]
     value = node.get(key) if random.random() < 0.4 else node.pop(key, None)
@@ -125,22 +127,22 @@ def another_key(random: Random, root: Any) -> None:
 
 
 def new_key(random: Random, root: Any) -> None:
-    nodes = [root, *(node[key] for node, key in places(root) if isinstance(node[key], dict))]
+    nodes = [root, *(node[key] for node, key in locations_in(root) if isinstance(node[key], dict))]
     random.choice(nodes)[random.choice(FIELDS)] = deepcopy(random.choice(ODD))
 
 
 def moved(random: Random, root: Any) -> None:
     """Put a copy of a value, of this file or of another, in another place, perhaps inside itself."""
     source = root if random.random() < 0.5 else random.choice(ORIGINALS)
-    node, key = any_place(random, source)
+    node, key = any_location(random, source)
     value = deepcopy(node[key])
-    node, key = any_place(random, root)
+    node, key = any_location(random, root)
     node[key] = value
 
 
 def other_form(random: Random, root: Any) -> None:
     """A list of the value, a mapping with it, a part of it, or its text."""
-    node, key = any_place(random, root)
+    node, key = any_location(random, root)
     value = node[key]
     inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     text = value.text if isinstance(value, Raw) else json.dumps(plain_keys(value), default=str)
@@ -157,7 +159,7 @@ def plain_keys(value: Any) -> Any:
 
 def other_length(random: Random, root: Any) -> None:
     """A list with another number of items; if there is none, any other change of form."""
-    lists = [node[key] for node, key in places(root) if isinstance(node[key], list)]
+    lists = [node[key] for node, key in locations_in(root) if isinstance(node[key], list)]
     if not lists:
         return other_form(random, root)
     values = random.choice(lists)
@@ -210,7 +212,7 @@ def small(path: Path) -> str:
 
 RUNS, SWEEPS = originals("runs"), originals("sweeps")
 ORIGINALS = [*RUNS.values(), *SWEEPS.values()]
-WORDS = sorted({node[key] for root in ORIGINALS for node, key in places(root) if isinstance(node[key], str)})
+WORDS = sorted({node[key] for root in ORIGINALS for node, key in locations_in(root) if isinstance(node[key], str)})
 QUICK_COUNT, FULL_COUNT, SLOW_COUNT = 10, 2_000, 100
 SLOW = ("calculator", "calculator_exact", "reverse", "architecture", "ladder")
 """Files that take longer to read: the quick test leaves them out, and the slow test has fewer mutants of them."""
@@ -224,9 +226,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(built_in_specs_folder() / "runs").glob("*.yaml"),
         *(built_in_specs_folder() / "sweeps").glob("*.yaml"),
     ):
-        place = folder / path.parent.name / path.name
-        place.parent.mkdir(exist_ok=True)
-        place.write_text(small(path), encoding="utf-8")
+        copied = folder / path.parent.name / path.name
+        copied.parent.mkdir(exist_ok=True)
+        copied.write_text(small(path), encoding="utf-8")
     data = gzip.decompress((resources.files("tfkit") / "data" / "tinyshakespeare.txt.gz").read_bytes()).decode()
     (folder / "data.txt").write_text("".join(sorted(set(data))) + data[:20_000], encoding="utf-8")
     for path in (built_in_specs_folder() / "runs").glob("*.*"):

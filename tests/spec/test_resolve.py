@@ -142,9 +142,9 @@ def test_an_optional_slot_may_be_empty(word: str) -> None:
     ],
 )
 def test_a_mistake_is_told_with_its_path(text: str, path: str, message: str) -> None:
-    ((where, shown),) = complaints(text).items()
+    ((where, excerpt),) = complaints(text).items()
     assert where == path
-    assert message in shown
+    assert message in excerpt
 
 
 def test_each_mistake_is_told_once_and_all_of_them() -> None:

@@ -67,7 +67,7 @@ def test_everybody_has_every_place_in_turn() -> None:
     assert [len(values) for values in actual.values()] == [6, 6, 6]
     rounds = ["".join(order[i : i + 3]) for i in range(3, len(order), 3)]
     assert all(sorted(value) == list("abc") for value in rounds)
-    assert [sorted(value[place] for value in rounds) for place in range(3)] == [sorted("aabbcc")] * 3
+    assert [sorted(value[column] for value in rounds) for column in range(3)] == [sorted("aabbcc")] * 3
 
 
 def test_ratios_are_paired() -> None:

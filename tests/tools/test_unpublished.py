@@ -85,5 +85,5 @@ def test_every_tool(alone: Alone, name: str, tmp_path: Path) -> None:
     assert prose_of(graph)
     picture = tfkit.draw(graph)
     assert list(faults(picture)) == []
-    shown = to_svg(picture)
-    assert [name for name in graph.inputs if name not in shown and name.replace("_", " ") not in shown] == []
+    svg = to_svg(picture)
+    assert [name for name in graph.inputs if name not in svg and name.replace("_", " ") not in svg] == []

@@ -28,7 +28,7 @@ LAYER = nn.Linear(64, 64)
 FACTORS = {"once": 1.0, "twice": 2.0}
 
 
-def made() -> dict[str, ExportedProgram]:
+def exported_programs() -> dict[str, ExportedProgram]:
     options = {"x": torch.randn(3, 64), "y": torch.randn(3, 64)}
     free = {name: {0: Dim.DYNAMIC} for name in options}
     return {
@@ -47,16 +47,16 @@ def check(path: Path, actual: Tensor, factor: float, x: Tensor, y: Tensor) -> No
 
 def test_an_archive_of_programs(tmp_path: Path) -> None:
     path, x, y = tmp_path / "two.pt2", torch.randn(5, 64), torch.randn(5, 64)
-    programs.write_programs(path, made(), {"note": "of ours"})
+    programs.write_programs(path, exported_programs(), {"note": "of ours"})
     for name, program in programs.read_programs(path).items():
         assert programs.arguments_of(program) == ["x", "y"]
         check(path, program.module()(x=x, y=y), FACTORS[name], x, y)
 
 
 def test_a_program_in_smaller_operations() -> None:
-    whole = made()["once"]
+    program = exported_programs()["once"]
     before, after = (
-        {str(node.target) for node in value.graph.nodes} for value in (whole, programs.decomposed_program(whole))
+        {str(node.target) for node in value.graph.nodes} for value in (program, programs.decomposed_program(program))
     )
     assert "aten.add.Tensor" in before
     assert "aten.add.Tensor" not in after

@@ -183,7 +183,7 @@ class FieldReading:
     def default(self, name: str) -> Any:
         return self._family.defaults.get(name)
 
-    def given(self, around: str) -> dict[str, Any]:
+    def present(self, around: str) -> dict[str, Any]:
         values = {name: plain_data(node) for name, node in self._values.items() if name.startswith(around)}
         return {name.removeprefix(around): value for name, value in values.items() if value is not None}
 
@@ -208,10 +208,10 @@ class FieldReading:
         return value
 
     def at(self, path: str) -> Any:
-        node = self._found(path)
+        node = self._node_at(path)
         return None if node is None else plain_data(node)
 
-    def _found(self, path: str) -> Node | None:
+    def _node_at(self, path: str) -> Node | None:
         node: Node | None = self.tree
         for key in self._keys(path):
             node = node.items.get(key) if isinstance(node, Mapping) else None
@@ -280,7 +280,7 @@ class FieldReading:
 
     def _variants(self, stack: str) -> Mapping:
         variants = self._stacks[stack][1] if stack in self._stacks else self._node(self._family.variants)
-        here = self._found(f"{stack}.layers.variants")
+        here = self._node_at(f"{stack}.layers.variants")
         assert isinstance(variants, Mapping)
         return merge(variants, here) if isinstance(here, Mapping) else variants
 

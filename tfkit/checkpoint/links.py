@@ -66,7 +66,9 @@ class FamilyLinks:
                 entries = self.entries.setdefault(with_nameless_holes(name), [])
                 for rival, _ in entries:
                     if len(self.entry_names[rival]) == len(self.entry_names[key]):
-                        raise self._wrong(key, f"two entries name {quoted(name)}", f"the other is {quoted(rival)}")
+                        raise self._invalid_entry(
+                            key, f"two entries name {quoted(name)}", f"the other is {quoted(rival)}"
+                        )
                 entries.append((key, index))
         self.errors: list[SpecError] = []
         self.map = self._map()
@@ -93,7 +95,9 @@ class FamilyLinks:
             with self._collecting():
                 if len(names) < len(self.entry_names[key]):
                     has = ", ".join(quoted(name) for name in names.values())
-                    raise self._wrong(key, "the pattern needs tensors that the model does not have", f"it has {has}")
+                    raise self._invalid_entry(
+                        key, "the pattern needs tensors that the model does not have", f"it has {has}"
+                    )
                 links += self._links(key, [names[i] for i in range(len(names))], self._files(key), leaf, numbers)
         family = self.family
         constants = self._constants([name for link in links for name in link.file])
@@ -168,7 +172,7 @@ class FamilyLinks:
         if isinstance(entry, str) and len(files) != len(self.entry_names[key]):
             count = len(self.entry_names[key])
             message = f"{count} tensors of the model cannot be {len(files)} of the file without a pattern"
-            raise self._wrong(key, message)
+            raise self._invalid_entry(key, message)
         return files
 
     def _links(
@@ -183,7 +187,7 @@ class FamilyLinks:
         open_ = list(dict.fromkeys(hole for name in names for hole in hole_names(name)))
         shape = self.locations[tensors[0]].view(self.state).shape
         if len(open_) >= len(shape):
-            raise self._wrong(key, f"{quoted(names[0])} has more holes than {quoted(tensors[0])} has axes")
+            raise self._invalid_entry(key, f"{quoted(names[0])} has more holes than {quoted(tensors[0])} has axes")
         pattern, sizes = self._pattern(key, tensors[0], len(shape) - len(open_))
         for index in product(*map(range, shape[: len(open_)])):
             at = dict(zip(open_, index, strict=True))
@@ -198,13 +202,13 @@ class FamilyLinks:
         try:
             return pattern_of(next(iter(entry.values())), rank, name, self.components)
         except PatternError as error:
-            raise self._wrong(key, error.message, *error.notes, help=error.help) from None
+            raise self._invalid_entry(key, error.message, *error.notes, help=error.help) from None
 
     def _expanded(self, name: str, key: str) -> list[str]:
         try:
             return expanded_names(name)
         except Invalid as error:
-            raise self._wrong(key, str(error), help=error.help) from None
+            raise self._invalid_entry(key, str(error), help=error.help) from None
 
     def _without_entry(self, lost: Sequence[str]) -> SpecError:
         notes = tuple(f"{name} {list(shape)}" for name, shape in collapsed_layers({n: self._shape(n) for n in lost}))
@@ -215,7 +219,7 @@ class FamilyLinks:
     def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.locations[name].view(self.state).shape)
 
-    def _wrong(self, key: str, message: str, *notes: str, help: str | None = None) -> SpecError:
+    def _invalid_entry(self, key: str, message: str, *notes: str, help: str | None = None) -> SpecError:
         span = self._span("tensors", key)
         return SpecError(Diagnostic(message, span, f"checkpoint.tensors.{key}", notes, help))
 

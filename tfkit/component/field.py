@@ -26,7 +26,7 @@ class Reading(Protocol):
     def default(self, name: str) -> Any:
         """Return the default of a field; None without a default."""
 
-    def given(self, around: str) -> dict[str, Any]:
+    def present(self, around: str) -> dict[str, Any]:
         """Return the fields that begin with `around` and are not null, by the remainder of their names."""
 
     def knows(self, name: str) -> bool:

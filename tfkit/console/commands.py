@@ -277,11 +277,11 @@ class Reader:
     @functools.cached_property
     def plugins(self) -> Plugins:
         """The plugins. Broken plugins are reported on standard error."""
-        _say_broken(self.found.broken)
-        return self.found
+        _say_broken(self.loaded.broken)
+        return self.loaded
 
     @functools.cached_property
-    def found(self) -> Plugins:
+    def loaded(self) -> Plugins:
         """The plugins, without a report about broken plugins."""
         from tfkit.plugin.manager import load_plugins
 

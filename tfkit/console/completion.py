@@ -86,7 +86,7 @@ def _matching_files(incomplete: str) -> list[str]:
 def complete_slot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the slots of components or, after a slot, its kinds."""
     try:
-        registry = reader_of(context).found.registry
+        registry = reader_of(context).loaded.registry
     except Exception:  # the command reports the error
         return []
     slot = context.params.get("slot")

@@ -60,7 +60,7 @@ class Rearrange(nn.Module):
         if taken := [
             axis for axis in sizes_by_axis if hasattr(Rearrange, axis) or axis in vars(self) or axis == "known"
         ]:
-            raise _wrong(pattern, f"every module has a `{taken[0]}`: an axis needs another name")
+            raise _invalid_pattern(pattern, f"every module has a `{taken[0]}`: an axis needs another name")
         self.known: tuple[str, ...] = tuple(sizes_by_axis)
         cut = [(axis, tuple(size)) for axis, size in sizes.items() if isinstance(size, Mapping)]
         self.__class__ = written(pattern, self.known, tuple(cut), "rearrange")
@@ -77,10 +77,10 @@ class Rearrange(nn.Module):
         return ", ".join([repr(self.pattern), *(f"{name}={size}" for name, size in self.sizes.items())])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _made, (self.pattern, self.sizes), self.__dict__
+        return _rebuilt, (self.pattern, self.sizes), self.__dict__
 
 
-def _made(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> Rearrange:
+def _rebuilt(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> Rearrange:
     """Create the module without its state, for unpickling and copying."""
     return Rearrange(pattern, **sizes)
 
@@ -90,28 +90,30 @@ def _by_axis(pattern: str, sizes: Mapping[str, int | Mapping[str, int]]) -> dict
     left, right = _sides(pattern)
     axes = {axis for names in left for axis in names}
     if not all(isinstance(axis, str) and axis != ELLIPSIS for names in (*left, *right) for axis in names):
-        raise _wrong(pattern, _FORM)
+        raise _invalid_pattern(pattern, _FORM)
     products = {"".join(names): names for names in (*left, *right) if len(names) > 1}
     sizes_by_axis: dict[str, int | list[int]] = {}
-    wholes: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for name, size in sizes.items():
         parts = list(size.values()) if isinstance(size, Mapping) else [size]
         if not parts or not all(map(_is_size, parts)):
-            raise _wrong(pattern, f"the size of `{name}` must be an integer above 0; got {size!r}")
+            raise _invalid_pattern(pattern, f"the size of `{name}` must be an integer above 0; got {size!r}")
         if name in axes or name not in products:
             sizes_by_axis[name] = parts if isinstance(size, Mapping) else parts[0]
         else:
-            wholes[name] = sum(parts)
-    for name, whole in wholes.items():
+            totals[name] = sum(parts)
+    for name, total in totals.items():
         missing = [axis for axis in products[name] if axis not in sizes_by_axis]
         product = prod(_total(sizes_by_axis[axis]) for axis in products[name] if axis in sizes_by_axis)
-        if whole % product or (not missing and whole != product):
+        if total % product or (not missing and total != product):
             sized, product_axes = (
                 " ".join(axes) for axes in ([a for a in products[name] if a in sizes_by_axis], products[name])
             )
-            raise _wrong(pattern, f"`{sized}` of size {product} does not divide `{product_axes}` of size {whole}")
+            raise _invalid_pattern(
+                pattern, f"`{sized}` of size {product} does not divide `{product_axes}` of size {total}"
+            )
         if len(missing) == 1:
-            sizes_by_axis[missing[0]] = whole // product
+            sizes_by_axis[missing[0]] = total // product
     return sizes_by_axis
 
 
@@ -131,9 +133,9 @@ def _sides(pattern: str) -> tuple[Side, Side]:
     try:
         sides: list[Side] = [ParsedExpression(side).composition for side in pattern.split("->")]
     except EinopsError as error:
-        raise _wrong(pattern, str(error)) from None
+        raise _invalid_pattern(pattern, str(error)) from None
     if len(sides) != 2:
-        raise _wrong(pattern, _FORM)
+        raise _invalid_pattern(pattern, _FORM)
     return sides[0], sides[1]
 
 
@@ -142,7 +144,7 @@ def written(pattern: str, sized: tuple[str, ...], cut: tuple[Cut, ...], operatio
     """Return the class of a pattern: all modules with this pattern share it, and it is compiled once."""
     parts = [part for _, names in cut for part in names]
     if bad := [part for part in parts if not is_name(part) or part in ("self", "x")]:
-        raise _wrong(pattern, f"a part cannot be called {bad[0]!r}")
+        raise _invalid_pattern(pattern, f"a part cannot be called {bad[0]!r}")
     code = _forward(pattern, sized, cut, operation)
     forward = run_text(code, "Rearrange", {"Tensor": Tensor})["forward"]
     name, docs = ("Rearrange", pattern) if operation == "rearrange" else ("Reduce", f"{operation}: {pattern}")
@@ -151,7 +153,7 @@ def written(pattern: str, sized: tuple[str, ...], cut: tuple[Cut, ...], operatio
 
 def _forward(pattern: str, sized: Sequence[str], cut: Sequence[Cut], operation: str) -> str:
     if len(cut) > 1:
-        raise _wrong(pattern, "one axis can be cut, not two")
+        raise _invalid_pattern(pattern, "one axis can be cut, not two")
     sizes = {axis: "-1" if axis in dict(cut) else f"self.{axis}" for axis in sized}
     split, ordered = operations(pattern, sizes, operation)
     if not cut:
@@ -174,13 +176,13 @@ def operations(pattern: str, sizes: Mapping[Any, str], operation: str) -> tuple[
     try:
         ReduceMixin(pattern, operation, **dict.fromkeys(sizes, 1))
     except EinopsError as error:
-        raise _wrong(pattern, str(error).partition("\n")[2]) from None
+        raise _invalid_pattern(pattern, str(error).partition("\n")[2]) from None
     left, right = _sides(pattern)
     before, after = _flat(left), _flat(right)
     sizes = {**sizes, **{axis: str(axis.value) for axis in before + after if isinstance(axis, AnonymousAxis)}}
     remaining, reduced = [axis for axis in after if axis in before], [axis for axis in before if axis not in after]
     if ELLIPSIS in reduced:
-        raise _wrong(pattern, "a reduction over `...` depends on the number of axes: name them")
+        raise _invalid_pattern(pattern, "a reduction over `...` depends on the number of axes: name them")
     steps: list[str] = []
     # Rounding depends on the order of axes, and einops reduces the last axes. The other cases have the same bits.
     if not reduced or operation == "prod" or [axis for axis in before if axis in remaining] != remaining:
@@ -214,7 +216,9 @@ def _splits(pattern: str, left: Side, sizes: Mapping[Any, str]) -> Iterator[str]
         if len(names) > 1:
             texts = [sizes.get(axis, "-1") for axis in names]
             if texts.count("-1") > 1:
-                raise _wrong(pattern, f"`{' '.join(names)}` has an axis that is cut: it needs the sizes of the others")
+                raise _invalid_pattern(
+                    pattern, f"`{' '.join(names)}` has an axis that is cut: it needs the sizes of the others"
+                )
             yield f".unflatten({_dim(axes, index)}, ({', '.join(texts)}))"
         axes[index : index + 1] = names
         index += len(names)
@@ -257,5 +261,5 @@ def _merges(after: Sequence[Any], right: Side) -> Iterator[str]:
             axes[index : last + 1] = [None]
 
 
-def _wrong(pattern: str, why: str) -> EinopsError:
+def _invalid_pattern(pattern: str, why: str) -> EinopsError:
     return EinopsError(f"`{pattern}`: {' '.join(why.split())}")

@@ -15,7 +15,7 @@ from tfkit.component import MaskConfig, NormConfig, ResidualConfig
 from tfkit.reference.attention import Scope
 from tfkit.reference.model import Array, Part, Value
 
-PLACES = {
+NORMS = {
     "pre": ["norm_in", "final_norm"],  # https://arxiv.org/abs/2002.04745
     "post": ["norm_after"],  # https://arxiv.org/abs/1706.03762
     "sandwich": ["norm_in", "norm_out", "final_norm"],  # https://arxiv.org/abs/2105.13290
@@ -237,7 +237,7 @@ def _of_tokens(mixer: Part, x: Array, row: StackRow) -> Array:
 
 def _normed(part: Part, location: str, norm: NormConfig | bool | None, x: Array, row: StackRow, of: str = "") -> Array:
     """Apply the norm at a place: a config; the stack's norm for True; for None, the norm of the placement."""
-    norm = location in PLACES[part.config.placement] if norm is None else norm
+    norm = location in NORMS[part.config.placement] if norm is None else norm
     norm = norm if isinstance(norm, NormConfig) else part.config.norm if norm else None
     condition = [row.condition] if norm is not None and norm.takes_condition else []
     return part.at(f"{of}_{location}".lstrip("_"), norm)(x, *condition)

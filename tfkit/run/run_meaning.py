@@ -42,42 +42,42 @@ class RunSemantics:
     @cached_property
     def values(self) -> Mapping[str, Value]:
         """All values by path."""
-        return dict(_flat_values(self._nested(whole=True), ""))
+        return dict(_flat_values(self._nested(defaults=True), ""))
 
     @cached_property
     def digest(self) -> str:
         """Digest of the values that are not defaults, 32 hexadecimal digits."""
-        return _digest_of_values(self._given)
+        return _digest_of_values(self._without_defaults)
 
     def differences(self, before: Mapping[str, Value]) -> list[str]:
         """Return the paths whose values differ from those in a folder. A path that the folder lacks has its default."""
-        here, set_values = self.values, dict(_flat_values(self._given, ""))
+        here, set_values = self.values, dict(_flat_values(self._without_defaults, ""))
         changed = [path for path, value in before.items() if path not in here or here[path] != value]
         return [*changed, *(path for path in set_values if path not in before)]
 
     @cached_property
-    def _given(self) -> Mapping[str, Any]:
-        return self._nested(whole=False)
+    def _without_defaults(self) -> Mapping[str, Any]:
+        return self._nested(defaults=False)
 
-    def _nested(self, *, whole: bool) -> dict[str, Any]:
-        run = _Plain(material=True, whole=whole).entries(self.run)
-        model = _Plain(material=False, whole=whole).entries(self.model)
+    def _nested(self, *, defaults: bool) -> dict[str, Any]:
+        run = _Plain(material=True, defaults=defaults).entries(self.run)
+        model = _Plain(material=False, defaults=defaults).entries(self.model)
         without = {name: value for name, value in model.items() if name not in LABELS}
         return {**{name: value for name, value in run.items() if name not in ENDS}, "model": without, **self.others}
 
 
 @dataclass(frozen=True)
 class _Plain:
-    """Converts configs to JSON data. Without `whole`, values that are the defaults of their fields are omitted."""
+    """Converts configs to JSON data. Without `defaults`, values that are the defaults of their fields are omitted."""
 
     material: bool
-    whole: bool
+    defaults: bool
 
     def entries(self, config: Config) -> dict[str, Any]:
         """Return the values of a config by name, with its kind."""
         values, fields = config.material() if self.material else dict(config), type(config).model_fields
         plain = {name: self.value(value) for name, value in values.items()}
-        if not self.whole:
+        if not self.defaults:
             usual = {name for name, value in plain.items() if name in fields and self._usual(fields[name], value)}
             plain = {name: value for name, value in plain.items() if name not in usual}
         return plain | ({str(config.word_key): config.kind_name()} if isinstance(config, Component) else {})

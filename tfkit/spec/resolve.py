@@ -62,7 +62,7 @@ class Resolver:
         self.provenance.spans.setdefault(path, node.span)
         for name, span in node.keys.items():
             self.provenance.spans[(*path, name)] = _value_span(node.items[name], span)
-        inputs, inner = self._given(cls, node, path, scope)
+        inputs, inner = self._field_values(cls, node, path, scope)
         values: dict[str, Any] = {}
         self._check_keys(cls, node, inputs, path)
         self._enclosing.append((node, scope))
@@ -76,7 +76,9 @@ class Resolver:
     def _count(self) -> int:
         return len(self._errors) + len(self._unknown) + len(self._missing)
 
-    def _given(self, cls: type[Config], node: Mapping, path: Path, scope: Scope) -> tuple[dict[str, Scoped], Scope]:
+    def _field_values(
+        self, cls: type[Config], node: Mapping, path: Path, scope: Scope
+    ) -> tuple[dict[str, Scoped], Scope]:
         """Return the unresolved values of a config's fields, and the scope of the configs inside it."""
         values: dict[str, Scoped] = {}
         inside = dict(scope)
@@ -108,7 +110,7 @@ class Resolver:
                 return _ABSENT
             span = self.provenance.span(path)
             assert span is not None
-            config = self._one(shape, info, Scalar(default_kind, span), here, scope)
+            config = self._config(shape, info, Scalar(default_kind, span), here, scope)
             return (config,) if shape.container == "list" and config is not INVALID else config
         if shape is None:
             return self._plain(info, value.node, here, value.scope)
@@ -118,7 +120,7 @@ class Resolver:
 
     def _configs(self, shape: ConfigShape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
         if shape.container == "one" or (isinstance(node, Scalar) and node.value is None and shape.null):
-            return self._one(shape, info, node, path, scope)
+            return self._config(shape, info, node, path, scope)
         if shape.container == "list":
             if not isinstance(node, Sequence):
                 return self._error(*messages.no_list(path, node), node.span, path)
@@ -126,14 +128,14 @@ class Resolver:
                 return self._error(messages.too_many(path, len(node.items), MAX_PARTS), None, node.span, path)
             for i, item in enumerate(node.items):
                 self.provenance.spans[(*path, str(i))] = item.span
-            items = [self._one(shape, info, item, (*path, str(i)), scope) for i, item in enumerate(node.items)]
+            items = [self._config(shape, info, item, (*path, str(i)), scope) for i, item in enumerate(node.items)]
             return INVALID if INVALID in items else tuple(items)
         if not isinstance(node, Mapping):
             return self._error(*messages.no_names(path, node), node.span, path)
         if len(node.items) > MAX_PARTS:
             return self._error(messages.too_many(path, len(node.items), MAX_PARTS), None, node.span, path)
         self._note_keys(node, path)
-        parts = {name: self._one(shape, info, item, (*path, name), scope) for name, item in node.items.items()}
+        parts = {name: self._config(shape, info, item, (*path, name), scope) for name, item in node.items.items()}
         return INVALID if INVALID in parts.values() else parts
 
     def _note_keys(self, node: Mapping, path: Path) -> None:
@@ -167,7 +169,7 @@ class Resolver:
             for i in range(len(path) - 2)
         )
 
-    def _one(self, shape: ConfigShape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
+    def _config(self, shape: ConfigShape, info: FieldInfo, node: Node, path: Path, scope: Scope) -> Any:
         """Resolve a config from a mapping or a single word, or a null or boolean if the field allows it."""
         cls = shape.config
         if isinstance(node, Scalar):

@@ -186,7 +186,7 @@ class SchemaWriter:
 
     def _configs(self, shape: ConfigShape, *, implied: str | None, partial: bool) -> Schema:
         # A list in a change replaces the previous list, so its items are complete.
-        options = self._one(shape.config, implied, partial=partial and shape.container != "list")
+        options = self._alternatives(shape.config, implied, partial=partial and shape.container != "list")
         if shape.container == "list":
             options = [{"type": "array", "items": any_of(options)}]
         elif shape.container == "dict":
@@ -196,7 +196,7 @@ class SchemaWriter:
         options += [{"type": "null"}] if shape.null and shape.container != "one" else []
         return any_of(options)
 
-    def _one(self, config: type[Config], implied: str | None, *, partial: bool) -> list[Schema]:
+    def _alternatives(self, config: type[Config], implied: str | None, *, partial: bool) -> list[Schema]:
         """Return the alternatives for one config: a mapping, or a single word."""
         if issubclass(config, Component):
             kinds = self.registry.kinds(config.slot, config)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def plugins(reader: Reader, trace: bool, json: bool) -> None:
     from tfkit.plugin.commands import plugin_commands
 
-    loaded_plugins = reader.found
+    loaded_plugins = reader.loaded
     commands = plugin_commands(reader.plugin_dir, not reader.no_plugins)
     documents = [file for named in loaded_plugins.specs.documents.values() for file in named.files.values()]
     if trace:

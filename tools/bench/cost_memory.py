@@ -66,8 +66,8 @@ CASES = (
 def measured(case: Case) -> tuple[int, int]:
     """Measure the bytes of the weights, gradients and optimizer states, and of the peak of a step."""
     for _ in range(ATTEMPTS):
-        fixed, left, seen = _profiled(case)
-        peak, level = peak_of(seen)
+        fixed, left, profiler = _profiled(case)
+        peak, level = peak_of(profiler)
         if abs(level - left) < 0.01 * left:
             return fixed, peak
     raise RuntimeError(f"{case}: the profiler saw {level:,} bytes at the end, but there were {left:,}")
@@ -78,7 +78,7 @@ def _profiled(case: Case) -> tuple[int, int, profile]:
     graph = tfkit.load(case.spec, sets=case.sets)
     inputs = random_inputs(graph, batch=case.batch, length=case.length)
     targets = torch.zeros(case.batch, case.length, dtype=torch.long)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model = tfkit.build(graph, recompute=case.recompute).train()
         optimizer, loss = tfkit.adamw(model, lr=1e-4), tfkit.Loss(model)
         for step in range(2):
@@ -87,7 +87,7 @@ def _profiled(case: Case) -> tuple[int, int, profile]:
                 optimizer.step()
                 fixed = _bytes(model, optimizer)
                 optimizer.zero_grad(set_to_none=True)
-    return fixed, _bytes(model, optimizer), seen
+    return fixed, _bytes(model, optimizer), profiler
 
 
 def _bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -96,9 +96,9 @@ def _bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return sum(tensor.nbytes for tensor in (*tensors, *states))
 
 
-def peak_of(seen: profile) -> tuple[int, int]:
+def peak_of(profiler: profile) -> tuple[int, int]:
     """Return the largest running sum of allocations since the start of the marked step, and the final sum."""
-    events = sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     level = peak = 0
     counts = False
     for event in events:

@@ -78,12 +78,12 @@ def measure(work: str, size: int) -> dict[str, float]:
     torch.set_num_threads(1)
     metrics = ["eval.metrics=[decoded_exact_match]"] if work.endswith("answers") else []
     run = load_run(RUN, tfkit.load_plugins(entry_points=False), sets=[f"machine.micro_batch={size}", *metrics])
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         action = prepared(work, run)
         with record_function(MARK):
             action()
     process = memory.peak_memory(torch.device("cpu"))
-    sizes = {"tensors": peak_of(seen)[0], "process": process, "plan": run_plan(run).memory}
+    sizes = {"tensors": peak_of(profiler)[0], "process": process, "plan": run_plan(run).memory}
     return {name: size / MEGABYTE for name, size in sizes.items()}
 
 

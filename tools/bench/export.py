@@ -41,13 +41,18 @@ def writers(model: Any, folder: Path) -> dict[str, Callable[[], float]]:
     def trace() -> None:
         torch.jit.save(torch.jit.trace(model, tokens), str(folder / "trace.pt"))
 
-    def whole() -> None:
+    def checked_export() -> None:
         export(model, folder / "checked.pt")
 
     def trace_alone() -> None:
         torch.jit.trace(model, tokens)
 
-    runs = {"trace + save": trace, "script + save": write, "trace alone": trace_alone, "export, compared": whole}
+    runs = {
+        "trace + save": trace,
+        "script + save": write,
+        "trace alone": trace_alone,
+        "export, compared": checked_export,
+    }
     return {name: lambda run=run: seconds(run) for name, run in runs.items()}  # type: ignore[misc]
 
 

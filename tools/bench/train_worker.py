@@ -82,8 +82,8 @@ class Service:
 
     def step(self) -> Answer:
         """Take a step; return its duration, and the loss before it."""
-        taken = seconds(self.trainer.step, self.trainer.device)
-        return {"seconds": taken, "loss": self.trainer.last.item()}
+        duration = seconds(self.trainer.step, self.trainer.device)
+        return {"seconds": duration, "loss": self.trainer.last.item()}
 
     def operators(self) -> Answer:
         """Take a step under the profiler."""

@@ -99,11 +99,11 @@ class Links:
         """Return the linked files and folders that have no page yet."""
         text = "".join(_FENCE.split(self.text)[::2])
         targets = [match[0] for match in _LINK.finditer(text)]
-        locations = {location for target in targets if (location := self._place(target)) is not None}
+        locations = {location for target in targets if (location := self._file_of(target)) is not None}
         return {location for location in locations if not _is_asset(location) and self._page(location) is None}
 
     def _target(self, match: re.Match[str]) -> str:
-        target, location = match[0], self._place(match[0])
+        target, location = match[0], self._file_of(match[0])
         if location is None:
             return target
         anchor = f"#{target.partition('#')[2]}" if "#" in target else ""
@@ -111,7 +111,7 @@ class Links:
             return f"/{location.relative_to(ROOT).as_posix()}"
         return f"/{self._page(location) or code_path(location)}.md{anchor}"
 
-    def _place(self, target: str) -> Path | None:
+    def _file_of(self, target: str) -> Path | None:
         """Return the file of a link; None for a URL and for a link within the page."""
         if re.match(r"[a-z]+:|#", target):
             return None

@@ -68,14 +68,14 @@ def test_every_step_runs_as_printed_in_order(
     """In an empty folder, with the files that the reader has by then; `--plugin-dir` stands for the installation."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    shown: dict[str, list[str]] = {}
+    outputs: dict[str, list[str]] = {}
     ran = []
     for block in BLOCKS:
         if block["file"] is not None:
             file = tmp_path / block["file"]
             file.parent.mkdir(exist_ok=True, parents=True)
-            shown.setdefault(block["file"], []).append(block["text"])
-            file.write_text(written(shown[block["file"]]), encoding="utf-8")
+            outputs.setdefault(block["file"], []).append(block["text"])
+            file.write_text(written(outputs[block["file"]]), encoding="utf-8")
             if file.suffix == ".py":
                 exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), {"__name__": "tutorial"})
         for command, output in session(block["text"]) if block["language"] == "console" else []:

@@ -32,7 +32,7 @@ def sequence_of(
     return model
 
 
-def wrong(block: str, fields: Mapping[str, Any], *, input: Any = None) -> str:
+def error_of(block: str, fields: Mapping[str, Any], *, input: Any = None) -> str:
     """The error of such a model."""
     with pytest.raises(tfkit.SpecError) as error:
         sequence_of(block, fields, input=input)

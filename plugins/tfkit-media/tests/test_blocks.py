@@ -20,7 +20,7 @@ import tfkit
 import tfkit.testing
 from tfkit.cli import main
 
-from .models import PLUGINS, sequence_of, spec_of, wrong
+from .models import PLUGINS, error_of, sequence_of, spec_of
 
 
 @torch.no_grad()
@@ -177,7 +177,7 @@ def test_the_mean_of_patches_leaves_out_the_tokens_in_front() -> None:
     ],
 )
 def test_patches_that_cannot_be(fields: dict[str, object], message: str) -> None:
-    assert message in wrong("patches", {"size": 4, **fields})
+    assert message in error_of("patches", {"size": 4, **fields})
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_patches_that_cannot_be(fields: dict[str, object], message: str) -> None
     ],
 )
 def test_stems_that_cannot_be(fields: dict[str, object], message: str) -> None:
-    assert message in wrong("conv_stem", fields, input={"type": "features", "width": 5, "length": 8})
+    assert message in error_of("conv_stem", fields, input={"type": "features", "width": 5, "length": 8})
 
 
 def test_pictures_show_an_image_going_in() -> None:

@@ -42,8 +42,8 @@ def test_patches_are_cut_row_by_row(tmp_path: Path) -> None:
     files = saved(tmp_path, images=pixels, labels=LABELS)
     data = ImagesConfig(**files, mean=0.25, std=2.0, patch=2).build(None)
     (patches,) = data.examples("train", "sequential").batch(np.arange(5)).inputs.values()
-    whole = ImagesConfig(**files, mean=0.25, std=2.0).build(None).examples("train", "sequential")
-    images = whole.batch(np.arange(5)).inputs["image"]
+    examples = ImagesConfig(**files, mean=0.25, std=2.0).build(None).examples("train", "sequential")
+    images = examples.batch(np.arange(5)).inputs["image"]
     assert patches.shape == (5, data.length, 12)
     for number, (row, column) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
         expected = images[:, :, row : row + 2, column : column + 2]

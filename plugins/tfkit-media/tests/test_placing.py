@@ -124,6 +124,6 @@ def test_positions_in_pieces_are_those_of_one_call() -> None:
     expected = model(tokens, images, tokens_mask=mask)
     cached = tfkit.CachedModel(model, length=12)
     cached.start(2, images=images)
-    pieces = zip(tokens.split([3, 6, 3], dim=1), mask.split([3, 6, 3], dim=1), strict=True)
-    actual = torch.cat([cached(piece, real) for piece, real in pieces], dim=1)
+    chunks = zip(tokens.split([3, 6, 3], dim=1), mask.split([3, 6, 3], dim=1), strict=True)
+    actual = torch.cat([cached(piece, real) for piece, real in chunks], dim=1)
     torch.testing.assert_close(actual[mask], expected[mask])

@@ -245,6 +245,6 @@ def test_a_whole_model_and_its_cache() -> None:
     with torch.no_grad():
         want = peer(tokens, attention_mask=padding.long()).logits
         assert difference(model(tokens, padding)[padding], want[padding]) < 1e-6
-        pieces = [(0, 4), (4, 5), (5, 6), (6, 7)]
-        actual = torch.cat([cached(tokens[:, a:b], padding[:, a:b]) for a, b in pieces], dim=1)
+        ranges = [(0, 4), (4, 5), (5, 6), (6, 7)]
+        actual = torch.cat([cached(tokens[:, a:b], padding[:, a:b]) for a, b in ranges], dim=1)
     assert difference(actual[padding], want[padding]) < 1e-5

@@ -85,15 +85,15 @@ def test_layers_attend_to_the_keys_of_an_earlier_index() -> None:
     for layer in model.stack.layers:
         layer.attention.register_forward_hook(lambda _, args, result: calls.append((*args, result)))
     tokens = torch.arange(18).view(2, 9) % 11
-    whole = model(tokens)
+    expected = model(tokens)
     (_, _, (_, wires)), (x, context, y) = calls
     assert (wires["choice"] == 0).sum(dim=3).unique().tolist() == [1, 2, 3]
     attention: Any = model.stack.layers[1].attention
     assert [name for name, _ in attention.named_parameters() if "index" in name] == []
     torch.testing.assert_close(y, attention.attend(x, attention.queries(x), context, wires["choice"]))
     cached = tfkit.CachedModel(model, length=9)
-    pieces = torch.cat([cached(tokens[:, :4]), cached(tokens[:, 4:5]), cached(tokens[:, 5:])], dim=1)
-    torch.testing.assert_close(pieces, whole)
+    actual = torch.cat([cached(tokens[:, :4]), cached(tokens[:, 4:5]), cached(tokens[:, 5:])], dim=1)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.slow
@@ -121,12 +121,12 @@ def test_keys_with_equal_scores_are_chosen_by_position(mask: dict[str, int], kee
     fields = {"index": {**INDEX, "n_heads": 1, "keep": keep}, "max_len": 30, **({"mask": mask} if mask else {})}
     model = tfkit.build(graph_of(**fields), seed=1).eval()
     tokens = torch.randint(11, (2, 27), generator=torch.Generator().manual_seed(0))
-    whole, cached = model(tokens), tfkit.CachedModel(model, length=27)
-    pieces = torch.cat([cached(piece) for piece in tokens.split([12, 1, 1, 7, 1, 5], dim=1)], dim=1)
-    torch.testing.assert_close(pieces, whole)
+    expected, cached = model(tokens), tfkit.CachedModel(model, length=27)
+    actual = torch.cat([cached(piece) for piece in tokens.split([12, 1, 1, 7, 1, 5], dim=1)], dim=1)
+    torch.testing.assert_close(actual, expected)
     real = torch.arange(27) >= 10
     padded = model(torch.where(real, tokens.roll(10, dims=1), 0), tokens_mask=real.expand(2, -1))
-    torch.testing.assert_close(padded[:, real], whole[:, :17])
+    torch.testing.assert_close(padded[:, real], expected[:, :17])
 
 
 @torch.no_grad()

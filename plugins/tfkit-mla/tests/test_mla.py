@@ -213,7 +213,7 @@ def test_half_precision_and_autocast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "place", "reason"),
+    ("fields", "location", "reason"),
     [
         ({"d_head": 4}, "d_head", "unknown key `d_head`"),
         (
@@ -226,10 +226,10 @@ def test_half_precision_and_autocast() -> None:
         ({"kv_rank": 0}, "kv_rank", "`kv_rank`"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any], place: str, reason: str) -> None:
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], location: str, reason: str) -> None:
     with pytest.raises(tfkit.SpecError, match=reason) as raised:
         graph_of(**fields)
-    assert f"(graph.decoder.attention.{place})" in str(raised.value)
+    assert f"(graph.decoder.attention.{location})" in str(raised.value)
 
 
 def test_no_head_has_the_width_of_others() -> None:

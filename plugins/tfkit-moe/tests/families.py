@@ -29,7 +29,7 @@ class Family:
     module: str
     config: str
     block: str
-    given: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
     transposed: bool = False
     """The experts' matrices are [e, d_in, d_out]."""
@@ -205,7 +205,7 @@ FAMILIES = {
 def block_of(family: Family, seed: int = 0) -> nn.Module:
     """The block of transformers, every weight and buffer random."""
     package = f"transformers.models.{family.module}"
-    config = getattr(importlib.import_module(package), family.config)(**SIZES, **family.given)
+    config = getattr(importlib.import_module(package), family.config)(**SIZES, **family.options)
     config._experts_implementation = "eager"
     block: nn.Module = getattr(importlib.import_module(f"{package}.modeling_{family.module}"), family.block)(config)
     generator = torch.Generator().manual_seed(seed)

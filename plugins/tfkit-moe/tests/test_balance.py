@@ -88,8 +88,8 @@ def test_the_terms_are_those_of_transformers(mask: Tensor | None) -> None:
     inputs = {"tokens": TOKENS} | ({} if mask is None else {"tokens_mask": mask})
     model, logits = model_and_logits(inputs)
     expected = load_balancing_loss_func(tuple(logits), 8, 2, mask)
-    kept = torch.ones_like(MASK) if mask is None else mask
-    z = router_z_loss_func(torch.cat([part[kept.flatten()] for part in logits])[None])
+    real = torch.ones_like(MASK) if mask is None else mask
+    z = router_z_loss_func(torch.cat([part[real.flatten()] for part in logits])[None])
     targets = torch.arange(24).view(3, 8)
     targets[0, 2:], targets[1, 7] = -100, -100
     counts = torch.tensor([2, 7, 8])

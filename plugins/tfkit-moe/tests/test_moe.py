@@ -286,7 +286,7 @@ def test_it_runs_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "place", "reason"),
+    ("fields", "location", "reason"),
     [
         ({"n_experts_per_token": 9}, "n_experts_per_token", "a token cannot go through 9 experts: there are 8"),
         ({"router": {"groups": {"n": 3, "keep": 2}}}, "router.groups.n", "8 experts cannot be divided into 3 groups"),
@@ -321,10 +321,10 @@ def test_it_runs_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
         ({"dropout": 0.1}, "dropout", "unknown key `dropout`"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any], place: str, reason: str) -> None:
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], location: str, reason: str) -> None:
     with pytest.raises(tfkit.SpecError, match=re.escape(reason)) as raised:
         tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **fields}), plugins=PLUGINS)
-    assert f"(graph.encoder.ffn.{place})" in str(raised.value)
+    assert f"(graph.encoder.ffn.{location})" in str(raised.value)
 
 
 # ---- properties of `tfkit check` ----

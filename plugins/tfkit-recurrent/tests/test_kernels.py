@@ -122,8 +122,8 @@ def test_flash_linear_attention_on_a_gpu(name: str, gradients: bool, monkeypatch
             results.append(list(torch.autograd.grad(mixer(x, context()).square().sum(), leaves)))
             continue
         with torch.no_grad():
-            pieces = [mixer(piece, context(tensors)) for piece in x.split([70, 1, x.size(1) - 71], dim=1)]
-            results.append([mixer(x, context()), torch.cat(pieces, dim=1), *tensors])
+            chunks = [mixer(piece, context(tensors)) for piece in x.split([70, 1, x.size(1) - 71], dim=1)]
+            results.append([mixer(x, context()), torch.cat(chunks, dim=1), *tensors])
     # The kernels multiply float32 in TF32.
     assert max(difference(value, expected) for value, expected in zip(*results, strict=True)) <= 2e-2
 

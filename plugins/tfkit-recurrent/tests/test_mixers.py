@@ -29,9 +29,9 @@ def difference(output: Tensor, expected: Tensor) -> float:
     return float((output - expected).detach().abs().max() / expected.detach().abs().max().clamp(min=1))
 
 
-def in_pieces(config: Any, mixer: nn.Module, x: Tensor, pieces: Sequence[int]) -> Tensor:
+def in_steps(config: Any, mixer: nn.Module, x: Tensor, lengths: Sequence[int]) -> Tensor:
     tensors = states(config, x.size(0), x.dtype)
-    return torch.cat([mixer(piece, context(tensors)) for piece in x.split(pieces, dim=1)], dim=1)
+    return torch.cat([mixer(piece, context(tensors)) for piece in x.split(lengths, dim=1)], dim=1)
 
 
 def shorten_chunks(mixer: nn.Module, size: int) -> None:
@@ -56,12 +56,12 @@ def test_mixer_is_the_published_class(name: str) -> None:
     full = mixer(x, context())
     assert difference(expected.double(), full) <= 1e-5
     assert full.dtype == torch.float64
-    for pieces in ([1] * LENGTH, [7, 1, 5, LENGTH - 13], [LENGTH - 1, 1], [64, LENGTH - 64]):
-        assert difference(in_pieces(config, mixer, x, pieces), full) <= 1e-12, pieces
+    for lengths in ([1] * LENGTH, [7, 1, 5, LENGTH - 13], [LENGTH - 1, 1], [64, LENGTH - 64]):
+        assert difference(in_steps(config, mixer, x, lengths), full) <= 1e-12, lengths
     shorten_chunks(mixer, 5)
     short = x[:, :23]
     assert difference(mixer(short, context()), full[:, :23]) <= 1e-12
-    assert difference(in_pieces(config, mixer, short, [7, 1, 1, 5, 9]), full[:, :23]) <= 1e-12
+    assert difference(in_steps(config, mixer, short, [7, 1, 1, 5, 9]), full[:, :23]) <= 1e-12
 
 
 @pytest.mark.parametrize("name", PAIR_NAMES)

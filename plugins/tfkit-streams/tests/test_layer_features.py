@@ -140,11 +140,11 @@ def test_a_model_with_shared_keys_and_layer_features_equals_gemma4() -> None:
     torch.testing.assert_close(model(ids, real)[1, 4:], alone[0], rtol=0, atol=1e-5)
     for padding, cuts in ((None, [1] * 14), (None, [6, 1, 7]), (real, [7, 1, 6])):
         cached = tfkit.CachedModel(model, length=14)
-        pieces = [
+        chunks = [
             cached(part, None if padding is None else value)
             for part, value in zip(ids.split(cuts, dim=1), real.split(cuts, dim=1), strict=True)
         ]
-        logits = torch.cat(pieces, dim=1)
+        logits = torch.cat(chunks, dim=1)
         torch.testing.assert_close(logits[0], expected[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(
             logits[1, 4:], (alone if padding is not None else expected[1:, 4:])[0], rtol=0, atol=1e-5

@@ -97,10 +97,10 @@ def test_manifold_is_the_hyper_connection_of_deepseek_v4() -> None:
     streams, y = torch.randn(2, 5, 3, WIDTH), torch.randn(2, 5, WIDTH)
     with torch.no_grad():
         post, comb, collapsed = theirs(streams)
-        x, kept = read(streams, context())
+        x, carried = read(streams, context())
         equal(x, collapsed)
         mixed = torch.einsum("btik,btim->btkm", comb, streams)  # as their layer multiplies: by the transposed matrix
-        equal(write(streams, y, kept), post[..., None] * y[:, :, None] + mixed)
+        equal(write(streams, y, carried), post[..., None] * y[:, :, None] + mixed)
         equal(leave(streams), head(streams))
 
 
@@ -114,9 +114,9 @@ def test_independent_is_the_hyper_connection_of_hy_v4() -> None:
     streams, y = torch.randn(2, 5, 3, WIDTH), torch.randn(2, 5, WIDTH)
     with torch.no_grad():
         post, collapsed = theirs(streams)
-        x, kept = read(streams, context())
+        x, carried = read(streams, context())
         equal(x, collapsed)
-        equal(write(streams, y, kept), post[..., None] * y[:, :, None] + streams)
+        equal(write(streams, y, carried), post[..., None] * y[:, :, None] + streams)
         equal(leave(streams), head(streams))
 
 
@@ -132,9 +132,9 @@ def test_gated_is_the_gated_residual_of_qwen4() -> None:
     streams, y = torch.randn(2, 5, 3, WIDTH), torch.randn(2, 5, WIDTH)
     with torch.no_grad():
         mixed, flat, weights = theirs(streams.flatten(2))
-        x, kept = read(streams, context())
+        x, carried = read(streams, context())
         equal(x, mixed)
-        equal(write(streams, y, kept).flatten(2), flat + (y[:, :, None] * weights[..., None]).flatten(2))
+        equal(write(streams, y, carried).flatten(2), flat + (y[:, :, None] * weights[..., None]).flatten(2))
         equal(leave(streams), last(streams.flatten(2)))
 
 
@@ -155,8 +155,8 @@ def test_modulated_and_adaptive_are_adaln_zero() -> None:
         expected = nn.functional.layer_norm(x, [WIDTH], eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
         equal(layer.ffn_norm_in(x, context(condition)), expected)
         for name, factor in (("attention", gate_attention), ("ffn", gate_ffn)):
-            stream, kept = layer.get_submodule(f"{name}_residual_read")(x, context(condition))
-            equal(layer.get_submodule(f"{name}_residual_write")(stream, y, kept), x + factor[:, None] * y)
+            stream, carried = layer.get_submodule(f"{name}_residual_read")(x, context(condition))
+            equal(layer.get_submodule(f"{name}_residual_write")(stream, y, carried), x + factor[:, None] * y)
 
 
 SMALL_FIELDS: dict[str, dict[str, Any]] = {
@@ -246,12 +246,12 @@ class Narrow(nn.Module):
 
 
 class Write(nn.Module):
-    def forward(self, x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, carried: list[Tensor]) -> Tensor:
         return x + y
 
 
 class Wide(nn.Module):
-    def forward(self, x: Tensor, y: Tensor, kept: list[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, carried: list[Tensor]) -> Tensor:
         return (x + y).double()
 
 

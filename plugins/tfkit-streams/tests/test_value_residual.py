@@ -83,8 +83,8 @@ def test_without_the_values_of_the_first_layer_it_is_multi_head_attention() -> N
 def test_a_cache_contains_mixed_values() -> None:
     model = built()
     cached = tfkit.CachedModel(model, length=9)
-    pieces = torch.cat([cached(TOKENS[:, :4]), cached(TOKENS[:, 4:5]), cached(TOKENS[:, 5:])], dim=1)
-    torch.testing.assert_close(pieces, model(TOKENS))
+    actual = torch.cat([cached(TOKENS[:, :4]), cached(TOKENS[:, 4:5]), cached(TOKENS[:, 5:])], dim=1)
+    torch.testing.assert_close(actual, model(TOKENS))
 
 
 @pytest.mark.parametrize(

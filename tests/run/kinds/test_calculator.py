@@ -44,8 +44,8 @@ def test_every_problem_is_right(problems: list[str]) -> None:
             "/": lambda a, b: a / b,
         }[match[3]](Fraction(match[2]), Fraction(match[5]))
         assert abs(Fraction(answer or "0") - exact) <= Fraction(501, 100_000)
-        whole = "." not in match[2] + match[5] and match[3] != "/"
-        assert ("." in answer) != whole
+        integers = "." not in match[2] + match[5] and match[3] != "/"
+        assert ("." in answer) != integers
 
 
 def test_the_numbers_are_distributed_as_published(problems: list[str]) -> None:
@@ -54,10 +54,10 @@ def test_the_numbers_are_distributed_as_published(problems: list[str]) -> None:
     assert all(abs(count / len(problems) - 0.25) < 0.015 for count in operators.values())
     numbers = [number for match in actual if match for number in (match[2], match[5])]
     decimal = [float(number) for number in numbers if "." in number]
-    whole = [int(number) for number in numbers if "." not in number]
+    integers = [int(number) for number in numbers if "." not in number]
     assert abs(len(decimal) / len(numbers) - 0.4) < 0.01
-    assert (min(whole), max(whole)) == (1, 1000)
-    assert abs(np.mean(whole) - 500.5) < 8
+    assert (min(integers), max(integers)) == (1, 1000)
+    assert abs(np.mean(integers) - 500.5) < 8
     assert abs(np.mean(decimal) - 250.25) < 6  # of a product of two uniform numbers
     decimals = Counter((("." in match[2]) + ("." in match[5])) for match in actual if match)
     assert [round(decimals[count] / len(problems), 2) for count in range(3)] == [0.36, 0.48, 0.16]
@@ -80,11 +80,11 @@ def test_windows_begin_anywhere_in_one_text(tmp_path: Path) -> None:
     train, val = text[:9720], text[9720:]  # 90% of the characters
     windows = data.examples("train", "sampled")
     assert len(windows) == 9720 - 50
-    places = np.array([0, 7, 35, 9669])
-    batch = windows.batch(places)
-    for row, place in enumerate(places):
-        assert data.tokenizer.decode(batch.inputs["tokens"][row]) == train[place : place + 50]
-        assert data.tokenizer.decode(batch.targets[row]) == train[place + 1 : place + 51]
+    indices = np.array([0, 7, 35, 9669])
+    batch = windows.batch(indices)
+    for row, index in enumerate(indices):
+        assert data.tokenizer.decode(batch.inputs["tokens"][row]) == train[index : index + 50]
+        assert data.tokenizer.decode(batch.targets[row]) == train[index + 1 : index + 51]
     first = data.examples("val", "sequential").batch(np.array([0]))
     assert data.tokenizer.decode(first.inputs["tokens"][0]) == val[:50]
 
@@ -99,8 +99,8 @@ def test_rows_are_one_problem_each_and_may_count_the_answer_alone(tmp_path: Path
         assert data.tokenizer.decode(batch.inputs["tokens"][0]) == first[:-1]
         assert (batch.targets[0, :-11] == IGNORE_INDEX).all()
         assert data.tokenizer.decode(batch.targets[0, -11:]) == first[-11:]
-    whole = CalculatorConfig(problems=30, layout="rows").build(None).examples("train", "sequential")
-    assert (whole.batch(np.array([0])).targets != IGNORE_INDEX).all()
+    integers = CalculatorConfig(problems=30, layout="rows").build(None).examples("train", "sequential")
+    assert (integers.batch(np.array([0])).targets != IGNORE_INDEX).all()
 
 
 def test_answers_in_their_usual_order(tmp_path: Path) -> None:

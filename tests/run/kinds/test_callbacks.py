@@ -75,10 +75,10 @@ def test_the_folder_of_a_run_holds_its_averages(tmp_path: Path) -> None:
     path = write_run(tmp_path)
     train(path, output=tmp_path / "out", sets=EMA, stop_after=5, quiet=True)
     train(path, output=tmp_path / "out", sets=EMA, quiet=True)
-    whole = train(path, output=tmp_path / "whole", sets=EMA, quiet=True)
-    averages = [tfkit.build(folder / "ema").state_dict() for folder in (tmp_path / "out", whole.folder)]
+    uninterrupted = train(path, output=tmp_path / "whole", sets=EMA, quiet=True)
+    averages = [tfkit.build(folder / "ema").state_dict() for folder in (tmp_path / "out", uninterrupted.folder)]
     assert same(*averages)
-    assert not same(averages[0], tfkit.build(whole.folder).state_dict())
+    assert not same(averages[0], tfkit.build(uninterrupted.folder).state_dict())
 
 
 def test_averages_are_written_after_the_process_was_killed_at_its_end(
@@ -94,8 +94,8 @@ def test_averages_are_written_after_the_process_was_killed_at_its_end(
     checkpoints = {file: file.stat().st_mtime_ns for file in folder.rglob("step-*/*")}
     train(path, output=folder, sets=EMA, quiet=True)
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("step-*/*")} == checkpoints
-    whole = train(path, output=tmp_path / "whole", sets=EMA, quiet=True)
-    assert contents(str(folder)) == contents(str(whole.folder))
+    uninterrupted = train(path, output=tmp_path / "whole", sets=EMA, quiet=True)
+    assert contents(str(folder)) == contents(str(uninterrupted.folder))
 
 
 def test_spikes_may_leave_out_the_update(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ class Evaluated:
     [
         ({}, [3.0, 2.0, 2.5, 2.1], 4),
         ({}, [3.0, 2.0, 2.5, 1.9, 2.0], None),
-        ({"least": 0.5}, [3.0, 2.9, 2.8], 3),
+        ({"min_delta": 0.5}, [3.0, 2.9, 2.8], 3),
         ({"better": "higher"}, [0.1, 0.3, 0.2, 0.3], 4),
         ({}, [3.0, math.nan, math.nan], 3),
         ({}, [math.inf, math.nan], 2),

@@ -218,8 +218,8 @@ def test_a_long_text_is_cut_omitted_or_reported(tmp_path: Path) -> None:
     cut = run_of(tmp_path, "batch.length=3", "data.long=cut").data.examples("train", "sequential")
     assert cut.batch(np.arange(5)).inputs["document"].shape == (5, 3)
     assert cut.batch(np.arange(5)).targets.tolist() == [0, 1, 0, 2, 3]  # type: ignore[union-attr]
-    kept = run_of(tmp_path, "batch.length=9", "data.long=skip").data.examples("train", "sequential")
-    assert kept.batch(np.arange(3)).targets.tolist() == [0, 0, 1]  # type: ignore[union-attr]
+    examples = run_of(tmp_path, "batch.length=9", "data.long=skip").data.examples("train", "sequential")
+    assert examples.batch(np.arange(3)).targets.tolist() == [0, 0, 1]  # type: ignore[union-attr]
 
 
 def test_a_negative_that_equals_the_document_is_an_error(tmp_path: Path) -> None:

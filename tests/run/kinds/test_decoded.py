@@ -22,7 +22,7 @@ from .small import small_run
 from .test_tasks import PAIR
 
 ROWS = "{kind: calculator, problems: 50, test: 40, layout: rows, loss_on: answer}"
-WHOLE = {"test": SplitConfig(batches="all")}
+ALL_OF_TEST = {"test": SplitConfig(batches="all")}
 
 
 def numbers_of(
@@ -30,7 +30,7 @@ def numbers_of(
     metrics: str,
     *sets: str,
     data: str = ROWS,
-    splits: dict[str, SplitConfig] = WHOLE,
+    splits: dict[str, SplitConfig] = ALL_OF_TEST,
     end: int | None = None,
 ) -> dict[str, float]:
     evaluated = f"eval={{every: 1, splits: {{train: all}}, metrics: [{metrics}]}}"
@@ -74,7 +74,7 @@ def test_a_model_may_write_tokens_that_the_data_lacks(tmp_path: Path) -> None:
         model.head.output.weight.zero_()[29] = 1.0
         model.decoder.final_norm.bias.fill_(100.0)
     assert run.config.eval is not None
-    numbers = evaluate_splits(model, run, WHOLE, run.config.eval.metrics)
+    numbers = evaluate_splits(model, run, ALL_OF_TEST, run.config.eval.metrics)
     assert numbers == {"test.decoded_accuracy": 0.0}
 
 
@@ -98,8 +98,8 @@ def test_an_encoder_decoder_writes_to_its_source(tmp_path: Path) -> None:
             read = torch.cat([read, model(source, read)[:, -1:].argmax(-1)], dim=1)
     config = small_run(tmp_path, "{kind: addition}", "eval={every: 1, splits: {val: all}, metrics: [decoded_accuracy]}")
     assert config.config.eval is not None
-    whole = {"val": SplitConfig(batches="all")}
-    results = evaluate_splits(model, run, whole, config.config.eval.metrics)
+    splits = {"val": SplitConfig(batches="all")}
+    results = evaluate_splits(model, run, splits, config.config.eval.metrics)
     assert results["val.decoded_accuracy"] == pytest.approx((read[:, 1:] == targets).float().mean().item())
 
 
@@ -107,9 +107,9 @@ def test_constants_are_counted(tmp_path: Path) -> None:
     actual = numbers_of(tmp_path, "constant_accuracy, constant_exact_match")
     batch = small_run(tmp_path, ROWS).data.examples("test", "sequential").batch(np.arange(40))
     answers = [tuple(row) for row in batch.targets[:, -11:].tolist()]
-    places = [Counter(column).most_common(1)[0][1] for column in zip(*answers, strict=True)]
+    counts = [Counter(column).most_common(1)[0][1] for column in zip(*answers, strict=True)]
     assert (batch.targets[:, :-11] == IGNORE_INDEX).all()
-    assert actual["test.constant_accuracy"] == pytest.approx(sum(places) / (11 * 40))
+    assert actual["test.constant_accuracy"] == pytest.approx(sum(counts) / (11 * 40))
     assert actual["test.constant_exact_match"] == Counter(answers).most_common(1)[0][1] / 40
 
 

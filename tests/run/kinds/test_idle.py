@@ -57,7 +57,7 @@ def test_a_problem_of_the_test_is_the_same_in_every_layout(tmp_path: Path) -> No
     assert all({"layout", "length"}.isdisjoint(run.config.data.idle("val")) for run in (stream, rows))
 
 
-def _read(examples: Examples, most: int) -> list[NDArray[np.int64]]:
+def _read(examples: Examples, limit: int) -> list[NDArray[np.int64]]:
     """The number of examples, and the inputs and targets of the first ones."""
-    batch = examples.batch(np.arange(min(len(examples), most)))
+    batch = examples.batch(np.arange(min(len(examples), limit)))
     return [np.array(len(examples)), *batch.inputs.values(), batch.targets]

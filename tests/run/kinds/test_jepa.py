@@ -162,8 +162,8 @@ def test_blocks_have_the_sizes_of_the_config_and_leave_a_context(grid: tuple[int
         sizes.add((height, width))
     expected = {
         tuple(
-            min(max(round(side), 1), most)
-            for side, most in ((math.sqrt(a * rows * columns * r), rows), (math.sqrt(a * rows * columns / r), columns))
+            min(max(round(side), 1), limit)
+            for side, limit in ((math.sqrt(a * rows * columns * r), rows), (math.sqrt(a * rows * columns / r), columns))
         )
         for a in np.linspace(0.1, 0.3, 200)
         for r in np.geomspace(0.5, 2.0, 200)

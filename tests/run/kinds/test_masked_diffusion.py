@@ -52,11 +52,11 @@ class Fixed:
         return self.rows[:, :1] if size == (1,) else self.rows[:, 1 : 1 + size[0]]
 
 
-def any_order(model: nn.Module, ids: list[int], asked: list[int]) -> Tensor:
+def any_order(model: nn.Module, ids: list[int], targets: list[int]) -> Tensor:
     """The mean over all orders of -log p of the asked tokens, each given those before it in the order."""
     totals = []
-    for order in permutations(asked):
-        tokens, total = torch.tensor([MASK if i in asked else token for i, token in enumerate(ids)]), 0.0
+    for order in permutations(targets):
+        tokens, total = torch.tensor([MASK if i in targets else token for i, token in enumerate(ids)]), 0.0
         for index in order:
             total = total - F.log_softmax(model(tokens[None])[0, index], -1)[ids[index]]
             tokens[index] = ids[index]
@@ -64,24 +64,24 @@ def any_order(model: nn.Module, ids: list[int], asked: list[int]) -> Tensor:
     return torch.stack(totals).mean()
 
 
-@pytest.mark.parametrize("asked", [[1, 2, 3], [2, 3]])
-def test_its_expectation_is_the_mean_over_all_orders(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("positions", [[1, 2, 3], [2, 3]])
+def test_its_expectation_is_the_mean_over_all_orders(positions: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The expectation is a sum over all masks, and an integral over their probability, a polynomial of degree 2."""
     monkeypatch.setattr(masked_diffusion, "MIN_LEVEL", 0.0)
     ids, model = [3, 1, 4, 2], Table()
-    targets = torch.tensor([[ids[i] if i in asked else -100 for i in range(1, 4)]])
+    targets = torch.tensor([[ids[i] if i in positions else -100 for i in range(1, 4)]])
     loss, total = MaskedDiffusionLoss(model, "tokens", MASK), torch.zeros((), dtype=torch.float64)
     nodes, weights = np.polynomial.legendre.leggauss(2)
     for level, weight in zip(((1 + nodes) / 2).tolist(), (weights / 2).tolist(), strict=True):
-        for hidden in product([True, False], repeat=len(asked)):
-            draws = dict(zip(asked, hidden, strict=True))  # other tokens would be hidden, but are not asked for
+        for hidden in product([True, False], repeat=len(positions)):
+            draws = dict(zip(positions, hidden, strict=True))  # other tokens would be hidden, but are not asked for
             row = [0.0 if draws.get(i, True) else 0.999 for i in range(4)]
             noise: Any = Fixed(torch.tensor([[level, *row]], dtype=torch.float64))
             result = loss({"tokens": torch.tensor([ids[:3]])}, targets, noise)
-            assert (result.count, result.numbers["hidden"].total) == (len(asked), sum(hidden))
-            probability = level ** sum(hidden) * (1 - level) ** (len(asked) - sum(hidden))
+            assert (result.count, result.numbers["hidden"].total) == (len(positions), sum(hidden))
+            probability = level ** sum(hidden) * (1 - level) ** (len(positions) - sum(hidden))
             total = total + weight * probability * result.total
-    expected = any_order(model, ids, asked)
+    expected = any_order(model, ids, positions)
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
     (actual,) = torch.autograd.grad(total, model.table)
     (gradient,) = torch.autograd.grad(expected, model.table)

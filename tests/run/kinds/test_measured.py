@@ -158,10 +158,10 @@ def test_the_loss_and_its_gradients_are_those_of_torch(form: str, data: str, tmp
     masks = {"x_mask": torch.from_numpy(batch.masks["features"])}
     outputs = fresh.model(torch.from_numpy(batch.inputs["features"]), **masks)
     targets = torch.from_numpy(batch.targets)
-    kept = ~targets.isnan()
+    real = ~targets.isnan()
     functions = {"mse": F.mse_loss, "mae": F.l1_loss}
     function: Any = functions.get(form, partial(F.huber_loss, delta=0.3))
-    expected = function(outputs[kept], targets[kept])
+    expected = function(outputs[real], targets[real])
     expected.backward()
     assert memory.losses == pytest.approx([expected.item()], rel=1e-6)
     for gradient, parameter in zip(gradients, fresh.model.parameters(), strict=True):

@@ -168,10 +168,10 @@ def test_what_muon_gathers_is_written_back(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_run_with_muon_continues_to_the_same_bits(tmp_path: Path) -> None:
     run = small_run(tmp_path, DATA, "steps=6", optimizer=MUON)
-    _, whole = trained(run)
+    _, uninterrupted = trained(run)
     memory, _ = trained(run, until=3)
     _, continued = trained(run, Memory(memory.saved))
-    assert same(whole, continued)
+    assert same(uninterrupted, continued)
 
 
 def test_the_matrices_inside_a_model(tmp_path: Path) -> None:

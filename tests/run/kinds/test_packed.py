@@ -66,9 +66,9 @@ def test_a_step_has_the_loss_and_gradients_of_separate_rows(tmp_path: Path) -> N
     total = torch.zeros(())
     for tokens, targets, documents in zip(batch.inputs["tokens"], batch.targets, batch.documents, strict=True):
         for number in np.unique(documents):
-            places = documents == number
-            logits = trainer.model(torch.from_numpy(tokens[places])[None])[0]
-            total = total + F.cross_entropy(logits, torch.from_numpy(targets[places]), reduction="sum")
+            tokens_of = documents == number
+            logits = trainer.model(torch.from_numpy(tokens[tokens_of])[None])[0]
+            total = total + F.cross_entropy(logits, torch.from_numpy(targets[tokens_of]), reduction="sum")
     total = total / batch.count
     total.backward()
     assert loss.item() == pytest.approx(total.item(), abs=1e-5)

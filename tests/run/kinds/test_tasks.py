@@ -71,11 +71,11 @@ def test_recall_asks_every_key_once_for_its_value(tmp_path: Path) -> None:
         names = dict(zip(tokens[0:12:2], tokens[1:12:2], strict=True))
         assert len(names) == len(set(names.values())) == 6
         assert all(0 < key < 32 <= value < 64 for key, value in names.items())
-        calls = [place for place, target in enumerate(expected) if target != IGNORE_INDEX]
-        assert sorted(tokens[place] for place in calls) == sorted(names)
-        assert all(names[tokens[place]] == expected[place] for place in calls)
-        assert all(place >= 12 and place % 2 == 0 for place in calls)
-        distances += [(place - 12) // 2 for place in calls]
+        calls = [index for index, target in enumerate(expected) if target != IGNORE_INDEX]
+        assert sorted(tokens[index] for index in calls) == sorted(names)
+        assert all(names[tokens[index]] == expected[index] for index in calls)
+        assert all(index >= 12 and index % 2 == 0 for index in calls)
+        distances += [(index - 12) // 2 for index in calls]
     counts = np.bincount(distances, minlength=14)
     assert counts[0] > 1.5 * counts[5] > 1.5 * counts[13]  # near ones are more frequent
     fillers = {token for tokens in inputs["tokens"] for token in tokens[12:]}

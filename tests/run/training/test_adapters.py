@@ -185,14 +185,14 @@ def test_gradients_are_the_gradients_of_the_merged_weights(tmp_path: Path) -> No
 
 def test_a_run_continues_with_the_same_bits(tmp_path: Path) -> None:
     sets = ["adapters.dropout=0.2", "model.dropout=0.1", "data.order=sampled"]
-    whole, _ = trained(adapted(tmp_path, *sets))
+    uninterrupted, _ = trained(adapted(tmp_path, *sets))
     part, _ = trained(adapted(tmp_path, *sets), until=3)
     rest, _ = trained(adapted(tmp_path, *sets), Memory(part.saved))
-    assert part.lines + rest.lines == whole.lines
-    assert whole.saved
+    assert part.lines + rest.lines == uninterrupted.lines
+    assert uninterrupted.saved
     assert rest.saved
-    assert same(whole.saved.weights, rest.saved.weights)
-    assert same(whole.saved.optimizer, rest.saved.optimizer)
+    assert same(uninterrupted.saved.weights, rest.saved.weights)
+    assert same(uninterrupted.saved.optimizer, rest.saved.optimizer)
 
 
 def test_micro_batches_change_results_by_rounding_only(tmp_path: Path) -> None:

@@ -143,12 +143,12 @@ def test_the_gradient_is_that_of_the_sum_over_all_tokens(size: int, tmp_path: Pa
 
 
 def test_a_tied_table_is_one_weight_when_a_run_continues(tmp_path: Path) -> None:
-    whole, weights = trained(small_run(tmp_path, *TIED))
+    uninterrupted, weights = trained(small_run(tmp_path, *TIED))
     part, _ = trained(small_run(tmp_path, *TIED), until=3)
     rest, continued = trained(small_run(tmp_path, *TIED), Memory(part.saved))
     assert "embedding.tokens.weight" in weights
     assert "head.output.weight" not in weights
-    assert part.losses + rest.losses == whole.losses
+    assert part.losses + rest.losses == uninterrupted.losses
     assert same(weights, continued)
 
 

@@ -59,7 +59,7 @@ def window_of(model: nn.Module) -> int | None:
     return left
 
 
-class Seen(Callback):
+class Recorder(Callback):
     """The values of the modules after each step."""
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ class Seen(Callback):
 
 
 def test_a_step_has_its_numbers(tmp_path: Path) -> None:
-    seen = Seen()
-    trained(small_run(tmp_path, *SCHEDULES), watchers=[seen])
-    assert seen.values == [
+    recorder = Recorder()
+    trained(small_run(tmp_path, *SCHEDULES), watchers=[recorder])
+    assert recorder.values == [
         (3, 0.2, 1.0, 0.1),
         (3, 0.16, 0.875, 0.1),
         (3, 0.12, 0.75, 0.1),

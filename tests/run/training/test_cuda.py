@@ -86,5 +86,5 @@ def test_tokens_are_decoded_like_on_the_cpu(name: str, compiler: Any) -> None:
     expected = model(prompt)
     cached = tfkit.CachedModel(model.cuda(), length=16, compile=compiler)
     with torch.no_grad():
-        pieces = [cached(piece.cuda()).cpu() for piece in (prompt[:, :5], *prompt[:, 5:].split(1, dim=1))]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=0, atol=1e-7)
+        chunks = [cached(piece.cuda()).cpu() for piece in (prompt[:, :5], *prompt[:, 5:].split(1, dim=1))]
+    torch.testing.assert_close(torch.cat(chunks, dim=1), expected, rtol=0, atol=1e-7)

@@ -111,11 +111,11 @@ def test_an_evaluation_needs_no_more_memory_than_a_step(tmp_path: Path) -> None:
     assert evaluation.memory.peak <= step.memory.peak
 
 
-def out_of_memory(model: nn.Module, most: int) -> None:
+def out_of_memory(model: nn.Module, limit: int) -> None:
     """Let a forward of more than `most` sequences fail."""
 
     def check(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if len(args[0]) > most:
+        if len(args[0]) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     model.get_submodule("embedding").register_forward_pre_hook(check)

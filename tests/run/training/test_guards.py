@@ -18,7 +18,7 @@ from tfkit.run.training.loop import Trainer
 
 from .runs import Memory, same, small_run, trained
 
-PLACE = "decoder.layers.1.attention.output"
+PATH = "decoder.layers.1.attention.output"
 
 
 class Planted(Trainer):
@@ -27,7 +27,7 @@ class Planted(Trainer):
     bad: tuple[int, ...] = ()
 
     def _gradients(self, *arguments: object) -> tuple[Tensor, dict[str, float]]:
-        module = self.model.get_submodule(PLACE)
+        module = self.model.get_submodule(PATH)
 
         def spoil(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
             return output * float("inf") if self.step + 1 in self.bad else output
@@ -51,7 +51,7 @@ def test_the_first_component_that_is_not_finite_is_named(tmp_path: Path) -> None
     with pytest.raises(SpecError) as error:
         trainer.train()
     assert "step 3 has a loss or a gradient that is not finite" in str(error.value)
-    assert f"the output of `{PLACE}` is the first that is not finite" in str(error.value)
+    assert f"the output of `{PATH}` is the first that is not finite" in str(error.value)
     assert trainer.ended == "diverged"
     assert memory.lines[-1] == {"step": 2, "diverged": str(error.value.diagnostics[0].message)}
     _, before = trained(small_run(tmp_path), until=2)
@@ -68,19 +68,19 @@ def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
 
 def test_steps_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
     skip = "nonfinite={skip: 2}"
-    whole = Memory()
-    trainer = planted(tmp_path, whole, (3, 5), skip)
+    uninterrupted = Memory()
+    trainer = planted(tmp_path, uninterrupted, (3, 5), skip)
     assert trainer.train() == "finished"
-    texts = [(line["step"], line["skipped"]) for line in whole.lines if "skipped" in line]
-    assert texts == [(step, f"the output of `{PLACE}` is the first that is not finite") for step in (3, 5)]
-    assert len(whole.losses) == 6
+    texts = [(line["step"], line["skipped"]) for line in uninterrupted.lines if "skipped" in line]
+    assert texts == [(step, f"the output of `{PATH}` is the first that is not finite") for step in (3, 5)]
+    assert len(uninterrupted.losses) == 6
     assert all(bool(weight.isfinite().all()) for weight in trainer.model.state_dict().values())
     part = Memory()
     planted(tmp_path, part, (3, 5), skip, until=4).train()
     rest = Memory(part.saved)
     continued = planted(tmp_path, rest, (3, 5), skip)
     continued.train()
-    assert part.lines + rest.lines == whole.lines
+    assert part.lines + rest.lines == uninterrupted.lines
     assert same(trainer.model.state_dict(), continued.model.state_dict())
     with pytest.raises(SpecError, match="step 6 has a loss"):
         planted(tmp_path, Memory(part.saved), (3, 5, 6), skip).train()
@@ -104,12 +104,12 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(tmp_path: Path) -> No
 
 
 @contextmanager
-def memory_for(trainer: Trainer, most: int, error: Callable[[], RuntimeError]) -> Iterator[None]:
+def memory_for(trainer: Trainer, limit: int, error: Callable[[], RuntimeError]) -> Iterator[None]:
     """A machine that has memory for that many sequences."""
 
     def check(module: nn.Module, options: tuple[object, ...]) -> None:
         tokens = options[0]["tokens"]  # type: ignore[index]
-        if len(tokens) > most:
+        if len(tokens) > limit:
             raise error()
 
     hook = trainer.loss.register_forward_pre_hook(check)
@@ -143,14 +143,14 @@ def test_a_smaller_micro_batch_computes_the_same_and_is_noted(
 
 
 @pytest.mark.parametrize(
-    ("sets", "most", "help"),
+    ("sets", "limit", "help"),
     [((), 4, "micro_batch: auto"), (("machine.micro_batch=auto",), 0, "make the examples shorter")],
 )
-def test_out_of_memory_says_what_to_change(tmp_path: Path, sets: tuple[str, ...], most: int, help: str) -> None:
+def test_out_of_memory_says_what_to_change(tmp_path: Path, sets: tuple[str, ...], limit: int, help: str) -> None:
     trainer = Trainer(small_run(tmp_path, *sets), Memory())
-    with memory_for(trainer, most, of_cuda), pytest.raises(SpecError) as raised:
+    with memory_for(trainer, limit, of_cuda), pytest.raises(SpecError) as raised:
         trainer.train()
-    assert f"{6 if most else 1} sequences does not fit into the memory of `cpu`" in str(raised.value)
+    assert f"{6 if limit else 1} sequences does not fit into the memory of `cpu`" in str(raised.value)
     assert help in str(raised.value)
     assert trainer.step == 0
 

@@ -20,7 +20,7 @@ from tfkit.run.training.order import indices_of, indices_to_evaluate, stream_see
 from .runs import PLUGINS, Memory, small_run, trained
 
 
-def made(slot: str, kind: str, **fields: object) -> tfkit.Component:
+def component_of(slot: str, kind: str, **fields: object) -> tfkit.Component:
     component = PLUGINS.registry.find(slot, kind)
     assert component is not None
     return component.config(**fields)
@@ -29,7 +29,7 @@ def made(slot: str, kind: str, **fields: object) -> tfkit.Component:
 @pytest.mark.parametrize("kind", ["constant", "cosine", "linear", "wsd", "inverse_sqrt"])
 @pytest.mark.parametrize("warmup", [0, 1, 10, 0.2])
 def test_schedules(kind: str, warmup: float) -> None:
-    schedule = made("schedule", kind, warmup=warmup)
+    schedule = component_of("schedule", kind, warmup=warmup)
     schedule.check_steps(50)
     factors = [schedule.factor(step, 50) for step in range(1, 51)]
     rise = 10 if warmup in (10, 0.2) else 1
@@ -43,19 +43,19 @@ def test_schedules(kind: str, warmup: float) -> None:
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
 def test_a_schedule_with_an_end_above_0_is_its_formula(kind: str) -> None:
-    schedule = made("schedule", kind, warmup=6, end=0.3)
+    schedule = component_of("schedule", kind, warmup=6, end=0.3)
     factors = [schedule.factor(step, 50) for step in range(1, 51)]
     assert factors == pytest.approx([getattr(training, kind)(schedule, step, 50) for step in range(1, 51)])
     assert (factors[0], factors[-1]) == (pytest.approx(1 / 6), pytest.approx(0.3))
 
 
 def test_wsd_is_stable_before_its_decay() -> None:
-    schedule = made("schedule", "wsd", decay=10)
+    schedule = component_of("schedule", "wsd", decay=10)
     assert [schedule.factor(step, 50) for step in (2, 40, 45, 50)] == pytest.approx([1, 1, 0.5, 0])
 
 
 def test_additions_are_right_and_apart() -> None:
-    data = made("data", "addition", digits=2).build(None)
+    data = component_of("data", "addition", digits=2).build(None)
     calls = {}
     for split in data.splits:
         examples = data.examples(split, "sequential")
@@ -102,7 +102,7 @@ def test_orders(order: str) -> None:
 @pytest.mark.parametrize("kind", ["characters", "bytes"])
 def test_tokenizers_write_the_file_that_generate_reads(kind: str, tmp_path: Path) -> None:
     text = "Grüße, 3 sheep\n\x00"
-    tokenizer = made("tokenizer", kind).build(text)
+    tokenizer = component_of("tokenizer", kind).build(text)
     tokenizer.save(tmp_path / tokenizer.file)
     again = load_tokenizer(tmp_path / tokenizer.file)
     assert again.encode(text) == list(tokenizer.encode(text))
@@ -119,7 +119,7 @@ def test_metrics_are_sums() -> None:
     targets[3] = IGNORE_INDEX
     values = {}
     for kind in ("loss", "accuracy", "exact_match"):
-        metric = made("metric", kind).build(None)
+        metric = component_of("metric", kind).build(None)
         sums = []
         for row in range(4):
             positions = [metric.values(logits[row, [t]], targets[row, [t]]) for t in range(4)]
@@ -137,7 +137,9 @@ def test_groups(tmp_path: Path) -> None:
     model = tfkit.build(run.graph, device="meta")
     names = {parameter: name for name, parameter in model.named_parameters()}
     rules = [{"match": "*attention*", "lr": 0.5}, {"match": "*bias", "weight_decay": 0.3}]
-    groups = groups_of(model, made("optimizer", "sgd", lr=0.1, weight_decay=0.2, groups=tuple(map(rule, rules))))
+    groups = groups_of(
+        model, component_of("optimizer", "sgd", lr=0.1, weight_decay=0.2, groups=tuple(map(rule, rules)))
+    )
     actual = {names[parameter]: (g["lr"], g["weight_decay"]) for g in groups for parameter in g["params"]}
     assert set(actual) == set(names.values())
     assert actual["embedding.tokens.weight"] == (0.1, 0.0)
@@ -145,7 +147,7 @@ def test_groups(tmp_path: Path) -> None:
     assert actual["decoder.layers.0.attention.output.weight"] == (0.5, 0.2)
     assert actual["decoder.layers.0.attention.output.bias"] == (0.5, 0.3)
     with pytest.raises(tfkit.Invalid, match="no trained parameter matches `\\*atention\\*`") as raised:
-        groups_of(model, made("optimizer", "sgd", lr=0.1, groups=(rule({"match": "*atention*", "lr": 1.0}),)))
+        groups_of(model, component_of("optimizer", "sgd", lr=0.1, groups=(rule({"match": "*atention*", "lr": 1.0}),)))
     assert raised.value.field == "groups.0.match"
     assert "`attention`" in str(raised.value.help)
 
@@ -158,15 +160,15 @@ def rule(fields: dict[str, object]) -> object:
 
 @pytest.mark.parametrize("optimizer", ["{kind: sgd, lr: 0.1, momentum: 0.9}", "{kind: sgd, lr: 0.1}"])
 def test_sgd_continues(tmp_path: Path, optimizer: str) -> None:
-    whole, _ = trained(small_run(tmp_path, f"optimizer={optimizer}"))
+    uninterrupted, _ = trained(small_run(tmp_path, f"optimizer={optimizer}"))
     part, _ = trained(small_run(tmp_path, f"optimizer={optimizer}"), until=3)
     rest, _ = trained(small_run(tmp_path, f"optimizer={optimizer}"), Memory(part.saved))
-    assert part.losses + rest.losses == whole.losses
+    assert part.losses + rest.losses == uninterrupted.losses
 
 
 def test_tensorboard_shows_the_numbers(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    tracker = made("tracker", "tensorboard").build(tfkit.TrackedRun("small", tmp_path, 0, {}, None))
+    tracker = component_of("tracker", "tensorboard").build(tfkit.TrackedRun("small", tmp_path, 0, {}, None))
     tracker.log(1, {"val.loss": 2.5})
     tracker.text(1, "sample", "a\nb")
     tracker.close()

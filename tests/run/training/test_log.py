@@ -84,10 +84,10 @@ def test_observers_see_what_earlier_ones_log_and_change_nothing(tmp_path: Path) 
 
 
 def test_the_bar_shows_them() -> None:
-    watch, shown = TrainingProgress(float, quiet=True), []
-    watch._bar = cast(Any, SimpleNamespace(update=lambda task, **fields: shown.append(fields["loss"])))
+    watch, lines = TrainingProgress(float, quiet=True), []
+    watch._bar = cast(Any, SimpleNamespace(update=lambda task, **fields: lines.append(fields["loss"])))
     watch.on_step(cast(Training, SimpleNamespace(step=1)), {"loss": 2.5, "lr": 0.01, "grad_norm": 1.0, "gain": 0.25})
-    assert shown == ["loss 2.500  lr 1.0e-02  gain 0.25"]
+    assert lines == ["loss 2.500  lr 1.0e-02  gain 0.25"]
 
 
 @pytest.mark.parametrize(

@@ -147,25 +147,25 @@ def test_a_build_waits_for_the_step_of_another_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("until", [1, 5])
 def test_a_run_continues_with_the_same_bits(tmp_path: Path, order: str, until: int) -> None:
     sets = ["model.dropout=0.3", f"data.order={order}", "schedule=cosine", "callbacks={kind: spikes, window: 2}"]
-    whole, weights = trained(small_run(tmp_path, *sets))
+    uninterrupted, weights = trained(small_run(tmp_path, *sets))
     part, _ = trained(small_run(tmp_path, *sets), until=until)
     torch.manual_seed(0)  # another process has another state
     rest, continued = trained(small_run(tmp_path, *sets), Memory(part.saved))
-    assert part.losses + rest.losses == whole.losses
+    assert part.losses + rest.losses == uninterrupted.losses
     assert len(part.losses) == until
     assert same(weights, continued)
-    assert whole.saved
+    assert uninterrupted.saved
     assert rest.saved
-    assert same(whole.saved.optimizer, rest.saved.optimizer)
-    assert whole.saved.callbacks == rest.saved.callbacks
+    assert same(uninterrupted.saved.optimizer, rest.saved.optimizer)
+    assert uninterrupted.saved.callbacks == rest.saved.callbacks
 
 
 def test_the_gradient_is_that_of_the_whole_batch(tmp_path: Path) -> None:
     """Sums over micro-batches of unequal size, divided by the targets of all."""
-    whole, _ = trained(small_run(tmp_path, "data.split={train: 0.007, val: 0.5}"))
+    uninterrupted, _ = trained(small_run(tmp_path, "data.split={train: 0.007, val: 0.5}"))
     for size in (1, 4):
         cut, _ = trained(small_run(tmp_path, "data.split={train: 0.007, val: 0.5}", f"machine.micro_batch={size}"))
-        for first, other in zip(whole.lines, cut.lines, strict=True):
+        for first, other in zip(uninterrupted.lines, cut.lines, strict=True):
             assert first["loss"] == pytest.approx(other["loss"], abs=1e-5)
             assert first["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
 

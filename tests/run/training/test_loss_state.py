@@ -44,14 +44,14 @@ def run_of(folder: Path, loss: str, *sets: str) -> Run:
 @pytest.mark.parametrize("loss", STATES)
 def test_a_resumed_run_has_the_state_of_its_loss(loss: str, tmp_path: Path) -> None:
     run = run_of(tmp_path, loss, "checkpoint={}")
-    (whole, weights), parts = trained(run), Memory()
+    (uninterrupted, weights), parts = trained(run), Memory()
     trained(run, parts, until=3)
     resumed, ours = trained(run, Memory(parts.saved))
-    assert [*parts.losses, *resumed.losses] == whole.losses
+    assert [*parts.losses, *resumed.losses] == uninterrupted.losses
     assert same(ours, weights)
-    assert whole.saved is not None
+    assert uninterrupted.saved is not None
     assert resumed.saved is not None
-    saved = whole.saved.tensors
+    saved = uninterrupted.saved.tensors
     assert same(resumed.saved.tensors, saved)
     assert {f"loss/{name}" for name in STATES[loss]} <= {*saved}
     assert not any("model." in name or "reference." in name for name in saved)

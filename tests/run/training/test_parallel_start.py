@@ -47,7 +47,7 @@ CASES = {
     "layers that run twice": ("model.decoder.layers={groups: 1}",),
 }
 MAP = "weights={path: gpt, map: {'decoder.layers.{i}': 'decoder.layers.{i // 2}'}}"
-READ = {
+READERS = {
     "all from a folder": (*CASES["gpt"], "seed=9", "weights=gpt"),
     "experts from a folder": (*CASES["experts"], "seed=9", "weights=experts"),
     "a part of a folder": (
@@ -66,7 +66,7 @@ def differences(folder: Path, shard: int) -> int:
     torch.set_num_threads(1)
     count = 0
     with distributed_processes() as processes:
-        for name, sets in {**CASES, **READ}.items():
+        for name, sets in {**CASES, **READERS}.items():
             run = load_run(folder / "small.yaml", plugins, sets=[*BASE, f"machine.shard={shard}", *sets])
             models = [each.build(run, torch.device("cpu")) for each in (processes, Processes())]
             for model in models:
@@ -92,7 +92,7 @@ def test_the_first_weights_have_the_bits_of_one_process(count: int, shard: int, 
     command = [sys.executable, __file__, str(count), str(tmp_path), str(shard)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * TIMEOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == len(CASES) + len(READ)
+    assert len(done.stdout.splitlines()) == len(CASES) + len(READERS)
 
 
 if __name__ == "__main__":

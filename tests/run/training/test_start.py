@@ -183,10 +183,10 @@ def test_frozen_weights_have_no_gradient_and_no_state(tmp_path: Path) -> None:
 
 def test_a_frozen_run_continues_with_the_same_bits(tmp_path: Path) -> None:
     sets = ["freeze=['embedding.*']", "model.dropout=0.2"]
-    whole, weights = trained(small_run(tmp_path, *sets))
+    uninterrupted, weights = trained(small_run(tmp_path, *sets))
     part, _ = trained(small_run(tmp_path, *sets), until=3)
     rest, continued = trained(small_run(tmp_path, *sets), Memory(part.saved))
-    assert part.lines + rest.lines == whole.lines
+    assert part.lines + rest.lines == uninterrupted.lines
     assert same(weights, continued)
 
 
@@ -272,8 +272,8 @@ def test_the_meaning_of_a_run_has_the_content_of_its_weights(tmp_path: Path) -> 
     Path("shards").mkdir()
     save_file({name: weights[name] for name in names[:5]}, "shards/a.safetensors")
     save_file({name: weights[name] for name in names[5:]}, "shards/b.safetensors")
-    places = {name: "a.safetensors" if name in names[:5] else "b.safetensors" for name in names}
-    Path("shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+    files = {name: "a.safetensors" if name in names[:5] else "b.safetensors" for name in names}
+    Path("shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": files}), encoding="utf-8")
     digests = [
         small_run(tmp_path, f"weights={value}").digest for value in ("one.safetensors", "two.safetensors", "shards")
     ]

@@ -88,8 +88,10 @@ def specs(draw: st.DrawFn) -> Data:
         spec["inputs"] = ["source", "target"]
     for expected in (*FIRST, *[""] * draw(st.integers(0, 8))):
         changed = copy.deepcopy(spec)
-        places = list(_places(changed))
-        mapping, key, schema = draw(st.sampled_from([place for place in places if place[1] == expected] or places))
+        locations = list(_locations(changed))
+        mapping, key, schema = draw(
+            st.sampled_from([location for location in locations if location[1] == expected] or locations)
+        )
         mapping[key] = _value(draw, schema, key)
         spec = changed if _is_legal(changed) else spec
     return spec
@@ -105,7 +107,7 @@ def _is_legal(spec: Data) -> bool:
     return True
 
 
-def _places(spec: Data) -> Iterator[tuple[Data, str, Schema]]:
+def _locations(spec: Data) -> Iterator[tuple[Data, str, Schema]]:
     """Every mapping of a spec with each of its keys, there or not, and the schema of its value."""
     yield spec, "init", DEFS["init"]
     for node in spec["graph"].values():

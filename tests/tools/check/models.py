@@ -78,7 +78,7 @@ def balanced(model: torch.fx.GraphModule) -> None:
     with torch.no_grad():
         for number in range(5):
             part = {
-                name.split(".", 3)[3]: place.view(state) for name, place in actual.items() if f"s.{number}." in name
+                name.split(".", 3)[3]: tensor.view(state) for name, tensor in actual.items() if f"s.{number}." in name
             }
             up, gate, down = (part[f"ffn.{name}.weight"] for name in ("up", "gate", "down"))
             size = (torch.randn(len(up), generator=generator) * 0.7).exp()

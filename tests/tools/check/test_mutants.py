@@ -254,8 +254,8 @@ def test_the_table_and_its_json(run: Run, tripled_options: list[str], monkeypatc
         assert location == f"tripled.py:{bug['line']}"
         assert row.endswith(bug["property"] or bug["result"])
     counts = result["counts"]
-    seen, survive = counts.get("seen", 0), counts.get("survives", 0)
-    assert f"{seen} of {seen + survive} bugs are seen; {survive} survive" in lines
+    caught, survive = counts.get("seen", 0), counts.get("survives", 0)
+    assert f"{caught} of {caught + survive} bugs are seen; {survive} survive" in lines
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ def test_slopes_belong_to_their_heads() -> None:
     assert measured(subject("bloom"), "head-order").status == "does not apply"
 
 
-HELD = sorted({(bug.model, bug.red) for bug in BUGS})
+PAIRS = sorted({(bug.model, bug.red) for bug in BUGS})
 
 
-@pytest.mark.parametrize(("name", "red"), some(HELD, 6))
+@pytest.mark.parametrize(("name", "red"), some(PAIRS, 6))
 def test_it_holds_without_the_bug(name: str, red: str) -> None:
     actual = measured(subject(name), red)
     assert actual.status == "ok", actual.detail

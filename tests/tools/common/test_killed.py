@@ -44,7 +44,7 @@ def a_file_with_parts(path: Path, text: str) -> None:
 WRITERS: dict[str, Write] = {"a file": a_file, "a folder": a_folder, "a file with parts": a_file_with_parts}
 
 
-def shown(path: Path) -> object:
+def contents_of(path: Path) -> object:
     """What somebody finds who opens a target."""
     if path.is_dir():
         return state_of(path)
@@ -74,17 +74,17 @@ def test_killed_at_every_moment(name: str, before: str, tmp_path: Path) -> None:
     target, expected = home / "target", []
     if before == "an old one":
         write(target, "old")
-        expected = [shown(target)]
+        expected = [contents_of(target)]
     with moments(home) as states:
         write(target, "new")
-    expected.append(shown(target))
+    expected.append(contents_of(target))
     assert len(states) > 8
     for number, state in enumerate(states):
         again = restored(state, tmp_path / str(number))
         if before == "nothing" and not (again / "target").exists():
             assert not visible(state) - {path for path in state if ".parts-" in path}
         else:
-            assert shown(again / "target") in expected
+            assert contents_of(again / "target") in expected
         write(again / "target", "third")
         assert left(again) == []
         assert len([path for path in again.iterdir() if ".parts-" not in path.name]) == 1
@@ -95,16 +95,16 @@ def test_without_an_exchange_the_next_run_recovers(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(atomic_files, "exchange_paths", lambda first, other: False)
     home = tmp_path / "home"
     a_folder(home / "target", "old")
-    expected = [shown(home / "target")]
+    expected = [contents_of(home / "target")]
     with moments(home) as states:
         a_folder(home / "target", "new")
-    expected.append(shown(home / "target"))
+    expected.append(contents_of(home / "target"))
     gone = [state for state in states if "target" not in state]
     assert gone
     for number, state in enumerate(states):
         again = restored(state, tmp_path / str(number))
         assert names_in(again / "target") == ["a", "b"]
-        assert shown(again / "target") in expected
+        assert contents_of(again / "target") in expected
         assert left(again) == []
 
 
@@ -158,23 +158,23 @@ def test_who_lives_is_left_alone(tmp_path: Path) -> None:
         (extras_of(new) / "a").write_text("first")
         new.write_text(f"first {extras_of(new).name}")
         a_file_with_parts(target, "second")
-        assert shown(target)[0] == "second"  # type: ignore[index]
+        assert contents_of(target)[0] == "second"  # type: ignore[index]
         assert new.exists()
-    assert shown(target)[0] == "first"  # type: ignore[index]
+    assert contents_of(target)[0] == "first"  # type: ignore[index]
     assert left(tmp_path) == []
 
 
 def test_parts_that_are_about_to_be_named_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, put = tmp_path / "target", atomic_files.move_to_target
 
-    def meanwhile(folder: Path, place: Path) -> None:
+    def meanwhile(folder: Path, draft: Path) -> None:
         monkeypatch.setattr(atomic_files, "move_to_target", put)
         a_file_with_parts(target, "second")
-        put(folder, place)
+        put(folder, draft)
 
     monkeypatch.setattr(atomic_files, "move_to_target", meanwhile)
     a_file_with_parts(target, "first")
-    assert shown(target) == ("first", [{"a": b"first", "b": b"first"}])
+    assert contents_of(target) == ("first", [{"a": b"first", "b": b"first"}])
     assert left(tmp_path) == []
 
 
@@ -197,8 +197,8 @@ def test_three_at_once(name: str, tmp_path: Path) -> None:
     result = []
     for text in ("first", "second", "third"):
         WRITERS[name](alone / "target", text)
-        result.append(shown(alone / "target"))
-    assert shown(target) in result
+        result.append(contents_of(alone / "target"))
+    assert contents_of(target) in result
     WRITERS[name](target, "last")  # takes away what each of the last two left to the other
     assert left(tmp_path) == []
 

@@ -42,14 +42,14 @@ def of_pt2(path: Path) -> Any:
 
 def of_onnx(path: Path) -> Any:
     onnx = pytest.importorskip("onnx")
-    whole = onnx.load(path)
-    (parts,) = [prop.value for prop in whole.metadata_props if prop.key == "parts"]
+    model = onnx.load(path)
+    (parts,) = [prop.value for prop in model.metadata_props if prop.key == "parts"]
     graphs = [onnx.load(path.parent / parts / name) for name in ("prefill.onnx", "decode.onnx")]
-    return [sum(len(tensor.raw_data) for tensor in prop.graph.initializer) for prop in (whole, *graphs)]
+    return [sum(len(tensor.raw_data) for tensor in prop.graph.initializer) for prop in (model, *graphs)]
 
 
-Seen = Callable[[Path], Any]
-WRITERS: dict[str, tuple[list[str], str, Seen]] = {
+Read = Callable[[Path], Any]
+WRITERS: dict[str, tuple[list[str], str, Read]] = {
     "build": (["build", "spec.yaml", "--force"], "out", of_folder),
     "save": (["save", "spec.yaml", "--weights", "w.safetensors", "--layout", "tfkit", "--force"], "out", of_folder),
     "save huggingface": (
@@ -93,13 +93,13 @@ def test_killed_at_every_moment(
         spec, weights = command[1], command[3]
         assert main(["export", spec, "-o", weights, "--no-plugins"]) == 0
     (tmp_path / "home").mkdir()
-    place = tmp_path / "home" / target
-    run = [*command, "-o", str(place), "--no-plugins"]
+    output = tmp_path / "home" / target
+    run = [*command, "-o", str(output), "--no-plugins"]
     assert main(run) == 0, capsys.readouterr()
-    expected = [records(place)]
+    expected = [records(output)]
     with moments(tmp_path / "home") as states:
         assert main([*run, *changes_of(name)]) == 0, capsys.readouterr()
-    expected.append(records(place))
+    expected.append(records(output))
     assert name == "schema" or expected[0] != expected[1]
     assert len(states) > 8
     for number, state in enumerate(states):
@@ -116,11 +116,11 @@ def changes_of(name: str) -> list[str]:
     return CHANGES.get(name, [] if name in ("schema", "profile") else ["--set", "d_model=32"])
 
 
-def again(place: Path) -> None:
+def again(path: Path) -> None:
     """The next run that writes to a place, without what it costs."""
-    if place.is_dir():
-        with fresh_folder(place) as new:
+    if path.is_dir():
+        with fresh_folder(path) as new:
             (new / "a").touch()
     else:
-        write_file(place, "new")
-    assert state_of(place.parent)
+        write_file(path, "new")
+    assert state_of(path.parent)

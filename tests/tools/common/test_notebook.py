@@ -16,7 +16,7 @@ from tfkit.tools.common.pages import notebook_table
 METHODS = {"image/svg+xml": "_repr_svg_", "text/html": "_repr_html_"}
 
 
-def shown(value: object) -> Mapping[str, str]:
+def representations(value: object) -> Mapping[str, str]:
     """The forms that a notebook stores of a value, by their type."""
     try:
         from IPython.core.formatters import DisplayFormatter
@@ -44,16 +44,16 @@ class Cells(HTMLParser):
 
 
 def test_a_graph_is_its_picture(small: tfkit.Graph) -> None:
-    actual = shown(small)
+    actual = representations(small)
     assert sorted(actual) == ["image/svg+xml", "text/plain"]
-    assert actual == {**shown(tfkit.draw(small)), "text/plain": "<Graph small: embedding, decoder, logits>"}
+    assert actual == {**representations(tfkit.draw(small)), "text/plain": "<Graph small: embedding, decoder, logits>"}
     root = ET.fromstring(actual["image/svg+xml"])
     assert "small" in str(root[0].text)
     assert "prefers-color-scheme:dark" in actual["image/svg+xml"]
 
 
 def test_the_text_of_a_picture_is_short(small: tfkit.Graph) -> None:
-    assert len(shown(tfkit.draw(small))["text/plain"]) < 400
+    assert len(representations(tfkit.draw(small))["text/plain"]) < 400
 
 
 def test_a_graph_that_cannot_be_drawn_is_its_text(small: tfkit.Graph, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +63,11 @@ def test_a_graph_that_cannot_be_drawn_is_its_text(small: tfkit.Graph, monkeypatc
     monkeypatch.setattr(type(small.nodes[1].config), "build", broken)
     with pytest.raises(tfkit.SpecError, match="a fault of a plugin"):
         tfkit.draw(small)
-    assert shown(small) == {"text/plain": "<Graph small: embedding, decoder, logits>"}
+    assert representations(small) == {"text/plain": "<Graph small: embedding, decoder, logits>"}
 
 
 def test_params_are_a_table(small: tfkit.Graph) -> None:
-    rows = Cells(shown(tfkit.count_params(small))["text/html"]).rows
+    rows = Cells(representations(tfkit.count_params(small))["text/html"]).rows
     assert rows[0] == ["component", "parameters", "non-embedding"]
     assert rows[1] == ["embedding", "800", "0"]
     assert rows[-1] == ["total", "5,408", "4,480"]
@@ -76,7 +76,7 @@ def test_params_are_a_table(small: tfkit.Graph) -> None:
 
 def test_costs_are_a_table(small: tfkit.Graph) -> None:
     cost = tfkit.cost(small, length=4)
-    rows = Cells(shown(cost)["text/html"]).rows
+    rows = Cells(representations(cost)["text/html"]).rows
     assert rows[0] == ["component", "FLOPs", "bytes moved", "parameters"]
     assert [row[0] for row in rows[1:]] == [*(row.label for row in cost.rows()), "total"]
     assert rows[-1][3] == "5,408"

@@ -192,8 +192,8 @@ def test_results_have_the_memory_order_that_torch_gives_them() -> None:
 def view(draw: random.Random, shape: list[int]) -> Tensor:
     """A tensor that broadcasts to a shape, with its axes in any order in memory, and gaps between them."""
     order, sizes = draw.sample(range(len(shape)), len(shape)), [draw.choice([size, size, 1]) for size in shape]
-    whole = torch.empty([sizes[axis] + draw.choice([0, 0, 1]) for axis in order])
-    return whole.permute(torch.tensor(order).argsort().tolist())[tuple(slice(size) for size in sizes)]
+    operand = torch.empty([sizes[axis] + draw.choice([0, 0, 1]) for axis in order])
+    return operand.permute(torch.tensor(order).argsort().tolist())[tuple(slice(size) for size in sizes)]
 
 
 def memory_order(value: Tensor) -> list[int]:
@@ -244,14 +244,14 @@ def test_a_mask_of_true_and_false_is_kept_as_numbers_by_each_call() -> None:
         return F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, q, q, mask), q, q, mask)
 
     q, mask = torch.randn(2, 4, 6, 8, requires_grad=True), torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    kept: dict[int, Tensor] = {}
-    with saved_tensors_hooks(lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x):
+    saved: dict[int, Tensor] = {}
+    with saved_tensors_hooks(lambda x: saved.setdefault(x.untyped_storage().data_ptr(), x), lambda x: x):
         attend(q, mask)
     watch = counter.Observer([])
     with DeviceKernels(watch, "cpu"), watch, saved_tensors_hooks(watch.keep, watch.restore):
         output = attend(q.to("meta"), mask.to("meta"))
     assert output.requires_grad
-    assert watch.root.tally("").saved == sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert watch.root.tally("").saved == sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 def test_a_tensor_is_not_saved_if_no_output_depends_on_it() -> None:

@@ -189,8 +189,8 @@ def test_one_more_token() -> None:
     matrices = layers * (d * (2 * h * width + 2 * g * width) + 3 * d * hidden) + d * vocab
     assert actual.total.flops_forward == B * (2 * matrices + layers * 4 * n * h * width)
     assert actual.total.flops_backward == 0
-    least = 2 * matrices + actual.memory.cache  # every weight and all of the cache, in bfloat16
-    assert least < actual.total.traffic < 1.01 * least
+    minimum = 2 * matrices + actual.memory.cache  # every weight and all of the cache, in bfloat16
+    assert minimum < actual.total.traffic < 1.01 * minimum
 
 
 def test_a_window_bounds_what_a_token_reads() -> None:
@@ -213,9 +213,9 @@ def _spared(sets: list[str]) -> int:
 
 
 def test_a_prompt_makes_logits_of_its_last_token() -> None:
-    whole, prompt = of("gpt2"), of("gpt2", mode="prefill")
-    assert forward(prompt)["head"] == forward(whole)["head"] // T
-    assert forward(prompt)["attention"] == forward(whole)["attention"]
+    step, prompt = of("gpt2"), of("gpt2", mode="prefill")
+    assert forward(prompt)["head"] == forward(step)["head"] // T
+    assert forward(prompt)["attention"] == forward(step)["attention"]
     assert prompt.memory.cache == B * T * prompt.memory.cache_per_token
 
 
@@ -250,8 +250,8 @@ def test_what_mixed_precision_keeps(dtype: torch.dtype) -> None:
     for tensor in trained:
         tensor.grad = torch.zeros_like(tensor)
     optimizer.step()
-    kept = sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values() if tensor.dim())
-    kept += sum(
+    states = sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values() if tensor.dim())
+    states += sum(
         tensor.nbytes for tensor, item in zip(copies, model.parameters(), strict=True) if tensor.dtype != item.dtype
     )
-    assert cost(graph, length=8, dtype=dtype, optimizer="adamw_float32").memory.optimizer == kept
+    assert cost(graph, length=8, dtype=dtype, optimizer="adamw_float32").memory.optimizer == states

@@ -126,8 +126,8 @@ def contrast(a: str, b: str) -> float:
 def test_texts_can_be_read(which: int) -> None:
     grounds = [fill[2 * which] for fill in FILLS.values()] + [INKS[name][which] for name in ("page", "frame", "band")]
     for ink, ground in product(("text", "muted", "cause"), grounds):
-        least = 3.5 if ink == "cause" else 4.5
-        assert contrast(INKS[ink][which], ground) >= least, (ink, ground)
+        minimum = 3.5 if ink == "cause" else 4.5
+        assert contrast(INKS[ink][which], ground) >= minimum, (ink, ground)
     for ink, ground in product(("line", "memory", "tie"), ("page", "frame")):
         assert contrast(INKS[ink][which], INKS[ground][which]) >= 3, (ink, ground)
 

@@ -289,8 +289,8 @@ def test_the_ejected_file_is_the_model(name: str, tmp_path: Path, alone: Alone) 
         theirs = build_model(module)
     trained = [{n: p.requires_grad for n, p in model.named_parameters()} for model in (ours, theirs)]
     assert trained[0] == trained[1]
-    kept = [{n: b.dtype for n, b in model.named_buffers()} for model in (ours, theirs)]
-    assert kept[0] == kept[1]
+    dtypes = [{n: b.dtype for n, b in model.named_buffers()} for model in (ours, theirs)]
+    assert dtypes[0] == dtypes[1]
 
 
 @pytest.mark.slow

@@ -48,12 +48,12 @@ def test_a_decoder_is_several_graphs_with_one_file_of_weights(
         *(str(parts / name) for name in ("decode.onnx", "prefill.onnx", "weights.data")),
     )
     assert exported.bytes < sum(tensor.nbytes for tensor in model.state_dict().values()) + 150_000
-    whole = onnxruntime.InferenceSession(exported.files[0])
-    assert [(get_input.name, get_input.shape) for get_input in whole.get_inputs()] == [
+    session = onnxruntime.InferenceSession(exported.files[0])
+    assert [(get_input.name, get_input.shape) for get_input in session.get_inputs()] == [
         ("tokens", ["batch", "tokens_length"]),
         ("tokens_mask", ["batch", "tokens_length"]),
     ]
-    assert [get_input.name for get_input in whole.get_outputs()] == ["logits"]
+    assert [get_input.name for get_input in session.get_outputs()] == ["logits"]
     decode = onnxruntime.InferenceSession(parts / "decode.onnx")
     inputs = ["tokens", "cache_stack_0_0", "cache_stack_0_1", "past", "tokens_mask"]
     assert [get_input.name for get_input in decode.get_inputs()] == inputs

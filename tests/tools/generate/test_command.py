@@ -43,15 +43,15 @@ def test_sampling_options_arrive(run: Run, folder: Path, model: torch.fx.GraphMo
 def test_what_is_printed_comes_token_by_token(
     run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, model: torch.fx.GraphModule
 ) -> None:
-    pieces: list[str] = []
+    parts: list[str] = []
     echo = command.click.echo
-    monkeypatch.setattr("click.echo", lambda text="", **options: (pieces.append(text), echo(text, **options)))
+    monkeypatch.setattr("click.echo", lambda text="", **options: (parts.append(text), echo(text, **options)))
     out, _ = run("small.yaml", *PROMPT, "--max-new-tokens", "20")
     tokenizer = load_tokenizer(folder / "out" / "tokenizer.json")
     ids = generate(model, [tokenizer.encode("the quick")], max_new_tokens=20).rows()[0]
-    assert len([piece for piece in pieces if piece]) > 12
-    assert out.startswith("".join(pieces[:8]))
-    assert pieces[0] == tokenizer.decode(ids[:1])
+    assert len([piece for piece in parts if piece]) > 12
+    assert out.startswith("".join(parts[:8]))
+    assert parts[0] == tokenizer.decode(ids[:1])
 
 
 def test_several_texts_stand_one_below_the_other(run: Run) -> None:
@@ -169,12 +169,12 @@ def test_what_the_output_cannot_show(run: Run, tmp_path: Path, monkeypatch: pyte
     arguments += ["--temperature", "9", "--max-new-tokens", "30"]
     text = json.loads(run(*arguments, "--json")[0])["texts"][0]["text"]
     assert set(text) == set(characters)
-    for kind, shown in ((Terminal, text.replace("\x1b", "\\x1b")), (io.TextIOWrapper, text)):
+    for kind, printed in ((Terminal, text.replace("\x1b", "\\x1b")), (io.TextIOWrapper, text)):
         stream = kind(io.BytesIO(), encoding="ascii")
         monkeypatch.setattr("sys.stdout", stream)
         assert main(["generate", *arguments, "--no-plugins"]) == 0
         monkeypatch.undo()
-        assert stream.buffer.getvalue().decode() == shown.replace("é", "?") + "\n"  # type: ignore[attr-defined]
+        assert stream.buffer.getvalue().decode() == printed.replace("é", "?") + "\n"  # type: ignore[attr-defined]
 
 
 # ---- where it stops ----

@@ -36,8 +36,8 @@ def values_by_hand(axis: Axis, old: list[float], initial: list[float]) -> list[f
                     range(factor.old) if factor.new == 1 < factor.old else [0 if factor.old == 1 else i]
                     for factor, i in zip(segment, index, strict=True)
                 ]
-                places = [_flat_index(choice, sizes) for choice in product(*choices)]
-                values.append(sum(old[start + place] for place in places) / len(places))
+                offsets = [_flat_index(choice, sizes) for choice in product(*choices)]
+                values.append(sum(old[start + offset] for offset in offsets) / len(offsets))
         start += prod(sizes)
     return values
 

@@ -47,7 +47,7 @@ class NapInBackward(torch.autograd.Function):
         return gradient
 
 
-class Kept(torch.autograd.Function):
+class SavesMegabyte(torch.autograd.Function):
     """Keeps a megabyte for the backward, and asks for some more that it does not need."""
 
     @staticmethod
@@ -69,13 +69,13 @@ def naps_of(profiles: Iterable[Profile]) -> Iterator[dict[tuple[str, str], int]]
     """The parts and phases that take about as long as a nap or several, by their least times so far: a busy machine
     only makes them longer.
     """
-    least: dict[tuple[str, str], float] = {}
+    minimum: dict[tuple[str, str], float] = {}
     for profile in profiles:
         for part in profile.parts:
             for phase in ("forward", "backward"):
-                place = (part.path, phase)
-                least[place] = min(getattr(part, phase), least.get(place, math.inf))
-        yield {place: naps for place, seconds in least.items() if (naps := round(seconds / NAP))}
+                key = (part.path, phase)
+                minimum[key] = min(getattr(part, phase), minimum.get(key, math.inf))
+        yield {key: naps for key, seconds in minimum.items() if (naps := round(seconds / NAP))}
 
 
 @pytest.mark.parametrize(("name", "mode"), some([(name, mode) for name in ("small", "pair") for mode in MODES], 1))
@@ -153,12 +153,12 @@ def test_what_is_no_part_of_the_model(profile: Run) -> None:
 def test_memory_belongs_to_the_part_that_asked_for_it(profile: Run, plant: Plant) -> None:
     path = "decoder.layers.1.ffn"
     before = profile("small")
-    plant(path, Kept.apply)
+    plant(path, SavesMegabyte.apply)
     after = profile("small")
     first, other = by_path(before)[path], by_path(after)[path]
-    asked_for, kept = other.allocated - first.allocated, other.at_peak - first.at_peak
+    asked_for, saved = other.allocated - first.allocated, other.at_peak - first.at_peak
     assert 2**20 + 2**16 <= asked_for < 2**20 + 2**17  # with the clone
-    assert kept == pytest.approx(2**20, abs=2**17)  # the peak may be at another moment
+    assert saved == pytest.approx(2**20, abs=2**17)  # the peak may be at another moment
     for path, part in by_path(after).items():
         if part is not other:
             assert part.allocated == by_path(before)[path].allocated

@@ -120,9 +120,9 @@ def test_names_do_not_lie_on_each_other():
     labels = having(section, "label")
     assert len(labels) == 6
     assert having(section, "leader")  # those that found no place right beside their points
-    places = [(float(label.get("x")), float(label.get("y")), 7 * len(words(label))) for label in labels]
-    for index, (x, y, wide) in enumerate(places):
-        for other_x, other_y, other_wide in places[index + 1 :]:
+    positions = [(float(label.get("x")), float(label.get("y")), 7 * len(words(label))) for label in labels]
+    for index, (x, y, wide) in enumerate(positions):
+        for other_x, other_y, other_wide in positions[index + 1 :]:
             assert abs(y - other_y) >= 13 or x + wide <= other_x or other_x + other_wide <= x
 
 
@@ -131,8 +131,8 @@ def test_measured_and_floor_stand_beside_each_other():
     texts = {words(row[0]): words(row[2]) for row in bars}
     assert texts["FFN"] == "16.0 ms → 29.0 ms · 1.81×"
     assert "loss" not in texts  # nothing was counted
-    pieces = [width(segment) for segment in having(next(row for row in bars if words(row[0]) == "FFN"), "segment")]
-    assert pieces == pytest.approx([100 * 16 / 29, 100 * 13 / 29], abs=0.1)
+    widths = [width(segment) for segment in having(next(row for row in bars if words(row[0]) == "FFN"), "segment")]
+    assert widths == pytest.approx([100 * 16 / 29, 100 * 13 / 29], abs=0.1)
 
 
 def test_memory_at_the_peak():

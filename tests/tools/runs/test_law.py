@@ -43,11 +43,11 @@ def test_the_fit_to_losses_of_the_published_law_is_the_law() -> None:
 
 def test_the_omitted_run_has_the_most_compute() -> None:
     """With noise, so that each run differs from the law of the others by another amount."""
-    most = (11e9, 25e9)  # neither the most parameters and tokens together, nor the last run
-    sizes = [most, *(size for size in SIZES if size != most and size[0] * size[1] < most[0] * most[1])]
-    assert max(sizes, key=sum) != most
+    excluded = (11e9, 25e9)  # neither the most parameters and tokens together, nor the last run
+    sizes = [excluded, *(size for size in SIZES if size != excluded and size[0] * size[1] < excluded[0] * excluded[1])]
+    assert max(sizes, key=sum) != excluded
     values = losses(sizes, 1e-2)
-    expected = values[0] - law_of(sizes[1:], values[1:]).at(*most)
+    expected = values[0] - law_of(sizes[1:], values[1:]).at(*excluded)
     assert law_of(sizes, values).missed == pytest.approx(expected, abs=1e-4)
     assert abs(expected) > 1e-3
 

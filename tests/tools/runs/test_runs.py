@@ -34,9 +34,9 @@ RELU, GELU = ("relu-0", "relu-1", "relu-2"), ("gelu-0", "gelu-1", "gelu-2")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A folder with the runs of a sweep under names of their own, and what the sweep says of them."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("runs")
     write_files(folder)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
@@ -53,14 +53,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 @pytest.fixture
-def here(whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def here(swept: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A copy of it to stand in; the sweep's own results."""
-    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    shutil.copytree(swept[0], tmp_path, dirs_exist_ok=True)
     for path in tmp_path.glob(f"*/{RUN}"):
-        path.write_text(path.read_text().replace(str(whole[0]), str(tmp_path)))
+        path.write_text(path.read_text().replace(str(swept[0]), str(tmp_path)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    return whole[1]
+    return swept[1]
 
 
 def change(folder: str, *sets: str) -> None:
@@ -75,11 +75,11 @@ def unfinish(folder: str, lines: int, *, more: str = "") -> None:
     """Leave a folder as a process does that still trains."""
     facts = json.loads(Path(folder, FACTS).read_text()) | {"ended": None}
     Path(folder, FACTS).write_text(json.dumps(facts))
-    kept = Path(folder, METRICS).read_text().splitlines(keepends=True)[:lines]
-    Path(folder, METRICS).write_text("".join(kept) + more)
+    lines_before = Path(folder, METRICS).read_text().splitlines(keepends=True)[:lines]
+    Path(folder, METRICS).write_text("".join(lines_before) + more)
 
 
-def found(run: Callable[..., str], *arguments: str) -> dict[str, Any]:
+def comparison(run: Callable[..., str], *arguments: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(run("runs", *arguments, "--json", stderr=False))
     return result
 
@@ -90,7 +90,7 @@ def without_names(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_the_numbers_are_those_of_the_sweep(run: Callable[..., str], here: dict[str, Any]) -> None:
-    local = found(run, *RELU, *GELU)
+    local = comparison(run, *RELU, *GELU)
     assert without_names(local) == without_names(here)
     assert local["notes"] == here["notes"]
     values = [np.array([curve["values"][-1] for curve in arm["curves"]]) for arm in local["arms"]]
@@ -108,16 +108,16 @@ def test_the_numbers_are_those_of_the_sweep(run: Callable[..., str], here: dict[
 
 def test_the_baseline_is_the_first_or_a_named_one(run: Callable[..., str], here: dict[str, Any]) -> None:
     mean = here["arms"][1]["difference"]["mean"]
-    other = found(run, *RELU, *GELU, "--baseline", "gelu-1")
+    other = comparison(run, *RELU, *GELU, "--baseline", "gelu-1")
     assert [arm["base"] for arm in other["arms"]] == ["gelu", "gelu"]
     assert [arm["name"] for arm in other["arms"]] == ["gelu", "relu"]
     assert other["arms"][1]["difference"]["mean"] == pytest.approx(-mean)
-    assert found(run, "gelu-2", *RELU, "gelu-0", "gelu-1")["arms"][1]["difference"]["mean"] == pytest.approx(-mean)
+    assert comparison(run, "gelu-2", *RELU, "gelu-0", "gelu-1")["arms"][1]["difference"]["mean"] == pytest.approx(-mean)
 
 
 def test_more_is_better_where_one_says_so(run: Callable[..., str], here: dict[str, Any]) -> None:
     del here
-    assert found(run, *RELU, *GELU, "--better", "higher")["lower"] is False
+    assert comparison(run, *RELU, *GELU, "--better", "higher")["lower"] is False
 
 
 # ---- names ----
@@ -207,7 +207,7 @@ def test_what_only_training_depends_on_is_compared(run: Callable[..., str], here
     del here
     for folder in GELU:
         change(folder, "data.order=sampled")
-    assert found(run, *RELU, *GELU)["arms"][1]["difference"]["pairs"] == 3
+    assert comparison(run, *RELU, *GELU)["arms"][1]["difference"]["pairs"] == 3
 
 
 def test_a_folder_whose_data_changed_is_refused(run: Callable[..., str], here: dict[str, Any]) -> None:
@@ -227,7 +227,7 @@ def test_wrong_usage(run: Callable[..., str]) -> None:
 
 def test_seeds_without_a_pair_and_other_lengths_are_said(run: Callable[..., str], here: dict[str, Any]) -> None:
     change("gelu-1", "steps=12")
-    local = found(run, *RELU, "gelu-2", "gelu-1")
+    local = comparison(run, *RELU, "gelu-2", "gelu-1")
     assert [arm["name"] for arm in local["arms"]] == ["relu, steps 8", "gelu", "gelu, steps 12"]
     assert local["notes"] == [
         "seeds 0, 1 of relu, steps 8 have no pair in gelu: for the mean alone",
@@ -243,15 +243,15 @@ def test_seeds_without_a_pair_and_other_lengths_are_said(run: Callable[..., str]
 
 def test_an_unfinished_run_is_left_out_unless_asked_for(run: Callable[..., str], here: dict[str, Any]) -> None:
     unfinish("gelu-1", 7, more='{"step": 7, "lo')  # a process is writing
-    local = found(run, *RELU, *GELU)
+    local = comparison(run, *RELU, *GELU)
     assert local["arms"][1]["difference"]["pairs"] == 2
     assert "`gelu-1` is omitted: it is not finished" in local["notes"]
-    local = found(run, *RELU, *GELU, "--so-far")
+    local = comparison(run, *RELU, *GELU, "--so-far")
     assert [curve["steps"] for arm in local["arms"] for curve in arm["curves"]] == [[0, 4]] * 6
     values = [[curve["values"][1] for curve in arm["curves"]] for arm in here["arms"]]
     assert local["arms"][1]["difference"]["mean"] == pytest.approx(np.mean(np.subtract(*values[::-1])))
     assert local["notes"][-1] == "not finished: `gelu-1`; all numbers are from step 4, the last step of all runs"
-    assert without_names(found(run, *RELU, "--so-far")) == without_names(found(run, *RELU))
+    assert without_names(comparison(run, *RELU, "--so-far")) == without_names(comparison(run, *RELU))
 
 
 def diverge(folder: str) -> None:
@@ -263,7 +263,7 @@ def diverge(folder: str) -> None:
 def test_a_diverged_run_is_a_result(run: Callable[..., str], here: dict[str, Any]) -> None:
     """It is not left out as if it were unfinished, and the remaining seeds give no verdict."""
     diverge("gelu-1")
-    report = found(run, *RELU, *GELU)
+    report = comparison(run, *RELU, *GELU)
     relu, gelu = report["arms"]
     assert (gelu["verdict"], gelu["mean"], gelu["difference"]) == ("diverged", None, None)
     assert [curve["seed"] for curve in gelu["diverged"]] == [1]
@@ -271,7 +271,7 @@ def test_a_diverged_run_is_a_result(run: Callable[..., str], here: dict[str, Any
     assert report["notes"] == ["gelu diverged on seed 1; the remaining seeds alone give no verdict"]
     assert "diverged 1/3" in run("runs", *RELU, *GELU)
     unfinish("relu-0", 7)
-    report = found(run, *RELU, *GELU, "--so-far")
+    report = comparison(run, *RELU, *GELU, "--so-far")
     assert [curve["steps"] for curve in report["arms"][0]["curves"]] == [[0, 4]] * 3
     assert report["arms"][1]["verdict"] == "diverged"
 
@@ -286,7 +286,7 @@ def test_runs_without_a_common_step_are_refused(run: Callable[..., str], here: d
     Path("relu-1", METRICS).write_text(text.replace('"step"', '"stop"'))
     assert "has no `step`" in run("runs", *RELU, status=1, stderr=True)
     Path("relu-1", METRICS).unlink()
-    assert any("seed 1, is omitted: it has no val.loss" in note for note in found(run, *RELU)["notes"])
+    assert any("seed 1, is omitted: it has no val.loss" in note for note in comparison(run, *RELU)["notes"])
 
 
 def test_what_is_printed(run: Callable[..., str], golden: Callable[[str, str], None], here: dict[str, Any]) -> None:
@@ -307,9 +307,9 @@ def test_runs_below_a_folder_are_listed(here: dict[str, Any], capsys: pytest.Cap
     shutil.copytree("relu-0", "runs/relu-0")
     shutil.copytree("gelu-0", "part")
     unfinish("part", 7)
-    kept = Path("part", METRICS).read_text().splitlines(keepends=True)
-    kept[2] = kept[2].replace("}", ', "once": 1.0}')  # the last of the metrics, at an early step
-    Path("part", METRICS).write_text("".join(kept))
+    lines_before = Path("part", METRICS).read_text().splitlines(keepends=True)
+    lines_before[2] = lines_before[2].replace("}", ', "once": 1.0}')  # the last of the metrics, at an early step
+    Path("part", METRICS).write_text("".join(lines_before))
     assert main(["runs", "runs", "gelu-1", "part", "--list", "--json"]) == 0
     begun, first, second, part = json.loads(capsys.readouterr().out)
     assert [begun["folder"], first["folder"], second["folder"]] == ["runs/begun", "runs/relu-0", "gelu-1"]

@@ -180,10 +180,10 @@ def test_the_cache_of_transformers_has_all_columns(tmp_path: Path) -> None:
     tokens, mask = ids(6), torch.tensor([[1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
     expected = [model(row[real == 1][None])[0] for row, real in zip(tokens, mask, strict=True)]
     cache = DynamicCache(config=written.config)
-    pieces = [
+    chunks = [
         written(tokens[:, a:b], attention_mask=mask[:, :b], past_key_values=cache).logits for a, b in ((0, 4), (4, 6))
     ]
-    logits = torch.cat(pieces, dim=1)
+    logits = torch.cat(chunks, dim=1)
     for row, real in enumerate(mask):
         close(logits[row, real == 1], expected[row])
     with pytest.raises(ValueError, match=r"attention_mask must be .*; got \[2, 1\]"):

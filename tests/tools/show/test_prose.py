@@ -104,22 +104,22 @@ def test_prose_and_points(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_is_claimed_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     """The first sentences of docstrings say what a component can be; a model has one of them."""
 
-    def said(name: str, *sets: str) -> dict[str, str]:
+    def texts_of(name: str, *sets: str) -> dict[str, str]:
         return {value.name: value.text for value in reversed(prose_of(tfkit.load(name, sets=sets))) if value.text}
 
-    gpt2 = said("gpt2")
+    gpt2 = texts_of("gpt2")
     assert gpt2["embedding"] == "Token ids to vectors: the token table, plus positions."
     assert gpt2["logits"] == "Vectors to logits over the vocabulary: multiply by the output matrix."
     assert gpt2["decoder"] == "Layers with causal attention."
-    llama = said("llama3_8b")
+    llama = texts_of("llama3_8b")
     assert llama["embedding"] == "Token ids to vectors: the token table."
-    bert = said("bert_base")
+    bert = texts_of("bert_base")
     assert bert["embedding"].endswith(": the token table, plus positions, plus additional tables, normalized.")
     assert bert["logits"] == "Vectors to logits over the vocabulary: transform, multiply by the output matrix."
-    pair = said("vaswani_base")
+    pair = texts_of("vaswani_base")
     assert "causal attention, and cross-attention to `encoder`." in pair["decoder"]
     assert pair["source_embedding"] == "Token ids to vectors: the token table, scaled, plus positions."
-    olmo = said("olmo_1b")
+    olmo = texts_of("olmo_1b")
     assert olmo["norm"] == "Subtract the mean, divide by the standard deviation."
 
 

@@ -99,7 +99,7 @@ def test_differences() -> None:
     assert actual["graph.encoder.attention.position"] == ("null", "rope")
     assert actual["graph.encoder.attention.position.theta"] == (None, "10000.0")
     (width,) = [difference for difference in spec_differences(before, after) if difference.path == "d_model"]
-    assert width.places == ("graph.encoder.d_model", "graph.encoder.attention.d_model", "graph.encoder.ffn.d_model")
+    assert width.paths == ("graph.encoder.d_model", "graph.encoder.attention.d_model", "graph.encoder.ffn.d_model")
 
 
 def test_of_a_part_that_is_new_only_what_is_written_in_it() -> None:

@@ -41,33 +41,33 @@ def trained(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def complete_sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A folder in which the sweep is made, and the folders of its runs."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("sweep")
     write_files(folder)
     return folder / "out", trained(folder)
 
 
 @pytest.fixture(scope="session")
-def whole_tuned(whole: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_tuned_sweep(complete_sweep: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the sweep is made with tuning."""
     folder = tmp_path_factory.mktemp("tuned")
     write_files(folder)
     write(SWEEP + TUNE, folder)
-    shutil.copytree(whole[0], folder / "out")
+    shutil.copytree(complete_sweep[0], folder / "out")
     trained(folder)
     return folder / "out"
 
 
 @pytest.fixture
-def finished(whole: tuple[Path, list[str]], here: None, new_folders: list[str]) -> list[str]:
+def finished(complete_sweep: tuple[Path, list[str]], here: None, new_folders: list[str]) -> list[str]:
     """Names of the folders of the sweep's runs, which are all trained; further folders are in `new_folders`."""
-    shutil.copytree(whole[0], "out")
-    return whole[1]
+    shutil.copytree(complete_sweep[0], "out")
+    return complete_sweep[1]
 
 
 @pytest.fixture
-def tuned(whole_tuned: Path, here: None, new_folders: list[str]) -> None:
+def tuned(complete_tuned_sweep: Path, here: None, new_folders: list[str]) -> None:
     """The sweep with tuning, in the current folder; all its runs are trained."""
     write(SWEEP + TUNE)
-    shutil.copytree(whole_tuned, "out")
+    shutil.copytree(complete_tuned_sweep, "out")

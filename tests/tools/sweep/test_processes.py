@@ -64,9 +64,9 @@ cp -r "made/runs/$(basename "$4")/." "$4"
 
 
 @pytest.fixture
-def stand_in(whole: tuple[Path, list[str]], here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(complete_sweep: tuple[Path, list[str]], here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in, the runs that it has the folders of, and a sweep of one seed of them."""
-    Path("made").symlink_to(whole[0])
+    Path("made").symlink_to(complete_sweep[0])
     write(SWEEP.replace("[0, 1, 2]", "[0]"))
     Path("stand_in").write_text(STAND_IN)
     Path("stand_in").chmod(0o755)
@@ -203,13 +203,13 @@ def kill_all(first: subprocess.Popen[bytes]) -> None:
 def interrupted(command: Sequence[str], before: dict[Path, int], pause: float) -> None:
     """A sweep that is killed a little after its next checkpoint."""
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait(lambda: kept().keys() > before.keys() or first.poll() is not None)
+    wait(lambda: complete_checkpoints().keys() > before.keys() or first.poll() is not None)
     time.sleep(pause)
     if first.poll() is None:
         kill_all(first)
 
 
-def kept() -> dict[Path, int]:
+def complete_checkpoints() -> dict[Path, int]:
     """The checkpoints that are complete, up to the one that `latest` names, and when each was written."""
     result = {}
     for latest in Path("out").glob("runs/*/latest"):
@@ -224,23 +224,25 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes() -> None:
     """No checkpoint is written a second time: what is lost are the steps since the last one."""
     long = ["--set", "steps=60", "--set", "checkpoint={every: 5, last: 100}", "--jobs", "2"]
     write(SWEEP.replace("[0, 1, 2]", "[0]"))
-    subprocess.run([*(word if word != "out" else "whole" for word in COMMAND), *long], check=True, capture_output=True)
+    subprocess.run(
+        [*(word if word != "out" else "uninterrupted" for word in COMMAND), *long], check=True, capture_output=True
+    )
     before = dict[Path, int]()
     draw = random.Random(0)
     for _ in range(3):
         interrupted([*COMMAND, *long], before, pause=draw.random() / 2)
-        assert before.items() <= kept().items()
-        before = kept()
+        assert before.items() <= complete_checkpoints().items()
+        before = complete_checkpoints()
     subprocess.run([*COMMAND, *long], check=True, capture_output=True)
-    assert before.items() <= kept().items()
-    files = [path.relative_to("whole") for path in Path("whole").glob("runs/*/**/*")]
+    assert before.items() <= complete_checkpoints().items()
+    files = [path.relative_to("uninterrupted") for path in Path("uninterrupted").glob("runs/*/**/*")]
     numbers = [path for path in files if path.name == "metrics.jsonl"]
     weights = [path for path in files if path.suffix == ".safetensors"]
     assert (len(numbers), len(weights)) == (2, 2 * 2 * 12)
     for path in numbers:
-        assert Path("whole", path).read_bytes() == Path("out", path).read_bytes(), path
+        assert Path("uninterrupted", path).read_bytes() == Path("out", path).read_bytes(), path
     for path in weights:  # the order of what their headers say of them is free
-        assert same(load_file(Path("whole", path)), load_file(Path("out", path))), path
+        assert same(load_file(Path("uninterrupted", path)), load_file(Path("out", path))), path
 
 
 @pytest.mark.slow

@@ -211,17 +211,17 @@ def test_a_plan_and_a_start_say_how_many_seeds_a_verdict_needs(
 
 @pytest.mark.usefixtures("finished")
 def test_note_when_runs_used_different_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    place = sorted(Path("out").glob("runs/*/run.json"))[0]
-    facts = json.loads(place.read_text(encoding="utf-8"))
+    record = sorted(Path("out").glob("runs/*/run.json"))[0]
+    facts = json.loads(record.read_text(encoding="utf-8"))
     here, other = facts["bits"]["device"], "NVIDIA H200"
     assert not [note for note in result(capsys)["notes"] if "machine" in note]
     facts["bits"]["device"] = other
     session = facts["sessions"][-1]
     facts["sessions"] = [session, {**session, "memory": 3 * MEMORY}, {**session, "memory": 2 * MEMORY}]
-    place.write_text(json.dumps(facts), encoding="utf-8")
+    record.write_text(json.dumps(facts), encoding="utf-8")
     actual = result(capsys)
     memory = {Path(curve["folder"]).name: curve["memory"] for arm in actual["arms"] for curve in arm["curves"]}
-    assert memory == dict.fromkeys(memory, MEMORY) | {place.parent.name: 3 * MEMORY}
+    assert memory == dict.fromkeys(memory, MEMORY) | {record.parent.name: 3 * MEMORY}
     (note,) = [note for note in actual["notes"] if "machine" in note]
     words = {f"device is `{value}` or `{two}`" for value, two in ((here, other), (other, here))}
     assert note.removeprefix("the runs are from different machines, so their speeds are not comparable: ") in words
@@ -251,22 +251,24 @@ def test_forms_for_papers(capsys: pytest.CaptureFixture[str]) -> None:
 class Addresses(HTMLParser):
     """What a page would fetch."""
 
-    found: list[str]
+    addresses: list[str]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [f"{tag} {name} {value}" for name, value in attrs if name in ("src", "href", "data", "srcset")]
-        self.found += ["script"] if tag in ("script", "iframe", "object") else []
+        self.addresses += [
+            f"{tag} {name} {value}" for name, value in attrs if name in ("src", "href", "data", "srcset")
+        ]
+        self.addresses += ["script"] if tag in ("script", "iframe", "object") else []
 
 
 @pytest.mark.usefixtures("finished")
 def test_the_page_is_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     write(SWEEP.replace("again", '"<b>again"').replace("tfkit: 1", "tfkit: 1\ndescription: a & b <script>"))
-    place = Path(result(capsys)["page"])
-    text = place.read_text(encoding="utf-8")
+    record = Path(result(capsys)["page"])
+    text = record.read_text(encoding="utf-8")
     reader = Addresses()
-    reader.found = []
+    reader.addresses = []
     reader.feed(text)
-    assert reader.found == ["script"]  # the curves: a page with other scripts does not run them
+    assert reader.addresses == ["script"]  # the curves: a page with other scripts does not run them
     assert "script-src 'sha256-" in text
     assert "url(" not in text
     assert "@import" not in text

@@ -34,12 +34,12 @@ def test_effects_equal_plain_hooks() -> None:
     paths = {streams[0]: "decoder.layers.0", streams[1]: "decoder.layers.1"}
     paths |= dict.fromkeys(heads, "decoder.layers.1.attention.core")
     for name, path in paths.items():
-        kept: list[Tensor] = []
-        with torch.no_grad(), hooked(model, path, keeping(kept)):
+        gradients: list[Tensor] = []
+        with torch.no_grad(), hooked(model, path, keeping(gradients)):
             before, after = metric(model(TOKENS)), metric(model(OTHER_TOKENS))
         for position in range(6):
             index = (slice(None), int(name[-1]), position) if name in heads else (slice(None), position)
-            with torch.no_grad(), hooked(model, path, zero(index, kept[1][index])):
+            with torch.no_grad(), hooked(model, path, zero(index, gradients[1][index])):
                 effect = metric(model(TOKENS)) - before
             assert torch.equal(result.effects[name][position], effect), (name, position)
         assert not result.effects[name][:2].any()  # no token before position 2 differs

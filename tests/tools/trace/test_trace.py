@@ -403,9 +403,9 @@ def by_hooks(model: fx.GraphModule, inputs: dict[str, Tensor]) -> dict[str, Tens
     for path in (path for path in paths if re.fullmatch(r"\w+\.layers\.\d+", path)):
         sublayers = [name for name in ("attention", "cross_attention", "ffn", "mixer") if f"{path}.{name}" in paths]
         stream = "streams" if f"{path.partition('.')[0]}.enter" in paths else "stream"
-        places = {f"{stream}.in": ("", 0), f"{stream}.out": ("", None)}
-        places |= {f"{name}.in": (name, 0) for name in sublayers} | {f"{name}.out": (name, None) for name in sublayers}
-        for name, (module, argument) in (places | INNER).items():
+        points = {f"{stream}.in": ("", 0), f"{stream}.out": ("", None)}
+        points |= {f"{name}.in": (name, 0) for name in sublayers} | {f"{name}.out": (name, None) for name in sublayers}
+        for name, (module, argument) in (points | INNER).items():
             if not module or f"{path}.{module}" in paths:
                 handles.append(hook(f"{path}.{module}".rstrip("."), f"{path}.{name}", argument))
     model(**inputs)

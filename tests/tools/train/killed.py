@@ -46,15 +46,15 @@ def killed_at_random(run: Sequence[str], folder: Path, times: int, *, seed: int 
     random_ = random.Random(seed)
     begin = time.perf_counter()
     assert attempt([*run, "-o", str(folder / "whole")])
-    whole = time.perf_counter() - begin
+    duration = time.perf_counter() - begin
     complete, deaths, saving = [], 0, 0
     while deaths < times:
-        place = folder / f"run-{len(complete)}"
-        while not attempt([*run, "-o", str(place)], random_.uniform(0.1, 0.8) * whole if deaths < times else None):
+        target = folder / f"run-{len(complete)}"
+        while not attempt([*run, "-o", str(target)], random_.uniform(0.1, 0.8) * duration if deaths < times else None):
             deaths += 1
-            saving += any(place.glob(".*")) if place.exists() else 0
-            check_latest(place)
-        complete.append(place)
+            saving += any(target.glob(".*")) if target.exists() else 0
+            check_latest(target)
+        complete.append(target)
     return complete, saving
 
 

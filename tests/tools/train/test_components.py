@@ -86,8 +86,8 @@ def planted() -> History:
 def test_planted_faults_are_in_the_picture_and_in_the_table() -> None:
     maps = heat_maps(planted())
     shades = {(m.quantity, layer, head): m.level(m.latest((layer, head))) for m in maps for layer, head in m.rows}
-    far = {key for key, level in shades.items() if abs(level) == 8 and key[0] != "entropy"}
-    assert far == {("rms", 3, None), ("rms", 4, None), ("rms", 1, 1), ("dead", 4, None)}
+    steep = {key for key, level in shades.items() if abs(level) == 8 and key[0] != "entropy"}
+    assert steep == {("rms", 3, None), ("rms", 4, None), ("rms", 1, 1), ("dead", 4, None)}
     assert shades["rms", 4, None] == shades["rms", 1, 1] == -8
     columns, rows = component_table(planted())
     assert columns == ["layer", "ffn", "head", "entropy", "dead", "update"]

@@ -23,9 +23,9 @@ def test_the_best_constants_of_a_task(tmp_path: Path) -> None:
     examples = run.data.examples("val", "sequential")
     batch = examples.batch(np.arange(min(len(examples), MAX_EXAMPLES)))
     answers = [tuple(target for target in row if target != IGNORE_INDEX) for row in batch.targets.tolist()]
-    places = [Counter(answer[place] for answer in answers).most_common(1)[0][1] for place in range(len(answers[0]))]
+    counts = [Counter(answer[column] for answer in answers).most_common(1)[0][1] for column in range(len(answers[0]))]
     assert metric_floors(run, PLUGINS) == {
-        "val.constant_accuracy": pytest.approx(sum(places) / (len(answers) * len(places))),
+        "val.constant_accuracy": pytest.approx(sum(counts) / (len(answers) * len(counts))),
         "val.constant_exact_match": pytest.approx(Counter(answers).most_common(1)[0][1] / len(answers)),
     }
 

@@ -149,8 +149,8 @@ def test_other_commands_read_it(capsys: pytest.CaptureFixture[str]) -> None:
 def edited(folder: Path, **values: object) -> None:
     """Change values of the meaning in a folder; None takes one out."""
     facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    kept = {name: value for name, value in {**facts["meaning"], **values}.items() if value is not None}
-    (folder / "run.json").write_text(json.dumps({**facts, "digest": "0" * 32, "meaning": kept}), encoding="utf-8")
+    expected = {name: value for name, value in {**facts["meaning"], **values}.items() if value is not None}
+    (folder / "run.json").write_text(json.dumps({**facts, "digest": "0" * 32, "meaning": expected}), encoding="utf-8")
 
 
 def test_a_folder_from_before_a_field_existed_continues(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,8 +186,8 @@ def test_interrupted_between_steps_it_continues_to_the_same_bytes(steps: list[in
     for step in steps:
         assert train("parts", "--stop-after", str(step)) == 0
     assert train("parts") == 0
-    whole, parts = contents("whole"), contents("parts")
-    assert all(whole[name] == parts[name] for name in whole if not name.startswith("step-9/"))
+    uninterrupted, parts = contents("whole"), contents("parts")
+    assert all(uninterrupted[name] == parts[name] for name in uninterrupted if not name.startswith("step-9/"))
     facts = json.loads(Path("parts/run.json").read_text(encoding="utf-8"))
     assert [session["step"] for session in facts["sessions"]] == [*steps, 12]
 

@@ -41,7 +41,7 @@ def check_saved(state: State) -> None:
             assert files >= {"model.safetensors", "optimizer.safetensors", "state.json", "spec.yaml"}, step
 
 
-def check_moments(most: int | None) -> None:
+def check_moments(limit: int | None) -> None:
     """Whatever a killed process left in its folder, the next one ends with the bytes of an uninterrupted run."""
     with moments(Path("whole")) as states:
         assert train("whole") == 0
@@ -49,7 +49,7 @@ def check_moments(most: int | None) -> None:
     assert len(states) > 40
     for state in states:
         check_saved(state)
-    sample = states if most is None else random.Random(len(states)).sample(states, most)
+    sample = states if limit is None else random.Random(len(states)).sample(states, limit)
     for number, state in enumerate(sample):
         folder = restored(state, Path(f"again-{number}"))
         assert train(str(folder)) == 0

@@ -319,9 +319,9 @@ def test_the_least_time_is_the_longest_of_flops_links_and_network() -> None:
 
     def time(processes: int, shard: int, copied: float) -> LeastTime:
         needs = PerProcess(processes, shard, *[0] * 8, sent=900 * 10**9, copied=int(copied), flops=2 * 10**15)
-        least = least_time(needs, "bfloat16", limits, 50e9)
-        assert least is not None
-        return least
+        minimum = least_time(needs, "bfloat16", limits, 50e9)
+        assert minimum is not None
+        return minimum
 
     assert time(8, 8, 0) == LeastTime(compute=2.0, machine=2.0, network=0.0)
     # 900 GB enter a machine once, by eight adapters of 50 GB/s.

@@ -37,7 +37,7 @@ def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def found(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+def result_of(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -59,15 +59,15 @@ def test_build() -> None:
 
 def test_generate(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--prompt", "3 sheep", "--max-new-tokens", "5", "--temperature", "0"]
-    newest = found(capsys, "generate", "out", *words)["texts"]
-    assert newest == found(capsys, "generate", LAST, *words)["texts"]
+    newest = result_of(capsys, "generate", "out", *words)["texts"]
+    assert newest == result_of(capsys, "generate", LAST, *words)["texts"]
     weights = ["--weights", f"{LAST}/model.safetensors", "--tokenizer", f"{LAST}/chars.json"]
-    assert newest == found(capsys, "generate", f"{LAST}/spec.yaml", *weights, *words)["texts"]
+    assert newest == result_of(capsys, "generate", f"{LAST}/spec.yaml", *weights, *words)["texts"]
 
 
 @pytest.mark.slow
 def test_export(capsys: pytest.CaptureFixture[str]) -> None:
-    found(capsys, "export", "out", "--format", "torchscript", "-o", "model.pt")
+    result_of(capsys, "export", "out", "--format", "torchscript", "-o", "model.pt")
     torch.testing.assert_close(torch.jit.load("model.pt")(TOKENS), logits())
 
 
@@ -81,27 +81,27 @@ def test_eject() -> None:
 
 
 def test_save(capsys: pytest.CaptureFixture[str]) -> None:
-    found(capsys, "save", "out", "--layout", "tfkit", "-o", "saved")
+    result_of(capsys, "save", "out", "--layout", "tfkit", "-o", "saved")
     with torch.no_grad():
         assert torch.equal(tfkit.build("saved").eval()(TOKENS), logits())
     assert Path("saved/chars.json").read_bytes() == Path(LAST, "chars.json").read_bytes()
 
 
 def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    assert found(capsys, "compare", LAST, "out")["difference"] == 0
-    assert found(capsys, "compare", "out", LAST)["difference"] == 0
+    assert result_of(capsys, "compare", LAST, "out")["difference"] == 0
+    assert result_of(capsys, "compare", "out", LAST)["difference"] == 0
     capsys.readouterr()
     assert main(["compare", "out/step-4", "out", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["difference"] > 1e-3
 
 
 def test_params(capsys: pytest.CaptureFixture[str]) -> None:
-    assert found(capsys, "params", "out") == found(capsys, "params", LAST)
+    assert result_of(capsys, "params", "out") == result_of(capsys, "params", LAST)
 
 
 def test_eval(capsys: pytest.CaptureFixture[str]) -> None:
     newest, older = (
-        found(capsys, "eval", "out", "--weights", f"out/step-{step}/model.safetensors")["out"] for step in (8, 4)
+        result_of(capsys, "eval", "out", "--weights", f"out/step-{step}/model.safetensors")["out"] for step in (8, 4)
     )
-    assert found(capsys, "eval", "out")["out"] == newest
+    assert result_of(capsys, "eval", "out")["out"] == newest
     assert older["val.loss"] != newest["val.loss"]

@@ -45,7 +45,7 @@ from .test_folder import contents
 SETS = ["steps=6", "checkpoint={every: 2, last: 2}", "callbacks=[{kind: spikes, window: 2}]"]
 NEWEST, OLDER = "step-5", "step-4"
 STATE, MODEL, OPTIMIZER = (f"{NEWEST}/{name}" for name in (checkpoints.STATE, WEIGHTS, checkpoints.OPTIMIZER))
-PLACES = (0, 9, -9, -1)
+OFFSETS = (0, 9, -9, -1)
 Tamper = Callable[[Path], object]
 CONTINUES = ""
 RESUME = f"cannot resume from the checkpoint `FOLDER/{NEWEST}`: "
@@ -182,7 +182,11 @@ FILES = {
     **{f"{name} with a byte more": (edit(name, lambda content: content + b"x"), RESUME) for name in (MODEL, OPTIMIZER)},
     **{f"{name} of step 4": (take(name, OLDER), TENSORS) for name in (MODEL, OPTIMIZER)},
     **{f"{name} of another run": (take(name, f"../other/{NEWEST}"), TENSORS) for name in (MODEL, OPTIMIZER)},
-    **{f"{name} flipped at {place}": (flip(name, place), RESUME) for name in (MODEL, OPTIMIZER) for place in PLACES},
+    **{
+        f"{name} flipped at {offset}": (flip(name, offset), RESUME)
+        for name in (MODEL, OPTIMIZER)
+        for offset in OFFSETS
+    },
     "weights as float16": (tensors(MODEL, cast(torch.float16)), "float16 [16] in the file, float32 [16] in the model"),
     "weights as int64": (tensors(MODEL, cast(torch.int64)), "int64 [16] in the file, float32 [16] in the model"),
     "weights without one": (tensors(MODEL, dict.popitem), "missing in the file, float32"),

@@ -78,20 +78,20 @@ def test_python_trains_what_the_command_does(capsys: pytest.CaptureFixture[str])
     part = tfkit.train("small.yaml", output="out", sets=SETS, stop_after=5)
     assert (part.ended, part.step, part.steps_made) == ("interrupted", 5, 5)
     assert "val.loss" in capsys.readouterr().err
-    whole = tfkit.train("out", quiet=True)
+    uninterrupted = tfkit.train("out", quiet=True)
     assert capsys.readouterr().err == ""
-    assert (whole.ended, whole.step, whole.steps_made) == ("finished", 8, 3)
+    assert (uninterrupted.ended, uninterrupted.step, uninterrupted.steps_made) == ("finished", 8, 3)
     words = [word for change in SETS for word in ("--set", change)]
     assert main(["train", "small.yaml", "-o", "command", *words]) == 0
     assert Path("out/metrics.jsonl").read_bytes() == Path("command/metrics.jsonl").read_bytes()
     again = tfkit.train("out")
     assert (again.ended, again.steps_made, again.tokens_per_second) == ("finished", 0, None)
-    assert again.history == whole.history
-    assert [step for step, _ in whole.history.curves["loss"]] == [*range(1, 9)]
+    assert again.history == uninterrupted.history
+    assert [step for step, _ in uninterrupted.history.curves["loss"]] == [*range(1, 9)]
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert whole.history.latest["val.loss"] == lines[-1]["val.loss"]
-    assert [(step, name) for step, name, _ in whole.history.texts] == [(4, "sample"), (8, "sample")]
-    assert tfkit.build(whole.folder).embedding.tokens.weight.shape == (27, 16)
+    assert uninterrupted.history.latest["val.loss"] == lines[-1]["val.loss"]
+    assert [(step, name) for step, name, _ in uninterrupted.history.texts] == [(4, "sample"), (8, "sample")]
+    assert tfkit.build(uninterrupted.folder).embedding.tokens.weight.shape == (27, 16)
 
 
 def test_a_mapping_is_a_run() -> None:

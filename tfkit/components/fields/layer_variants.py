@@ -43,7 +43,7 @@ class LayerTypesConfig(FieldConfig):
             raise Invalid("", f"the value must be a list of layer types; got {quoted(str(value))}")
         listed = [case_of(kind) for kind in spelt_out(value)]
         if not listed:
-            message = "the list of layer types is empty" if file.given(name) else f"{quoted(name)} is missing"
+            message = "the list of layer types is empty" if file.present(name) else f"{quoted(name)} is missing"
             raise Invalid("", message, help="name the type of each layer")
         types = self.layer_types
         if unknown := [kind for kind in listed if kind not in types]:
@@ -52,7 +52,7 @@ class LayerTypesConfig(FieldConfig):
         file.arrange(self.at, [_variant(types[kind], i, before[i]) for i, kind in enumerate(names)])
 
     def pass_over(self, name: str, file: Reading) -> None:
-        listed, usual = spelt_out(file.given(name).get("")), next(iter(self.layer_types))
+        listed, usual = spelt_out(file.present(name).get("")), next(iter(self.layer_types))
         unusual = [kind for kind in listed if kind != usual] if isinstance(listed, list) else []
         if unusual:
             message = f"{quoted(name)} has {quoted(case_of(unusual[0]))}, but other fields make all layers identical"

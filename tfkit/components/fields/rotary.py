@@ -136,7 +136,7 @@ class RopeFieldConfig(FieldConfig):
     def _parameters(self, file: Reading, name: str, kind: str) -> dict[str, Any]:
         """Return all parameters of a file for the rotation of one layer type, under the newer names."""
         around, fields = _around(name), self.older(kind)
-        values, default, name = file.given(around), file.default(name) or {}, name.removeprefix(around)
+        values, default, name = file.present(around), file.default(name) or {}, name.removeprefix(around)
         parameters = dict(default.get(kind, {}) if kind else default)
         inside = {quoted(field): _mapping(values, field) for field in self.mappings(name, kind)}
         if any(inside.values()):  # without its scaling, a default has no effect
@@ -187,7 +187,7 @@ def _around(name: str) -> str:
 
 def _check_one_form(file: Reading, name: str) -> None:
     """Raise `Invalid` if a file has the older and the newer form of a scaling, and they differ."""
-    values, name = file.given(_around(name)), name.removeprefix(_around(name))
+    values, name = file.present(_around(name)), name.removeprefix(_around(name))
     older, newer = values.get("rope_scaling"), values.get(name)
     if older and newer and older != newer:
         message = f"{quoted(name)} and `rope_scaling` both describe the rotary positions, and must be equal"
@@ -208,9 +208,9 @@ def _check_beside(
 
 def _check_width(file: Reading, name: str) -> None:
     """Raise `Invalid` if a file sets the fraction of a head to rotate and a contradicting number of dimensions."""
-    values = file.given(_around(name))
+    values = file.present(_around(name))
     share = _mapping(values, name.removeprefix(_around(name))).get(SHARE, values.get(SHARE))
-    width = file.given(WIDTH).get("") if file.knows(WIDTH) else None
+    width = file.present(WIDTH).get("") if file.knows(WIDTH) else None
     if width is not None and share is not None and width != file.compute(f"head_dim * {share}"):
         message = (
             f"`partial_rotary_factor` is {quoted(str(share))} of a head, but {quoted(WIDTH)} is {quoted(str(width))}"
@@ -220,7 +220,7 @@ def _check_width(file: Reading, name: str) -> None:
 
 def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
     """Raise `Invalid` if a mapping with an entry for each layer type has any other entry."""
-    entries = _mapping(file.given(_around(name)), name.removeprefix(_around(name)))
+    entries = _mapping(file.present(_around(name)), name.removeprefix(_around(name)))
     unknown = [] if "" in kinds else [key for key in entries if key not in kinds]
     if unknown:
         raise Invalid("", f"{quoted(unknown[0])} is not a type of layer", notes=[f"types of layers: {listing(kinds)}"])
@@ -337,7 +337,7 @@ def _extend_max_len(file: Reading, scaling: Mapping[str, Any] | None) -> None:
 
 def _original(file: Reading, inside: Any, outside: bool) -> Any:
     """Return the training length of a scaling. A field outside of the mapping takes precedence, if the class has it."""
-    top = file.given(ORIGINAL).get("") if outside else None
+    top = file.present(ORIGINAL).get("") if outside else None
     if top is not None and inside not in (None, top):
         message = f"{quoted(ORIGINAL)} is {quoted(str(inside))} among the rotary parameters, but {quoted(str(top))}"
         raise Invalid("", f"{message} outside of them", help="remove the wrong field: transformers uses the second")

@@ -100,7 +100,7 @@ class OnlyConfig(FieldConfig):
         )
 
     def read(self, name: str, file: Reading) -> None:
-        value = file.given(name).get("", None if self._other else file.default(name))
+        value = file.present(name).get("", None if self._other else file.default(name))
         if value == self.also:
             return
         if self._other is not None:

@@ -90,7 +90,7 @@ class CasesConfig(FieldConfig):
         file.put(name, value_of(first_word(fit, name, self.cases)))
 
     def pass_over(self, name: str, file: Reading) -> None:
-        value = file.given(name).get("")
+        value = file.present(name).get("")
         if self.idle is not None and value is not None:
             known_word(name, value, [case_of(idle) for idle in self.idle], file)
 
@@ -124,7 +124,7 @@ class LabelsConfig(FieldConfig):
     """The path of the classifier."""
 
     def read(self, name: str, file: Reading) -> None:
-        labels, count = file.given(name).get(""), file.given("num_labels").get("", DEFAULT_CLASSES)
+        labels, count = file.present(name).get(""), file.present("num_labels").get("", DEFAULT_CLASSES)
         names = _in_order(labels) if labels is not None else _numbered(count)
         file.put(f"{self.labels}.n_classes", len(names))
         if names != _numbered(len(names)):

@@ -200,7 +200,7 @@ class PatienceConfig(CallbackConfig):
     """Number of consecutive evaluations without an improvement after which the run ends."""
     better: Literal["lower", "higher"] = "lower"
     """The direction of an improvement."""
-    least: NonNegative = 0.0
+    min_delta: NonNegative = 0.0
     """The smallest difference from the best value that counts as an improvement."""
 
     def build(self) -> Callback:
@@ -220,7 +220,7 @@ class Patience(Callback):
         gain = math.inf if self._best is None else self._best - value
         if self._config.better == "higher" and self._best is not None:
             gain = -gain
-        if math.isfinite(value) and gain > self._config.least:  # a value that is not finite is never the best
+        if math.isfinite(value) and gain > self._config.min_delta:  # a value that is not finite is never the best
             self._best, self._waited = value, 0
             return
         self._waited += 1

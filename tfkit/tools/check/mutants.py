@@ -511,7 +511,7 @@ def _outputs_in_steps(subject: ModelUnderTest, model: Any, length: int) -> list[
     borders = [0, length // 2, length - 2, length - 1, length]
     with torch.no_grad():
         for start, end in pairwise(borders):
-            steps: dict[str, Any] = {name: value[:, start:end] for name, value in rows.pieces.items()}
+            steps: dict[str, Any] = {name: value[:, start:end] for name, value in rows.stepwise.items()}
             outputs += as_tensors(cached(steps.pop(rows.main), None if start else first, **steps))
     return [*outputs, *(tensor for _, _, tensor in cached.tensors())]
 

@@ -117,7 +117,7 @@ class Sequences:
     words: str
     length: int
     once: Mapping[str, Tensor]
-    pieces: Sequence[Mapping[str, Tensor]]
+    steps: Sequence[Mapping[str, Tensor]]
 
 
 def export_inputs(model: fx.GraphModule) -> dict[str, Tensor]:

@@ -136,7 +136,7 @@ def _show_comparison(comparison: Comparison) -> None:
     if comparison.equal:
         click.echo(f"equal to {comparison.tolerance:g}")
     if first is not None:
-        location = ", ".join(map(str, first.place))
+        location = ", ".join(map(str, first.index))
         click.echo(
             f"they diverge at {first.name}: {first.values[0]:.6g} in A, {first.values[1]:.6g} in B, at [{location}]"
         )

@@ -43,7 +43,7 @@ class ComparedPart:
         other: its path in B.
         difference: the largest difference between their outputs.
         size: the largest value of B's output, at least 1. Differences are relative to it.
-        place: the index of the largest difference.
+        index: the index of the largest difference.
         values: the values of A and B at that index.
         reference: the largest difference of A's output from its output in float64, if requested.
     """
@@ -52,7 +52,7 @@ class ComparedPart:
     other: str
     difference: float
     size: float
-    place: tuple[int, ...]
+    index: tuple[int, ...]
     values: tuple[float, float]
     reference: float | None
 

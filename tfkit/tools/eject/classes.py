@@ -227,7 +227,7 @@ class Classes:
         texts = {name: self._text(value) for name, value in arguments_of(module).items()}
         return {name: re.sub(r"^\((.*),\)$", r"\1", text) for name, text in texts.items()}
 
-    def _made(self, module: nn.Module) -> str:
+    def _expression(self, module: nn.Module) -> str:
         """Return the expression that creates a module."""
         statement = self._of_child("", module)
         return statement.text.format(*statement.values.values())
@@ -235,7 +235,7 @@ class Classes:
     def _container(self, module: nn.Module) -> str:
         """Return the expression that creates a list, mapping or sequence of modules."""
         children = [child for child in module._modules.values() if child is not None]
-        items = [(name, self._made(child)) for name, child in zip(module._modules, children, strict=True)]
+        items = [(name, self._expression(child)) for name, child in zip(module._modules, children, strict=True)]
         kind = f"nn.{type(module).__name__}"
         if isinstance(module, nn.ModuleDict):
             return f"{kind}({{{', '.join(f'{name!r}: {text}' for name, text in items)}}})"

@@ -25,7 +25,7 @@ def _complete_format(context: click.Context, parameter: click.Parameter, incompl
     from tfkit.tools.export.formats import formats_of
 
     try:
-        names = formats_of(reader_of(context).found).named
+        names = formats_of(reader_of(context).loaded).named
     except SpecError:  # the command reports the error
         return []
     return [name for name in names if name.startswith(incomplete)]

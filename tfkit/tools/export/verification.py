@@ -85,11 +85,11 @@ def _check_cached(
 ) -> Check:
     reader, cached = opened.cached(sequences.length), CachedModel(model, length=sequences.length)
     assert reader is not None
-    batch = next(iter(sequences.pieces[0].values())).size(0)
-    largest, main = 0.0, next(iter(sequences.pieces[0]))
+    batch = next(iter(sequences.steps[0].values())).size(0)
+    largest, main = 0.0, next(iter(sequences.steps[0]))
     reader.start(batch, **sequences.once)
     cached.start(batch, **sequences.once)
-    for number, piece in enumerate(sequences.pieces):
+    for number, piece in enumerate(sequences.steps):
         rest: dict[str, Any] = dict(piece)
         tokens, mask = rest.pop(main), rest.pop(f"{main}_mask", None)
         results, expected = as_tensors(reader(tokens, mask, **rest)), as_tensors(cached(tokens, mask, **rest))
@@ -107,17 +107,17 @@ def _first_cached(
     model: fx.GraphModule, opened: Opened, sequences: Sequences, number: int, tolerance: float
 ) -> str | None:
     """Return the first component that differs in a step, or in a full forward over the same tokens."""
-    cached, main = CachedModel(model, length=sequences.length), next(iter(sequences.pieces[0]))
-    cached.start(sequences.pieces[0][main].size(0), **sequences.once)
+    cached, main = CachedModel(model, length=sequences.length), next(iter(sequences.steps[0]))
+    cached.start(sequences.steps[0][main].size(0), **sequences.once)
 
     def read(piece: Inputs) -> None:
         rest: dict[str, Any] = dict(piece)
         cached(rest.pop(main), rest.pop(f"{main}_mask", None), **rest)
 
-    for piece in sequences.pieces[:number]:
+    for piece in sequences.steps[:number]:
         read(piece)
-    calls, want = _recorded_calls(model, lambda: read(sequences.pieces[number]))
-    return _first_differing_module(opened.outputs({**sequences.once, **sequences.pieces[0]}, calls), want, tolerance)
+    calls, want = _recorded_calls(model, lambda: read(sequences.steps[number]))
+    return _first_differing_module(opened.outputs({**sequences.once, **sequences.steps[0]}, calls), want, tolerance)
 
 
 def _recorded_calls(

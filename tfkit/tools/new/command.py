@@ -74,7 +74,7 @@ def new(reader: Reader, what: str, name: str, slot: str | None, output: Path | N
             raise click.UsageError(f"--slot cannot be combined with `new {what}`")
         _new_document(reader, document, name, output or Path(f"{what}.yaml"))
         return
-    names = checked_names(name, reader.found, slot or "ffn")
+    names = checked_names(name, reader.loaded, slot or "ffn")
     folder = output or Path(names.distribution)
     files = write_plugin(names, folder)
     click.echo(f"wrote {printable_text(str(folder))}: {len(files)} files; next: make test, in it")

@@ -18,7 +18,7 @@ def _complete_layout(context: click.Context, parameter: click.Parameter, incompl
     from tfkit.tools.save.layouts import layouts_of
 
     try:
-        layouts = layouts_of(reader_of(context).found).named.values()
+        layouts = layouts_of(reader_of(context).loaded).named.values()
     except SpecError:  # the command reports the error
         return []
     return [

@@ -29,7 +29,7 @@ class Difference:
     path: str
     before: str | None
     after: str | None
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
     follows: bool = False
 
 
@@ -59,7 +59,7 @@ def spec_differences(before: Graph, after: Graph) -> list[Difference]:
 def fields_of_causes(before: Graph, after: Graph) -> frozenset[str]:
     """Return the names of the fields, and of the components around them, whose written values differ."""
     causes = (difference for difference in spec_differences(before, after) if not difference.follows)
-    return frozenset(name for cause in causes for location in cause.places for name in location.split("."))
+    return frozenset(name for cause in causes for location in cause.paths for name in location.split("."))
 
 
 def _written_arithmetic(graph: Graph, value: ResolvedValue) -> str | None:

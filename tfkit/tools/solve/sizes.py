@@ -112,7 +112,7 @@ class Family:
         path = tuple(change.partition("=")[0].strip().split("."))
         return path if path[0] in self._fields else ("graph", *path)
 
-    def _given(self, path: Path) -> int:
+    def _set_size(self, path: Path) -> int:
         """Return the integer that a change sets for a size; raise SpecError if the value is not a positive integer."""
         change = self._kept[path]
         node = node_at(apply_set(self.tree, change, self._fields), path)
@@ -174,13 +174,15 @@ class Family:
 
     def _given_scale(self) -> Fraction | None:
         """Return the d_model of the changes as a multiple of the spec's, or None if they do not set it."""
-        scales = {path: Fraction(self._given(path), self.widths[path]) for path in self._kept if path in self.widths}
+        scales = {path: Fraction(self._set_size(path), self.widths[path]) for path in self._kept if path in self.widths}
         for path, scale in scales.items():
             if scale / self.step % 1:
                 unit = int(self.widths[path] * self.step)
                 message = f"`{self._kept[path]}` cannot be a width of the family: its heads need a multiple of {unit}"
                 raise SpecError(
-                    Diagnostic(message, help=f"also set n_heads, or use {_adjacent_multiples(self._given(path), unit)}")
+                    Diagnostic(
+                        message, help=f"also set n_heads, or use {_adjacent_multiples(self._set_size(path), unit)}"
+                    )
                 )
         if len(set(scales.values())) > 1:
             raise SpecError(Diagnostic(f"{' and '.join(self._kept.values())} must scale the family by the same factor"))
@@ -226,7 +228,7 @@ class Family:
         """Return the changes for a size, in addition to `sets`, without changes that have no effect."""
         scale = width * self.step
         values = {item.path: item.n_layers // self.depth * depth for item in self.stacks}
-        values |= {path: self._given(path) for path in self._kept if path[-1] == "n_layers"}
+        values |= {path: self._set_size(path) for path in self._kept if path[-1] == "n_layers"}
         values |= {path: int(number * scale) for path, number in self.widths.items()}
         d_ffs = self.hidden_at(width) if hidden is None else hidden
         values |= {path: d_ff for item, d_ff in zip(self.hidden, d_ffs, strict=True) for path in item.paths}

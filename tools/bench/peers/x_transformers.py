@@ -82,7 +82,8 @@ def weights(state: State, shape: Shape) -> State:
         (".ffn.down.", ".ffn.1.ff.2."),
     )
     return {
-        re.sub(r"decoder\.layers\.(\d+)\.(attention|ffn)", place, name): value for name, value in moved_weights.items()
+        re.sub(r"decoder\.layers\.(\d+)\.(attention|ffn)", layer_prefix, name): value
+        for name, value in moved_weights.items()
     }
 
 
@@ -104,7 +105,7 @@ def heads_apart(value: torch.Tensor, shape: Shape) -> torch.Tensor:
     return value.unflatten(0, (shape.n_kv_heads, -1, shape.d_head)).transpose(0, 1).flatten(0, 2)
 
 
-def place(layer: re.Match[str]) -> str:
+def layer_prefix(layer: re.Match[str]) -> str:
     """Return the prefix of a layer: layer i of tfkit is two layers of x-transformers."""
     return f"attn_layers.layers.{2 * int(layer[1]) + (layer[2] == 'ffn')}"
 

@@ -151,7 +151,7 @@ class WidthOrConfig(FieldConfig):
         return (self.width_or,)
 
     def read(self, name: str, file: Reading) -> None:
-        file.put(self.width_or, file.given(name).get("", file.value(self.field)))
+        file.put(self.width_or, file.present(name).get("", file.value(self.field)))
 
     def write(self, name: str, file: Writing) -> None:
         file.put(name, file.value(self.width_or))
@@ -274,7 +274,7 @@ class AxialRopeConfig(FieldConfig):
         older = f"{around}rope_theta"
         file.used([older])
         parameters = file.value(name) or {}
-        theta = file.given(around).get("rope_theta", 10000.0)
+        theta = file.present(around).get("rope_theta", 10000.0)
         entries = {"rope_theta": theta, "rope_type": "axial"}
         if not isinstance(parameters, dict) or not parameters.keys() <= entries.keys():
             raise tfkit.Invalid("", f"`{name}` must be a mapping with `rope_theta`; got {parameters}")

@@ -182,8 +182,8 @@ def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
         row, column = divmod(patch, config.columns)
         if config.coordinates == "relative":
             row, column = (
-                2 * math.pi * (2 * (place + 0.5) / size - 1)
-                for place, size in ((row, config.rows), (column, config.columns))
+                2 * math.pi * (2 * (coordinate + 0.5) / size - 1)
+                for coordinate, size in ((row, config.rows), (column, config.columns))
             )
         angles = np.concatenate([row * of_rows, column * of_columns])
         first, second = np.split(x[token], 2, axis=-1)

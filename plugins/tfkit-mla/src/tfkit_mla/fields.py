@@ -44,7 +44,7 @@ def _scheduled(file: Reading, n_layers: int) -> list[str]:
 
 
 def _number(file: Reading, name: str, usual: int) -> int:
-    value: Any = file.given(f"index_{name}").get("", usual)
+    value: Any = file.present(f"index_{name}").get("", usual)
     if type(value) is not int or value < 1:
         raise tfkit.Invalid("", f"`index_{name}` must be a positive integer; got {value}")
     return value

@@ -28,9 +28,9 @@ class AdjustedWidthConfig(FieldConfig):
         return (self.adjusted_width,)
 
     def read(self, name: str, file: Reading) -> None:
-        width = file.given(self.older).get("", file.value(name))
+        width = file.present(self.older).get("", file.value(name))
         file.used([self.older])
-        settings = {"auto_adjust_ff_dim": True, "multiple_of": 256, "ffn_dim_multiplier": 1.0} | file.given("block_")
+        settings = {"auto_adjust_ff_dim": True, "multiple_of": 256, "ffn_dim_multiplier": 1.0} | file.present("block_")
         if settings["auto_adjust_ff_dim"]:
             multiple, factor = settings["multiple_of"], settings["ffn_dim_multiplier"]
             for key, number in ((name, width), ("block_multiple_of", multiple), ("block_ffn_dim_multiplier", factor)):
@@ -127,9 +127,9 @@ class BlockTypesConfig(FieldConfig):
         return self.at
 
     def read(self, name: str, file: Reading) -> None:
-        letters = file.given(self.older).get("")
+        letters = file.present(self.older).get("")
         file.used([self.older])
-        types = file.given(name).get("")
+        types = file.present(name).get("")
         if types is None and isinstance(letters, str):
             types = [self.letters.get(letter, letter) for letter in letters]
         types = file.value(name) if types is None else types
@@ -157,7 +157,7 @@ class DeltaLayersConfig(FieldConfig):
     """The path of the stack."""
 
     def read(self, name: str, file: Reading) -> None:
-        entries, layers = file.given(name).get("", {}), file.layers(self.at)
+        entries, layers = file.present(name).get("", {}), file.layers(self.at)
         for size, twin in self.sizes.items():
             if entries.get(size, file.value(twin)) != file.value(twin):
                 message = f"`{size}` is {entries[size]}, but `{twin}` is {file.value(twin)}"

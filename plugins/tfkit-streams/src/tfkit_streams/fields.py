@@ -83,7 +83,7 @@ class LayerSizesConfig(FieldConfig):
     """The path of the stack."""
 
     def read(self, name: str, file: Reading) -> None:
-        sizes, layers = file.given(name).get(""), file.layers(self.at)
+        sizes, layers = file.present(name).get(""), file.layers(self.at)
         if sizes is None or layers is None:
             return
         numbers = [str(i) for i, variant in enumerate(layers) if variant in self.variants]

@@ -111,8 +111,8 @@ def as_scored(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 )
 def capacity(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     weights, chosen = forward_of_router(self, x)
-    place = F.one_hot(chosen.flatten(), self.out_features).cumsum(0).gather(1, chosen.flatten()[:, None])
-    return weights * (place.view(chosen.shape) <= x.size(0) // 2), chosen
+    index = F.one_hot(chosen.flatten(), self.out_features).cumsum(0).gather(1, chosen.flatten()[:, None])
+    return weights * (index.view(chosen.shape) <= x.size(0) // 2), chosen
 
 
 forward_of_retention = Retention.forward

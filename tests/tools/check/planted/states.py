@@ -33,8 +33,8 @@ def in_place(mask: Tensor) -> tuple[Tensor, Tensor, None]:
 
 @plant("padding counts as tokens of a state", "a mask that is not applied", "mixers", "state", stack, "token_order")
 def all_tokens(mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    padding, places, documents = token_order(mask)
-    return torch.ones_like(padding), places, documents
+    padding, order, documents = token_order(mask)
+    return torch.ones_like(padding), order, documents
 
 
 @plant(

@@ -89,7 +89,7 @@ class SequenceBatch:
     model: fx.GraphModule
     main: str
     """The input whose tokens are counted."""
-    pieces: Mapping[str, Tensor]
+    stepwise: Mapping[str, Tensor]
     """The inputs read in steps, [b, t, ...] each, without padding."""
     once: Mapping[str, Tensor]
     """The inputs of the first step only, with padding masks."""
@@ -113,11 +113,11 @@ class SequenceBatch:
 
     @property
     def batch(self) -> int:
-        return self.pieces[self.main].size(0)
+        return self.stepwise[self.main].size(0)
 
     @property
     def length(self) -> int:
-        return self.pieces[self.main].size(1)
+        return self.stepwise[self.main].size(1)
 
     def rolled(self, shift: int) -> SequenceBatch:
         """Return the rows in a different order, so that the old contents of the caches belong to different rows."""
@@ -125,25 +125,25 @@ class SequenceBatch:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> SequenceBatch:
         """Return a changed batch of rows."""
-        stepwise, once = ({name: change(x) for name, x in tensors.items()} for tensors in (self.pieces, self.once))
-        return replace(self, pieces=stepwise, once=once)
+        stepwise, once = ({name: change(x) for name, x in tensors.items()} for tensors in (self.stepwise, self.once))
+        return replace(self, stepwise=stepwise, once=once)
 
     def started_by(self, piece: InputChunk) -> SequenceBatch:
         """Return the rows with the prefixes and the blocks that this first step holds."""
         upper = torch.full((self.batch,), piece) if isinstance(piece, int) else piece.sum(dim=1)
         once = {name: torch.minimum(x, upper) if x.dim() == 1 else x for name, x in self.once.items()}
         first = torch.arange(self.length) < upper[:, None]
-        stepwise = {name: x * first if name in self.blocks else x for name, x in self.pieces.items()}
+        stepwise = {name: x * first if name in self.blocks else x for name, x in self.stepwise.items()}
         graph = graph_of(self.model)
         nodes = [graph.node(name) for name in self.blocks - graph.inputs.keys()]
         stepwise[self.main] = _without_placeholders(stepwise[self.main], nodes, ~first)
-        return replace(self, pieces=stepwise, once=once)
+        return replace(self, stepwise=stepwise, once=once)
 
     def alone(self) -> list[Tensor]:
         """Return the outputs [b, t, ...] of full forwards over each row alone, without padding."""
         rows = []
         for row in range(self.batch):
-            arguments = {name: value[row : row + 1] for name, value in {**self.pieces, **self.once}.items()}
+            arguments = {name: value[row : row + 1] for name, value in {**self.stepwise, **self.once}.items()}
             for name in [name for name in arguments if f"{name}_mask" in arguments]:
                 arguments[name] = arguments[name][arguments.pop(f"{name}_mask")][None]
             rows.append(call(self.model, arguments))
@@ -266,7 +266,7 @@ def _kept_positions(model: fx.GraphModule, subject: ModelUnderTest) -> Iterator[
     for keep in (0, 2):
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
-        arguments: dict[str, Any] = dict(rows.pieces)
+        arguments: dict[str, Any] = dict(rows.stepwise)
         outputs.append(as_tensors(cached(arguments.pop(rows.main), keep=keep, **arguments)))
     for name, full, last in zip(subject.graph.outputs, *outputs, strict=True):
         expected = full[:, -2:] if subject.graph.node(name).output.type == "logits" else full
@@ -277,8 +277,8 @@ def _kept_positions(model: fx.GraphModule, subject: ModelUnderTest) -> Iterator[
 def _typed_caches(model: fx.GraphModule, subject: ModelUnderTest, dtype: torch.dtype) -> Iterator[Deviation]:
     """Compare the types of the caches with the model's, and single tokens with a full forward in that type."""
     rows = SequenceBatch.of(model, subject.inputs())
-    stepwise, once = (cast_inputs(inputs, next(model.parameters()).dtype) for inputs in (rows.pieces, rows.once))
-    rows = replace(rows, pieces=stepwise, once=once)
+    stepwise, once = (cast_inputs(inputs, next(model.parameters()).dtype) for inputs in (rows.stepwise, rows.once))
+    rows = replace(rows, stepwise=stepwise, once=once)
     with evaluation_mode(model), torch.no_grad():
         cached = CachedModel(model, length=rows.length)
         cached.start(rows.batch, **rows.once)
@@ -368,7 +368,7 @@ class _StepReader:
             columns = self.done[:, None] + tokens.long().cumsum(dim=1) - 1
             columns = torch.where(tokens, columns, (columns + self.rows.length // 2) % self.rows.length)
             arguments: dict[str, Any] = {
-                name: selected_columns(value, columns) for name, value in self.rows.pieces.items()
+                name: selected_columns(value, columns) for name, value in self.rows.stepwise.items()
             }
             main = arguments.pop(self.rows.main)
             if mask is not None:
@@ -397,7 +397,7 @@ class _StepReader:
     def read_all(self, schedule: Schedule) -> Iterator[Deviation]:
         """Read to the last column; then the cache is full."""
         yield from self.read(schedule)
-        token: dict[str, Any] = {name: value[:, :1] for name, value in self.rows.pieces.items()}
+        token: dict[str, Any] = {name: value[:, :1] for name, value in self.rows.stepwise.items()}
         try:
             self.cached(token.pop(self.rows.main), **token)
         except ValueError:
@@ -413,11 +413,11 @@ def _repeated_rows(cached: CachedModel, rows: SequenceBatch, tolerance: float) -
     yield from reading.read([first])
     twice = rows.changed(lambda value: value.repeat_interleave(2, dim=0))
     half = rows.length // 2
-    stepwise = {name: _crossed_rows(value, half) for name, value in twice.pieces.items()}
+    stepwise = {name: _crossed_rows(value, half) for name, value in twice.stepwise.items()}
     crossed = (torch.arange(twice.batch)[:, None] % 2 == 1) & (torch.arange(rows.length) >= half)
     # Other rows may have more placeholders there than vectors remain.
     stepwise[rows.main] = _without_placeholders(stepwise[rows.main], graph_of(rows.model).nodes, crossed)
-    reading.repeat(replace(twice, pieces=stepwise))
+    reading.repeat(replace(twice, stepwise=stepwise))
     yield from reading.read(rest)
 
 

@@ -118,7 +118,7 @@ def _facts_of(model: fx.GraphModule, parts: Parts, *, inside: bool) -> ModelFact
         outputs=outputs,
         padded=padded,
         steps=arguments[steps],
-        pieces=lengths,
+        step_lengths=lengths,
         tolerance=tolerance,
         stateful=parts.last.decodes and any(isinstance(entry, State) for entry in chain(*parts.last.decoding.caches)),
         exact=parts.names is None,

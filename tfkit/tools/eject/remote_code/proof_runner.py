@@ -38,7 +38,7 @@ class ModelFacts(TypedDict):
         outputs: the results for the inputs, by their names; empty if the model is too large to run.
         padded: the results with the padding masks; NaN is not compared. Empty if no input can be padded.
         steps: the name of the input that is decoded token by token.
-        pieces: the number of tokens in each of several calls; one call if results depend on the length of a sequence.
+        step_lengths: the number of tokens in each of several calls; one call if results depend on the length of a row.
         tolerance: the largest difference where kernels may round differently: with padding, and in cached steps.
         stateful: whether the caches have states of recurrences, which several sequences in a row would mix.
         exact: whether results without padding are equal bit for bit. Separate projections round differently.
@@ -53,7 +53,7 @@ class ModelFacts(TypedDict):
     outputs: "dict[str, Tensor]"
     padded: "dict[str, Tensor]"
     steps: str
-    pieces: list[int]
+    step_lengths: list[int]
     tolerance: float
     stateful: bool
     exact: bool
@@ -144,7 +144,7 @@ def _output_error(model: Any, facts: ModelFacts) -> str | None:
     import transformers
 
     inputs = facts["inputs"]
-    no_cache = {"use_cache": False} if facts["pieces"] else {}
+    no_cache = {"use_cache": False} if facts["step_lengths"] else {}
     for kind, masks, outputs in (("inputs", {}, facts["outputs"]), ("padded inputs", facts["masks"], facts["padded"])):
         if not outputs:
             continue
@@ -153,9 +153,9 @@ def _output_error(model: Any, facts: ModelFacts) -> str | None:
             tolerance = 0.0 if facts["exact"] and not masks else facts["tolerance"]
             if error := _difference_text(result[name], expected, tolerance):
                 return f"its results differ for {kind}: {error}"
-        caches: list[Any] = [None] * (facts["pieces"] != [])
+        caches: list[Any] = [None] * (facts["step_lengths"] != [])
         if model._can_compile_fullgraph:  # it takes static caches
-            caches.append(transformers.StaticCache(model.config, max_cache_len=sum(facts["pieces"]) + 3))
+            caches.append(transformers.StaticCache(model.config, max_cache_len=sum(facts["step_lengths"]) + 3))
         for cache in caches:
             if error := _cached_steps_error(model, facts, masks, outputs["logits"], cache):
                 return f"its results differ for {kind} in several cached steps: {error}"
@@ -167,7 +167,7 @@ def _cached_steps_error(
 ) -> str | None:
     """Describe a difference between the logits of several calls, with a cache, and the expected logits."""
     inputs, steps, start = facts["inputs"], facts["steps"], 0
-    for count in facts["pieces"]:
+    for count in facts["step_lengths"]:
         stop = start + count
         piece = inputs | {steps: inputs[steps][:, start:stop]}
         mask_of_steps = steps.replace("input_ids", "attention_mask")
@@ -185,7 +185,7 @@ def _packed_row_error(model: Any, facts: ModelFacts) -> str | None:
     import torch
 
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    if not takes_positions or facts["stateful"] or len(facts["pieces"]) == 1:
+    if not takes_positions or facts["stateful"] or len(facts["step_lengths"]) == 1:
         return None
     rows, logits = facts["inputs"][facts["steps"]], facts["outputs"]["logits"]
     lengths = [rows.shape[1] - rows.shape[1] // 3, rows.shape[1] // 3]
