@@ -260,13 +260,13 @@ class ForgetfulConfig(MultiHeadConfig):
         return Forgets(super().build(make, d_memory=d_memory, causal=causal))
 
 
-class WholeConfig(MultiHeadConfig):
-    """Says that it needs its sequence as a whole."""
+class FullSequenceConfig(MultiHeadConfig):
+    """Says that it needs full sequences."""
 
-    kind: Literal["whole"] = "whole"  # type: ignore[assignment]
+    kind: Literal["full_sequence"] = "full_sequence"  # type: ignore[assignment]
 
     @property
-    def kept(self) -> None:  # type: ignore[override]
+    def cached(self) -> None:
         return None
 
 
@@ -275,8 +275,16 @@ def test_what_is_kept_is_checked() -> None:
         check_component(ForgetfulConfig, within=["decoder"], only=["cached"])
 
 
-def test_attention_may_need_the_whole() -> None:
-    check_component(WholeConfig, within=["decoder"], only=["cached"])
+def test_attention_may_need_full_sequences() -> None:
+    check_component(FullSequenceConfig, within=["decoder"], only=["cached", "types"])
+
+
+def test_properties_that_are_chosen_must_apply() -> None:
+    with pytest.raises(AssertionError) as raised:
+        check_component(FullSequenceConfig, within=["decoder"], only=["cached", "cached-step"])
+    first, *reasons = str(raised.value).splitlines()
+    assert first.startswith("no property in `only` applies to attention kind `full_sequence`, ")
+    assert [reason.partition(": ")[0] for reason in reasons] == ["- cached", "- cached-step"]
 
 
 @pytest.mark.slow

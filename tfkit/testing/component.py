@@ -62,7 +62,8 @@ def check_component(
         xfail: properties that are expected to fail, by name, with the reason. A property that holds again fails.
 
     Raises:
-        AssertionError: properties are broken; the message lists all of them, each with the models that show it.
+        AssertionError: properties are broken; the message lists all of them, each with the models that show it. Or no
+            property in `only` applies to any model.
         SpecError: the component rejects its fields or its slot.
         TypeError: the class is not a proper config.
         ValueError: there is no such kind, slot or property in `xfail`, or no small model for the component.
@@ -98,7 +99,8 @@ def check_model(
     spec do not apply, and a warning lists the edits. A graph must have been loaded with these plugins. `xfail` contains
     properties that are expected to fail, by name, with the reason.
 
-    Raises AssertionError with all broken properties, except consequences of other broken properties.
+    Raises AssertionError with all broken properties, except consequences of other broken properties, or if no property
+    in `only` applies to the model.
     """
     plugins = plugins or load_plugins()
     if not isinstance(graph, Graph | nn.Module | MeasuredModel):
@@ -133,11 +135,19 @@ def raise_faults(
     only: Sequence[str] = (),
     xfail: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise AssertionError if a property outside `xfail` is broken in a model, or a property of `xfail` in none."""
+    """Raise AssertionError for broken properties outside `xfail`, and for properties of `xfail` that hold everywhere.
+
+    Properties that are chosen by name must not pass unmeasured: if none of `only` applies to any model, that is an
+    AssertionError, too.
+    """
     xfail = xfail or {}
     properties = _available_properties(plugins, xfail).chosen(only, level)
     results = {model: list(outcomes_of(subject, properties, strict=True)) for model, subject in models.items()}
-    failed = {outcome.name for measured in results.values() for outcome in measured if outcome.status == "failed"}
+    outcomes = [outcome for measured in results.values() for outcome in measured]
+    failed = {outcome.name for outcome in outcomes if outcome.status == "failed"}
+    if only and not any(outcome.status in ("ok", "failed") for outcome in outcomes):
+        reasons = dict.fromkeys(f"- {outcome.name}: {outcome.detail}" for outcome in outcomes)
+        raise AssertionError("\n".join([f"no property in `only` applies to {name.rstrip(',')}", *reasons]))
 
     def fault(outcome: Outcome) -> str:
         if outcome.name not in xfail:
