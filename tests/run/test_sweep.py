@@ -53,6 +53,7 @@ WRONG: dict[str, Any] = {
     "previous_of_that_name": SWEEP.replace("to: relu", "to: previous").replace("deeper:", "previous:"),
     "margin_of_nothing": SWEEP.replace("val.loss}", "val.loss, margin: 0}"),
     "margin_of_one_variant": "tfkit: 1\nbase: small.yaml\nseeds: [0]\ncompare: {on: val.loss, margin: 0.1}\n",
+    "two_mistakes": SWEEP.replace("[0, 1]", "[0, 1.5]").replace("val.loss}", "val.loss, margin: a}"),
     "no_seed": SWEEP.replace("[0, 1]", "[]"),
     "seeds_of_tuning": SWEEP + TUNE.replace("[9]", "[1]"),
     "nothing_to_tune": SWEEP + TUNE.replace("{optimizer.lr: [1e-3, 1e-2]}", "{}"),

@@ -261,6 +261,16 @@ def test_rankme_is_the_exponential_of_the_entropy_of_singular_values() -> None:
     assert metric.compute(Vectors(torch.ones(20, 4, dtype=torch.float64), classes)) == pytest.approx(1, rel=1e-4)
 
 
+def test_vectors_are_means_over_the_positions_of_an_output() -> None:
+    model = tfkit.build(tfkit.loads(MODEL), seed=2).eval()
+    patches, classes = torch.randn(2, T, 5), torch.tensor([1, 0])
+    prediction, encoder = model(patches)
+    for output, expected in ((None, encoder), ("prediction", prediction)):
+        metric: Any = RankMeConfig(output=output).build(load_run("jepa_shapes", WITH_PLUGINS, sets=REDUCED).data)
+        actual = metric.values(model, {"patches": patches}, classes, seed=0, first=0)
+        torch.testing.assert_close(actual, expected.double().mean(1))
+
+
 # ---- runs ----
 
 REDUCED = (
