@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.jit import _recursive, _state
 
+from tfkit.torch_private.torchscript import forget_classes
+
 from ..conftest import pytest_runtest_teardown
 
 
@@ -43,3 +45,12 @@ def test_functions_with_overloads_can_be_scripted_again() -> None:
     for _ in range(2):
         assert torch.equal(torch.jit.script(Resize())(x), Resize()(x))
         pytest_runtest_teardown()
+
+
+def test_classes_are_discarded_from_a_store_that_was_replaced() -> None:
+    forget_classes()
+    _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
+    torch.jit.script(nn.ReLU())
+    assert _recursive.concrete_type_store.type_store
+    forget_classes()
+    assert not _recursive.concrete_type_store.type_store

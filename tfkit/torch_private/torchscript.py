@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ def as_written() -> AbstractContextManager[None]:
 
 def forget_classes() -> None:
     """Discard all scripted classes. A failure leaves an incomplete class, which the next script would use."""
-    store = optional_name("torch.jit._recursive.concrete_type_store", "discarding classes that cannot be scripted")
-    if store is not None:
-        store.__init__()
+    if optional_name("torch.jit._recursive.concrete_type_store", "discarding classes that cannot be scripted") is None:
+        return
+    store: Any = torch.jit._recursive.concrete_type_store  # the current store: others replace it, as torch's tests do
+    store.__init__()
