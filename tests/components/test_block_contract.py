@@ -126,7 +126,7 @@ def test_cost_counts_a_memory_of_any_name() -> None:
 
 
 def test_an_ffn_with_a_context_is_not_called_without_it() -> None:
-    check_model(graph(), plugins=PLUGINS, only=["alone"])
+    check_model(graph(), plugins=PLUGINS, only=["position-wise"])
 
 
 def test_a_component_has_the_depth_of_its_stack() -> None:

@@ -150,7 +150,7 @@ def test_a_skipless_layer_keeps_only_its_output() -> None:
     model(tokens(2, 6))
     assert torch.equal(outputs["layer"], outputs["ffn"] * 0.5)
     assert programs_of(graph)[0].lines[1] == "x = 0.5 * ffn(rmsnorm(x))"
-    check_model(graph, only=["meaning", "silent"])
+    check_model(graph, only=["meaning", "zero-sublayers"])
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_the_contents_of_padding_are_checked() -> None:
     model = tfkit.build(tfkit.loads(PADDED))
     model.embedded.register_forward_hook(lambda module, args, x: x + x.mean(1, keepdim=True))
     with pytest.raises(AssertionError, match="the contents of padding on the right change the outputs of tokens"):
-        check_model(model, only=("alone", "look-ahead", "padding"))
+        check_model(model, only=("position-wise", "look-ahead", "padding"))
 
 
 @pytest.mark.slow

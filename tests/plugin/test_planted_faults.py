@@ -151,8 +151,8 @@ def test_a_field_without_effect(plant: Plant, failures_of: Callable[[str], list[
 def test_steps_that_differ_from_the_whole(plant: Plant, failures_of: Callable[[str], list[str]], project: Path) -> None:
     """An FFN that reads earlier tokens has no cache for them; that is said of it, and not of what follows."""
     line = plant("return self.down(self.dropout(hidden))", "return self.down(hidden).cumsum(1)", "class ShiftConfig")
-    first, text = failures_of("alone")
+    first, text = failures_of("position-wise")
     assert first == f"ffn kind `shift`, {project / CODE}:{line}, breaks a guarantee"
     assert text.startswith(
-        "- alone, in a decoder: ffn kind `shift`, `stack.layers.0.ffn`, looks back: positions change"
+        "- position-wise, in a decoder: ffn kind `shift`, `stack.layers.0.ffn`, looks back: positions change"
     )

@@ -28,7 +28,7 @@ def checks_of(**options: Any) -> dict[str, Any]:
 
 def test_each_property_is_a_test() -> None:
     tests = checks_of(fields={"wrong": "Wrong"})
-    assert {"alone", "script", "gradients"} < tests.keys()
+    assert {"position-wise", "script", "gradients"} < tests.keys()
     assert "capture" not in tests
     assert "capture" in checks_of(fields={"wrong": "Wrong"}, level="full")
 
@@ -37,7 +37,7 @@ def test_a_property_that_holds_or_breaks() -> None:
     tests = checks_of(fields={"wrong": "LooksBack"})
     tests["gradients"].values[0]()
     with pytest.raises(AssertionError, match=r"in an encoder: ffn kind `wrong`, `stack.layers.0.ffn`, looks back"):
-        tests["alone"].values[0]()
+        tests["position-wise"].values[0]()
     with pytest.raises(AssertionError, match=r"^in an encoder: stack\.layers\.0\.ffn: padding on the left") as caught:
         tests["padding"].values[0]()
     assert caught.traceback[-1].ishidden(None)
@@ -48,7 +48,7 @@ def test_a_property_that_holds_or_breaks() -> None:
 def test_every_value_of_an_option_has_a_model() -> None:
     tests = checks_of(options={"wrong": ["Wrong", "LooksBack"]})
     with pytest.raises(AssertionError, match=r'^in an encoder, wrong: "LooksBack": ffn kind `wrong`, .* looks back'):
-        tests["alone"].values[0]()
+        tests["position-wise"].values[0]()
 
 
 def test_options_that_are_refused_together_are_left_out() -> None:
@@ -78,7 +78,7 @@ def test_known_failures_are_strict_and_have_a_reason() -> None:
     tests = checks_of(fields={"wrong": "DoesNotScript"}, xfail={"script": "it takes keywords"})
     (mark,) = tests["script"].marks
     assert (mark.name, mark.kwargs["strict"], mark.kwargs["reason"]) == ("xfail", True, "it takes keywords")
-    assert not tests["alone"].marks
+    assert not tests["position-wise"].marks
     with pytest.raises(ValueError, match=r"there is no property `scirpt`"):
         checks_of(xfail={"scirpt": "a misspelt name"})
 

@@ -222,14 +222,14 @@ def test_a_check_measures_the_modules_and_builds_no_spec(monkeypatch: pytest.Mon
         "flops",
         "save",
         "look-ahead",
-        "inputs-kept",
+        "unchanged-inputs",
         "meaning",
         "backends",
-        "places",
+        "locations",
     }
     chosen = [prop for prop in PROPERTIES if prop.name in names]
     results = {outcome.name: outcome.status for outcome in outcomes_of(subject, chosen)}
-    measured = {"look-ahead": "failed", "inputs-kept": "ok", "meaning": "failed"}
+    measured = {"look-ahead": "failed", "unchanged-inputs": "ok", "meaning": "failed"}
     assert results == dict.fromkeys(names, "does not apply") | measured
 
 

@@ -48,7 +48,7 @@ def test_it_has_every_property(name: str) -> None:
 @pytest.mark.parametrize("name", ["biases", "deepseek", "clamped", "input"])
 def test_it_trains_is_scripted_and_acts_on_each_token_alone(name: str) -> None:
     graph = tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **VARIANTS[name]}), plugins=PLUGINS)
-    check_model(graph, plugins=PLUGINS, only=["weights", "padded-gradients", "alone", "script"])
+    check_model(graph, plugins=PLUGINS, only=["weights", "padded-gradients", "position-wise", "script"])
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_weight_map_without_a_comparison_is_named_in_the_last_line(
     last = run("check", "gpt2").splitlines()[-1]
     assert last == "the weight map was compared with nothing: --level full measures `transformers`"
     assert run("check", "tiny.yaml").splitlines()[-1].startswith("1 ok; 2 more with --level full")
-    assert run("check", "gpt2", "--only", "inputs-kept").splitlines()[-1].startswith("1 ok: ")
+    assert run("check", "gpt2", "--only", "unchanged-inputs").splitlines()[-1].startswith("1 ok: ")
 
 
 def test_several_models_are_named(run: Run, ahead: str) -> None:
@@ -159,7 +159,7 @@ def test_a_deviation_without_a_size_is_null(run: Run, specs: Path, monkeypatch: 
 
 
 def test_what_does_not_apply_has_a_reason(run: Run, specs: Path) -> None:
-    assert "does not apply: " in run("check", "pair.yaml", "--only", "nothing-to-read", "--only", "ties")
+    assert "does not apply: " in run("check", "pair.yaml", "--only", "fully-masked", "--only", "ties")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tfkit.tools.check.reduced import reduced_model
 from .legal import PLUGINS, Data, changes, specs
 from .models import faults
 
-QUICK_PROPERTIES = ("look-ahead", "extents", "padding", "neighbours", "meaning", "silent")
+QUICK_PROPERTIES = ("look-ahead", "extents", "padding", "neighbours", "meaning", "zero-sublayers")
 SEED = int(os.environ.get("TFKIT_LEGAL_SEED", random.randrange(10**6)))
 """Seed of the random specs. A failure prints it; the variable repeats the failure."""
 SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))

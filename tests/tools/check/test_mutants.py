@@ -60,7 +60,7 @@ def changes(bugs: PlantedBugs) -> dict[str, str]:
 
 def test_each_result() -> None:
     text, code = FILE.read_bytes(), Tripled.forward.__code__
-    assert changes(planted("alone")) == {
+    assert changes(planted("position-wise")) == {
         "x.size(1) > 140 -> x.size(1) >= 140": "no effect",
         "x.size(1) > 140 -> x.size(0) > 140": "survives",
         "x.size(1) > 140 -> x.size(1) > 141": "no effect",
@@ -79,7 +79,7 @@ def test_each_result() -> None:
         "torch.tanh(x.flatten(2)) -> x.flatten(2)": "survives",
         "torch.tanh(x.flatten(2)) -> torch.tanh(x)": "no effect",
         "torch.tanh(x.flatten(2)) -> torch.tanh(x.flatten(3))": "raises an error",
-        "0 -> 1": "alone",
+        "0 -> 1": "position-wise",
         "1 -> 0": "no effect",
     }
     assert FILE.read_bytes() == text
@@ -88,10 +88,10 @@ def test_each_result() -> None:
 
 @pytest.mark.slow
 def test_the_seed_draws_as_many_as_the_limit() -> None:
-    bugs = planted("alone", limit=3)
+    bugs = planted("position-wise", limit=3)
     assert len(bugs.bugs) == 3 < bugs.n_possible
     assert [bug.line for bug in bugs.bugs] == sorted(bug.line for bug in bugs.bugs)
-    assert bugs == planted("alone", limit=3)
+    assert bugs == planted("position-wise", limit=3)
 
 
 def test_no_bug_is_planted_in_checks_and_texts() -> None:
@@ -115,7 +115,7 @@ def test_an_interrupt_leaves_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(mutants._Evidence, "differs", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        planted("alone")
+        planted("position-wise")
     assert planted_code[0] is not code
     assert Tripled.forward.__code__ is code
 
@@ -123,8 +123,8 @@ def test_an_interrupt_leaves_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_component_with_a_bug_of_its_author(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tripled, "forward", tripled.shifted)
     with pytest.raises(SpecError) as caught:
-        planted("alone")
-    assert "bugs are planted only in code without a bug; `alone` is broken" in str(caught.value)
+        planted("position-wise")
+    assert "bugs are planted only in code without a bug; `position-wise` is broken" in str(caught.value)
     assert "run the command without `--mutate`" in str(caught.value)
 
 
@@ -134,7 +134,7 @@ def test_a_component_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(compile(FILE.read_text(), "<typed in>", "exec"), vars(module))
     plugins = with_component(tfkit.load_plugins(entry_points=False), module.TripledConfig)
     graph = tfkit.loads(SPEC, plugins=plugins)
-    work = Work(plugins, only=["alone"])
+    work = Work(plugins, only=["position-wise"])
     with pytest.raises(SpecError) as caught:
         plant_bugs(work, lambda: [(ModelUnderTest(graph, plugins), "")], [module.TripledConfig], limit=9)
     assert "no bug can be planted in module `typed_in`: its source text cannot be read" in str(caught.value)
@@ -143,7 +143,7 @@ def test_a_component_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_component_without_code_in_python() -> None:
     with pytest.raises(SpecError) as caught:
-        plant_bugs(Work(PLUGINS, only=["alone"]), subjects, [ReLUConfig], limit=9)
+        plant_bugs(Work(PLUGINS, only=["position-wise"]), subjects, [ReLUConfig], limit=9)
     assert "no bug can be planted in activation kind `relu`: no model runs a line of Python in it" in str(caught.value)
 
 
@@ -231,7 +231,7 @@ def tripled_options(specs: Path) -> list[str]:
     hook = "\n\n@tfkit.hookimpl\ndef tfkit_register(register):\n    register(TripledConfig)\n"
     (specs / "plugins" / "tripled.py").write_text(FILE.read_text() + hook)
     (specs / "small.yaml").write_text(SPEC)
-    return ["small.yaml", "--kind=tripled", "--plugin-dir=plugins", "--only=alone", "--mutants=3"]
+    return ["small.yaml", "--kind=tripled", "--plugin-dir=plugins", "--only=position-wise", "--mutants=3"]
 
 
 def test_the_table_and_its_json(run: Run, tripled_options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

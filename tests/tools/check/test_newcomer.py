@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[type[Component], dict[str, Any], str, str]] = {
     "changes its input": (
         AttentionOfANewcomer,
         {"core": "ChangesItsInput"},
-        "inputs-kept",
+        "unchanged-inputs",
         "`stack.layers.0.attention.core` changes its input by",
     ),
     "dead half": (FFNOfANewcomer, {"ffn": "DeadHalf"}, "every-row", "rows of `stack.layers.0.ffn.up.weight` have no"),

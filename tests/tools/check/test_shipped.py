@@ -19,7 +19,17 @@ from ...small_specs import COVERING
 from .models import faults
 
 PLUGINS = tfkit.load_plugins()
-READING = ("look-ahead", "extents", "padding", "neighbours", "cached", "silent", "every-row", "derivatives", "init")
+READING = (
+    "look-ahead",
+    "extents",
+    "padding",
+    "neighbours",
+    "cached",
+    "zero-sublayers",
+    "every-row",
+    "derivatives",
+    "init",
+)
 
 
 @pytest.mark.parametrize("name", chosen(MODELS, ["gpt2"]))

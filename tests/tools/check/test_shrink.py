@@ -101,7 +101,7 @@ def test_a_planted_bug_breaks_its_property_in_the_smallest_model(bug: Bug, monke
 def test_nothing_is_written_if_no_property_is_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.yaml").write_text(SPEC)
     file = tmp_path / "smallest.yaml"
-    assert main(["check", str(tmp_path / "model.yaml"), "--only=alone", f"--shrink={file}"]) == 0
+    assert main(["check", str(tmp_path / "model.yaml"), "--only=position-wise", f"--shrink={file}"]) == 0
     assert capsys.readouterr().err == f"{file} is not written: no property is broken\n"
     assert not file.exists()
 

@@ -91,7 +91,7 @@ def transpose(name: str) -> Callable[[Weights], None]:
     ),
 )
 def test_it_is_named(run: Run, published: Path, fault: Callable[[Weights], None], text: str) -> None:
-    arguments = "check", str(published), "--only", "places"
+    arguments = "check", str(published), "--only", "locations"
     assert "1 ok" in run(*arguments)
     change(published, fault)
     assert text in " ".join(run(*arguments, status=1).split())
@@ -99,7 +99,7 @@ def test_it_is_named(run: Run, published: Path, fault: Callable[[Weights], None]
 
 def test_random_weights_say_nothing(run: Run, tmp_path: Path) -> None:
     tfkit.save(tfkit.build(tfkit.loads(LLAMA)), tmp_path / "new")
-    text = " ".join(run("check", str(tmp_path / "new"), "--only", "places").split())
+    text = " ".join(run("check", str(tmp_path / "new"), "--only", "locations").split())
     assert "does not apply: no 4 identical layers show effects of training" in text
 
 
@@ -115,7 +115,7 @@ def test_training_leaves_what_it_takes(run: Run, tmp_path: Path) -> None:
     (tmp_path / "verses.yaml").write_text(VERSES)
     run("train", str(tmp_path / "verses.yaml"), "-o", str(tmp_path / "out"))
     folder = tmp_path / "out" / "step-800"
-    arguments = "check", str(folder), "--only", "places"
+    arguments = "check", str(folder), "--only", "locations"
     assert "1 ok" in run(*arguments)
     at = "decoder.layers.{}.{}.weight".format
     for first, other in (

@@ -41,7 +41,7 @@ def other_eps(x: Tensor, width: Any, weight: Any, eps: float) -> Tensor:
     "the norm multiplies its input in place",
     "GeeeekExplorer/nano-vllm#170",
     "llama",
-    "inputs-kept",
+    "unchanged-inputs",
     norm.RMSNorm,
     "forward",
 )
@@ -67,7 +67,7 @@ def doubled_gradient(self: Any, x: Tensor) -> Tensor:
     return forward_of_rmsnorm(self, 2 * x - x.detach())
 
 
-@plant("the final norm is missing", "a stack without its last norm", "llama", "silent", stack.Stack, "forward")
+@plant("the final norm is missing", "a stack without its last norm", "llama", "zero-sublayers", stack.Stack, "forward")
 def no_final_norm(self: Any, *args: Any, **options: Any) -> Tensor:
     final, self.final_norm = self.final_norm, None
     actual = forward_of_stack(self, *args, **options)
@@ -78,7 +78,7 @@ def no_final_norm(self: Any, *args: Any, **options: Any) -> Tensor:
 write_step = layer._StepWriter.write
 
 
-@plant("the residual is dropped", "a sum that is an assignment", "llama", "silent", layer._StepWriter, "write")
+@plant("the residual is dropped", "a sum that is an assignment", "llama", "zero-sublayers", layer._StepWriter, "write")
 def no_residual(self: Any, step: Any, x: Any, layer_input: Any) -> Any:
     return self.program.apply(f"{step.name}_alone", torch.sub, write_step(self, step, x, layer_input), x)
 

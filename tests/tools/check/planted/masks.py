@@ -146,7 +146,7 @@ def large_number(visible: Tensor, like: Tensor) -> Tensor:
     "a query without a key reads the mean of all",
     "-10000 for minus infinity",
     "bart",
-    "nothing-to-read",
+    "fully-masked",
     context,
     "additive",
 )

@@ -44,7 +44,7 @@ def doubled(self: Any, x: Tensor, weight: Tensor) -> Tensor:
     "tensors are counted as if none had its axes in another order",
     "a copy that autograd keeps",
     "llama",
-    "kept-bytes",
+    "saved-bytes",
     shape_rules,
     "tensor_like",
 )
@@ -70,7 +70,7 @@ def emptied(model: nn.Module, file: str, metadata: Any) -> None:
     save_file(state, Path(file), metadata)
 
 
-@plant("a converter exchanges gate and up", "two names of one shape", "trained", "places", WeightMap, "places_of")
+@plant("a converter exchanges gate and up", "two names of one shape", "trained", "locations", WeightMap, "places_of")
 def exchanged(self: Any, link: Link) -> list[TensorLocation]:
     gate, up = (f"decoder.layers.1.ffn.{name}.weight" for name in ("gate", "up"))
     other = {gate: up, up: gate}

@@ -45,7 +45,7 @@ def _attention_calls(subject: ModelUnderTest, inputs: Inputs) -> Iterator[tuple[
 # ---- extents ----
 
 
-@property_of("extents", "attends to the keys that masks allow", follows=("alone",))
+@property_of("extents", "attends to the keys that masks allow", follows=("position-wise",))
 def mask_extents(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Each attention attends to exactly the keys that its mask grants, also next to padding."""
     # With a state, an attention also depends on tokens that its mask hides. Keys of another layer do not come from x.
@@ -167,7 +167,7 @@ def _first_error(errors: Tensor, granted: Tensor, mask: MaskConfig | None, paddi
     return f"query {query} {what} key {key}{padded}{window}{large}; {int(errors.sum())} keys in total"
 
 
-@property_of("nothing-to-read", "attends to no padding, without any other key", follows=("extents",))
+@property_of("fully-masked", "attends to no padding where all keys are masked", follows=("extents",))
 def nothing_to_read(subject: ModelUnderTest) -> Iterator[Deviation]:
     """If all keys are padding, attention returns the output for values of zero, and no gradient reaches the keys."""
     require(subject.attentions and subject.padded, "no attention may be without a key: nothing can be padded")
@@ -198,7 +198,7 @@ def _padding_row_effect(module: nn.Module, x: Tensor, context: Context, path: st
 # ---- memory ----
 
 
-@property_of("memory", "reads its memory", follows=("alone",))
+@property_of("memory", "reads its memory", follows=("position-wise",))
 def memory_effect(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The output of cross-attention changes with its memory."""
     require(any(attention.step.reads_memory for attention in subject.attentions), "the spec has no cross-attention")
@@ -259,7 +259,7 @@ def _reverse_heads(attention: nn.Module, config: AttentionConfig) -> None:
                 view.copy_(view.unflatten(axis, (heads, -1)).flip(axis).flatten(axis, axis + 1).clone())
 
 
-@property_of("backends", "is equal with every attention backend", follows=("alone",))
+@property_of("backends", "is equal with every attention backend", follows=("position-wise",))
 def backend_agreement(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Every attention backend returns the same outputs as attention that is written out, also next to padding."""
     require(subject.attentions, "the spec has no stack with attention")

@@ -61,7 +61,7 @@ def _model_cost(subject: ModelUnderTest, **options: Any) -> Cost:
         raise DoesNotApplyError(error.diagnostics[0].message) from None
 
 
-@property_of("kept-bytes", "saves the bytes that are counted")
+@property_of("saved-bytes", "saves the bytes that are counted")
 def saved_bytes(subject: ModelUnderTest) -> Iterator[Deviation]:
     """`tfkit cost` reports the bytes that autograd saves in a forward in train mode; weights do not count."""
     counted = _model_cost(subject, batch=2, mode="train", kernels="cpu").memory.activations

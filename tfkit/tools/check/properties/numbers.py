@@ -64,7 +64,7 @@ VECTOR_FACTOR = 1e3
 
 
 @property_of(
-    "meaning", "computes what its spec describes", follows=("alone",), compares=lambda subject: "the arithmetic"
+    "meaning", "computes what its spec describes", follows=("position-wise",), compares=lambda subject: "the arithmetic"
 )
 def reference_agreement(subject: ModelUnderTest) -> Iterator[Deviation]:
     """In float64, the outputs equal the outputs of `tfkit.reference`.
@@ -149,7 +149,7 @@ def _differing_component(model: fx.GraphModule, inputs: Inputs, expected: Result
 # ---- the residual stream ----
 
 
-@property_of("silent", "is its norms, if sublayers are silent")
+@property_of("zero-sublayers", "is its norms, if sublayers return zeros")
 def silent_sublayers(subject: ModelUnderTest) -> Iterator[Deviation]:
     """With silent sublayers, the stream after each layer is what the spec's norms and residuals compute."""
     require(subject.stacks, "the spec has no stack")
@@ -314,7 +314,7 @@ def large_inputs(subject: ModelUnderTest) -> Iterator[Deviation]:
     yield Deviation(0.0, "")
 
 
-@property_of("inputs-kept", "changes none of its input tensors")
+@property_of("unchanged-inputs", "changes none of its input tensors")
 def inputs_unchanged(subject: ModelUnderTest) -> Iterator[Deviation]:
     """The tensors that a module takes have equal bits before and after its forward."""
     received, changed = dict[str, list[Tensor]](), dict[str, float]()

@@ -43,7 +43,7 @@ DOCUMENTS = (5, 4, 3)
 """Tokens of the documents that share a row."""
 
 
-@property_of("alone", "mixes positions in attention only")
+@property_of("position-wise", "mixes positions in attention only")
 def position_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Activations, norms and FFNs act on each position independently, however many positions there are."""
     yield from positions_alone(subject.model, subject.inputs())
@@ -90,14 +90,16 @@ def _causal_inputs(subject: ModelUnderTest) -> tuple[str, ...]:
     return subject.causal
 
 
-@property_of("look-ahead", "reads no later token", follows=("alone", "memory"))
+@property_of("look-ahead", "reads no later token", follows=("position-wise", "memory"))
 def look_ahead(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No earlier output changes with a later token."""
     for name in _causal_inputs(subject):
         yield from later_values(subject.model, subject.inputs(), name)
 
 
-@property_of("look-ahead-gradient", "has no gradient to later tokens", follows=("alone", "memory", "look-ahead"))
+@property_of(
+    "look-ahead-gradient", "has no gradient to later tokens", follows=("position-wise", "memory", "look-ahead")
+)
 def look_ahead_gradient(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No output has a gradient to a later token."""
     for name in _causal_inputs(subject):
@@ -162,7 +164,7 @@ def _gradient_leaves(model: fx.GraphModule, name: str) -> Iterator[list[Tensor]]
 # ---- padding, rows and documents ----
 
 
-@property_of("padding", "is not changed by padding", follows=("alone", "look-ahead"))
+@property_of("padding", "is not changed by padding", follows=("position-wise", "look-ahead"))
 def padding_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Outputs of tokens do not depend on the amount or the contents of the padding in their row."""
     require(subject.padded, "no input may be padded")
@@ -253,7 +255,7 @@ def _require_separate_rows(subject: ModelUnderTest) -> None:
     require(not comparing, f"`{listing(comparing)}` compares the rows of a batch")
 
 
-@property_of("neighbours", "reads each row by itself", follows=("alone",))
+@property_of("neighbours", "reads each row by itself", follows=("position-wise",))
 def row_independence(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No bit of a row depends on the other rows of a batch; experts, which batch tokens of all rows, may round."""
     _require_separate_rows(subject)
@@ -325,7 +327,7 @@ def _document_outputs(columns: slice, single: Tensor, together: Tensor) -> Pair 
     return (single, together[:, columns]) if together.dim() > 2 else None
 
 
-@property_of("token-order", "moves its outputs with its tokens", follows=("alone",))
+@property_of("token-order", "moves its outputs with its tokens", follows=("position-wise",))
 def token_order(subject: ModelUnderTest) -> Iterator[Deviation]:
     """Without positions, tokens in another order have their outputs in that order."""
     positions = any(True for _ in subject.graph.configs(InputPositionConfig))

@@ -162,7 +162,7 @@ def selected_columns(x: Tensor, columns: Tensor) -> Tensor:
     return x[torch.arange(x.size(0))[:, None], columns]
 
 
-@property_of("cached", "read in steps, equals one call", follows=("alone", "look-ahead", "padding"))
+@property_of("cached", "read in steps, equals one call", follows=("position-wise", "look-ahead", "padding"))
 def cached_steps(subject: ModelUnderTest) -> Iterator[Deviation]:
     """A model that reads in steps, with caches, returns the outputs of a full forward for every token."""
     model = _decodable_model(subject)

@@ -37,7 +37,7 @@ EPSILON = 1e-12
 Axis = Literal["rows", "columns"]
 
 
-@property_of("places", "has its tensors in the places of their training")
+@property_of("locations", "has its tensors in the locations of their training")
 def tensor_locations(subject: ModelUnderTest) -> Iterator[Deviation]:
     """No tensor is transposed or exchanged for a different tensor, as far as the traces of training can show."""
     require(subject.module is None, "the weights come from no file")
