@@ -149,7 +149,7 @@ def _print_costs(costs: Cost, by: By, device: Device | None) -> None:
 
 def _column_names(costs: Cost, device: Device | None) -> list[str]:
     train = ["backward"] if costs.mode == "train" else []
-    columns = ["kept"] if costs.mode == "train" else ["moved"]
+    columns = ["saved"] if costs.mode == "train" else ["moved"]
     return ["FLOPs", "share", *train, "weights", *columns, "FLOP/B", *(["floor"] if device else [])]
 
 

@@ -145,4 +145,4 @@ def _show_differing(differing: dict[str, list[Difference]]) -> None:
         for index, difference in enumerate(differences)
     ]
     if rows:
-        print_tables(table(["", "value", "baseline", "own"], rows), "")
+        print_tables(table(["", "value", "baseline", "variant"], rows), "")
