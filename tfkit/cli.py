@@ -160,7 +160,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _ended_by(end: SystemExit) -> SpecError:
-    """Return the error of code that ends the process, with the place of that code."""
+    """Return the error of code that ends the process, with the location of that code."""
     from tfkit.plugin.hooks import error_location, in_words
 
     help = "code of a plugin must raise an exception instead of ending the process"

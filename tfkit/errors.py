@@ -82,7 +82,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One error: the message, the place, the values allowed.
+    """One error: the message, the location, the values allowed.
 
     `path` is the dotted path in the spec (`graph.decoder.attention.kind`). All texts may quote the user's own:
     characters that could garble a terminal are escaped when it is rendered.

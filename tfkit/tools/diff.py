@@ -97,7 +97,7 @@ def _show_differences(changes: Sequence[Difference], names: Sequence[str], count
 
 
 def _path_text(change: Difference) -> str:
-    return change.path if len(change.paths) == 1 else f"{change.path} ({len(change.paths)} places)"
+    return change.path if len(change.paths) == 1 else f"{change.path} ({len(change.paths)} paths)"
 
 
 def _or_dash(text: str | None) -> str:

@@ -22,7 +22,7 @@ class Difference:
         path: the path of the value; only its key if several components inherit it.
         before: the value in the first spec; None if the spec has no such value.
         after: the value in the second spec.
-        places: the paths at which the value differs.
+        paths: the paths at which the value differs.
         follows: True for a consequence of other differences: both specs contain the same arithmetic.
     """
 
