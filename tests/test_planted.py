@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -12,7 +13,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_each_bug_is_there_once_and_can_be_planted() -> None:
-    bugs = yaml.safe_load((ROOT / "tests" / "planted.yaml").read_text(encoding="utf-8"))
+    content = (ROOT / "tests" / "planted.yaml").read_text(encoding="utf-8")
+    bugs = yaml.safe_load(content)
+    # A merge can repeat a key, of which YAML keeps the last value.
+    assert re.findall(r"^(?:- |  )(\w+): ", content, re.MULTILINE) == ["bug", "file", "old", "new", "tests"] * len(bugs)
     assert len({bug["bug"] for bug in bugs}) == len(bugs)
     for bug in bugs:
         text = (ROOT / bug["file"]).read_text(encoding="utf-8")
