@@ -110,14 +110,23 @@ RIGHT = {
         "stack.block=encoder; logits={block: pooler}",
         ("token-order",),
     ),
+    "a window behind a rule, which counts the tokens before padding": (
+        "stack.block=encoder; logits={block: pooler}; "
+        "stack.attention={kind: mha, n_heads: 4, mask: {left: 3, rule: {kind: blocks, size: 2}}}",
+        ("extents",),
+    ),
 }
 
 
-ROWS = ("rows of distances, none for later keys", "rows of distances behind a mask")
+QUICK = (
+    "rows of distances, none for later keys",
+    "rows of distances behind a mask",
+    "a window behind a rule, which counts the tokens before padding",
+)
 
 
 @pytest.mark.parametrize("seed", [0, slow(1), slow(2)])
-@pytest.mark.parametrize("what", chosen(RIGHT, [*spread([*RIGHT], 3), *ROWS]))
+@pytest.mark.parametrize("what", chosen(RIGHT, [*spread([*RIGHT], 3), *QUICK]))
 def test_it_holds(what: str, seed: int) -> None:
     change, names = RIGHT[what]
     sets = [*([] if "stages" in change else ["embedding.dropout=0"]), *change.split("; ")]

@@ -120,7 +120,9 @@ def _granted_keys(
         return tokens[:, None].expand(-1, queries, -1)
     extent, ahead = attention.step.mask or MaskConfig(), torch.arange(keys) - torch.arange(queries)[:, None]
     left, right = (keys if side is None else side for side in (extent.left, extent.right))
-    ahead = ahead.expand(batch, -1, -1)
+    ahead, positions = ahead.expand(batch, -1, -1), tokens.cumsum(1) - 1
+    if extent.rule is not None:  # positions are counted, so that padding after a sequence has that of the last token
+        ahead = positions[:, None] - positions[:, :, None]
     if node.stack is not None and node.stack.blocks is not None:
         blocks = _blocks(subject, node.stack.blocks, inputs)
         ahead = ahead.where(~_same_block(blocks, tokens), ahead.clamp(max=0))
@@ -129,7 +131,7 @@ def _granted_keys(
         near = near | (tokens.cumsum(1) <= inputs[node.stack.prefix][:, None])[:, None]
     if extent.rule is not None and node.stack is not None:
         layer = node.stack.layers[int(attention.path.split(".")[2])]
-        rule, positions = subject.model.get_submodule(f"{node.name}.{layer.context}.rule"), tokens.cumsum(1) - 1
+        rule = subject.model.get_submodule(f"{node.name}.{layer.context}.rule")
         near = near & rule(positions[:, :, None], positions[:, None])
     return near & tokens[:, None]
 
