@@ -188,13 +188,13 @@ def test_an_image_in_two_pieces_is_an_error_if_its_vectors_attend_to_each_other(
         cached(tokens[:, 3:])
 
 
-def test_the_pieces_of_an_export_have_images_in_the_first_alone(tmp_path: Path) -> None:
-    """Exported programs read the tokens of the other pieces one by one."""
+def test_the_steps_of_an_export_have_images_in_the_first_alone(tmp_path: Path) -> None:
+    """Exported programs read the tokens of the other steps one by one."""
     model = ImageTextTrial.of(IMAGE_TEXT["gemma3"], tmp_path).ours
     graph = model.meta["graph"]
     token = graph.node("image_blocks").config.token
     for case in cached_cases(model, split_for_decoding(graph)):
-        assert [bool((piece["tokens"] == token).any()) for piece in case.pieces[1:]] == [False] * len(case.pieces[1:])
+        assert [bool((piece["tokens"] == token).any()) for piece in case.steps[1:]] == [False] * len(case.steps[1:])
 
 
 def test_more_placeholders_than_vectors_are_an_error(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from pkgutil import resolve_name
 
 import torch
 
 from tfkit.torch_private import optional_name
+
+STORE = "torch.jit._recursive.concrete_type_store"
+"""The classes that torch has scripted."""
 
 
 @contextmanager
@@ -29,7 +32,5 @@ def as_written() -> AbstractContextManager[None]:
 
 def forget_classes() -> None:
     """Discard all scripted classes. A failure leaves an incomplete class, which the next script would use."""
-    if optional_name("torch.jit._recursive.concrete_type_store", "discarding classes that cannot be scripted") is None:
-        return
-    store: Any = torch.jit._recursive.concrete_type_store  # the current store: others replace it, as torch's tests do
-    store.__init__()
+    if optional_name(STORE, "discarding classes that cannot be scripted") is not None:
+        resolve_name(STORE).__init__()  # the current store: others replace it, as torch's tests do
