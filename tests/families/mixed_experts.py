@@ -109,6 +109,30 @@ MIXED_EXPERTS: dict[str, Case] = {
             "shared_expert_intermediate_size": 20,
         },
     ),
+    "phimoe": Case(
+        "phimoe",
+        {
+            **LLAMA,
+            **WINDOW,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "num_local_experts": 6,
+            "router_jitter_noise": 0.3,
+            "input_jitter_noise": 0.1,
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [1.0, 2.0, 3.0, 4.0],
+                "short_mscale": 1.24,
+                "long_mscale": 1.24,
+                "original_max_position_embeddings": 24,
+            },
+        },
+        std=0.3,
+    ),
+    "phimoe_tied": Case("phimoe", {**LLAMA, "num_local_experts": 4, "tie_word_embeddings": True}),
     "kolibri1": Case(
         "kolibri1",
         {

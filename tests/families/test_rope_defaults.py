@@ -188,3 +188,28 @@ def test_a_max_len_beyond_the_scaling(kind: str, written: int, tmp_path: Path) -
     check_logits(replace(trial, ours=longer), "none")
     check_saved(replace(trial, ours=longer))
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["max_position_embeddings"] == written
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"long_mscale": 1.3}, "must be equal numbers; got 1.24, 1.3"),
+        ({"long_mscale": None}, "must be equal numbers; got 1.24, None"),
+        ({"attention_factor": 1.3}, "unknown field of a rotary position: `attention_factor`"),
+        ({"rope_type": "yarn", "factor": 2.0}, "`rope_type` must be `longrope`; got `yarn`"),
+    ],
+)
+def test_a_class_with_two_temperatures_has_one_number_for_both(
+    changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    config = config_of("phimoe")
+    with pytest.raises(SpecError, match=why):
+        imported("phimoe", {**config, "rope_parameters": {**config["rope_parameters"], **changes}}, tmp_path)
+
+
+def test_the_temperature_of_longrope_replaces_its_factor(tmp_path: Path) -> None:
+    config = config_of("phi3_longrope")
+    parameters = {**config["rope_parameters"], "factor": 4.0, "attention_factor": 1.3}
+    graph = imported("phi3_longrope", {**config, "rope_parameters": parameters}, tmp_path)
+    scaling = graph.spec.model.graph["decoder"].attention.position.scaling
+    assert (scaling.temperature, scaling.factor) == (1.3, None)

@@ -52,6 +52,13 @@ FAMILIES = {
     "mixtral": Family(
         "mixtral", "MixtralConfig", "MixtralSparseMoeBlock", {"num_local_experts": N}, {"router": {"renormalize": True}}
     ),
+    "phimoe": Family(
+        "phimoe",
+        "PhimoeConfig",
+        "PhimoeSparseMoeBlock",
+        {"num_local_experts": N, "router_jitter_noise": 0.3},
+        {"router": {"sparse_mixer": {"jitter": 0.3}}},
+    ),
     "qwen2_moe": Family(
         "qwen2_moe",
         "Qwen2MoeConfig",

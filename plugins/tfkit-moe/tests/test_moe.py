@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clamped": {"router": {"order": "topk_then_score", "bias": True}, "limit": 0.5, "up_offset": 1},
     "input": {"router": {"score": "sigmoid", "weighs": "input", "softcap": 3.0, "scale": 2}},
     "average": {"shared": {"d_ff": 16, "combine": "average"}},
+    "mixer": {"n_experts_per_token": 3, "router": {"sparse_mixer": {"jitter": 0.2}, "renormalize": True}},
     "all": {"n_experts_per_token": 8},
     "odd widths": {"d_ff": 23},
 }
@@ -45,14 +46,14 @@ def test_it_has_every_property(name: str) -> None:
     check_component(MoEConfig, fields={**CHOICE, "activation": "silu", **VARIANTS[name]}, within=within)
 
 
-@pytest.mark.parametrize("name", ["biases", "deepseek", "clamped", "input"])
+@pytest.mark.parametrize("name", ["biases", "deepseek", "clamped", "input", "mixer"])
 def test_it_trains_is_scripted_and_acts_on_each_token_alone(name: str) -> None:
     graph = tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **VARIANTS[name]}), plugins=PLUGINS)
     check_model(graph, plugins=PLUGINS, only=["weights", "padded-gradients", "position-wise", "script"])
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "deepseek" else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+    "name", [name if name in ("deepseek", "mixer") else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
 def test_it_computes_what_the_reference_says(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "moe.yaml").write_text(spec(**{**CHOICE, "d_ff": 24, **VARIANTS[name]}))
@@ -309,6 +310,16 @@ def test_it_runs_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
             {"router": {"renormalize": True, "order": "topk_then_score"}},
             "router.renormalize",
             "the softmax over the chosen experts adds up to 1",
+        ),
+        (
+            {"router": {"sparse_mixer": {}, "score": "sigmoid"}},
+            "router.score",
+            "`score` cannot be combined with `sparse_mixer`",
+        ),
+        (
+            {"router": {"sparse_mixer": {}, "groups": {"n": 4, "keep": 2}}},
+            "router.groups",
+            "`groups` cannot be combined with `sparse_mixer`",
         ),
         ({"router": {"eps": 1e-20}}, "router.eps", "`eps` has no effect without `renormalize: true`"),
         (

@@ -19,7 +19,7 @@ def error(actual: Tensor, want: Tensor) -> float:
 def test_it_is_the_published_block(name: str) -> None:
     family = FAMILIES[name]
     theirs = block_of(family)
-    ours = layer(d_model=D, d_ff=F, n_experts=N, n_experts_per_token=K, **{"bias": False, **family.fields})
+    ours = layer(d_model=D, d_ff=F, n_experts=N, n_experts_per_token=K, **{"bias": False, **family.fields}).eval()
     ours.load_state_dict(translated(family, theirs.state_dict()), strict=True)
     x = torch.randn(3, 7, D, generator=torch.Generator().manual_seed(1))
     mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()

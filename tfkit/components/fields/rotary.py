@@ -20,6 +20,7 @@ OLDER = "rope_scaling"
 WIDTH = "rotary_dim"
 ORIGINAL = "original_max_position_embeddings"
 LENGTH = "max_position_embeddings"
+TEMPERATURE = "attention_factor"
 
 SECTION = "mrope_section"
 PLANES = {SECTION, "mrope_interleaved"}
@@ -41,7 +42,7 @@ SCALINGS: dict[str, dict[str, str]] = {
         ORIGINAL: "original_max_len",
         "beta_fast": "beta_fast",
         "beta_slow": "beta_slow",
-        "attention_factor": "temperature",
+        TEMPERATURE: "temperature",
         "mscale": "mscale",
         "mscale_all_dim": "mscale_all_dim",
         "truncate": "truncate",
@@ -51,7 +52,7 @@ SCALINGS: dict[str, dict[str, str]] = {
         ORIGINAL: "original_max_len",
         "short_factor": "short_factor",
         "long_factor": "long_factor",
-        "attention_factor": "temperature",
+        TEMPERATURE: "temperature",
     },
     "proportional": {SHARE: "width"},
 }
@@ -70,6 +71,9 @@ class RopeFieldConfig(FieldConfig):
     `{local_rope_theta: sliding_attention.rope_theta}`. One type for all has both entries under their own names."""
     scaled: tuple[str, ...] = ()
     """The types of layers that `rope_scaling` is for, in older files."""
+    temperatures: tuple[str, ...] = ()
+    """Entries that hold the factor of cos and sin of LongRoPE, the only scaling of such a class:
+    `[short_mscale, long_mscale]`. They must be equal."""
 
     def check(self) -> None:
         """Raise `Invalid` for an entry that no type of layer has."""
@@ -108,6 +112,7 @@ class RopeFieldConfig(FieldConfig):
         for kind, paths in self.paths.items():
             parameters = self._parameters(file, name, kind)
             _check_numbers(parameters)
+            self._read_temperature(parameters)
             if THETA not in parameters:
                 raise Invalid("", f"{quoted(THETA)}{f' of {quoted(kind)}' if kind else ''} is missing")
             outside = not kind and not file.knows(f"{name}.{ORIGINAL}")
@@ -157,6 +162,19 @@ class RopeFieldConfig(FieldConfig):
         plane = {"rope_type": "default"} if parameters.get("rope_type") == "mrope" else {}
         return {key: value for key, value in parameters.items() if key not in PLANES or key == SECTION} | plane
 
+    def _read_temperature(self, parameters: dict[str, Any]) -> None:
+        """Replace the entries of `temperatures`, which must be equal, by the usual entry."""
+        if not self.temperatures or parameters.get("rope_type", "default") == "default":
+            return
+        if parameters["rope_type"] not in ("longrope", "su"):
+            raise Invalid("", f"{quoted('rope_type')} must be `longrope`; got {quoted(str(parameters['rope_type']))}")
+        if TEMPERATURE in parameters:
+            raise _unknown(TEMPERATURE)
+        values = [parameters.pop(entry, None) for entry in self.temperatures]
+        if None in values or len(set(values)) > 1:
+            raise Invalid("", f"{listing(self.temperatures)} must be equal numbers; got {listing(map(str, values))}")
+        parameters[TEMPERATURE] = values[0]
+
     def write(self, name: str, file: Writing) -> None:
         present = {
             kind: [path for path in candidates if file.value(path) not in (None, ABSENT)]
@@ -174,6 +192,8 @@ class RopeFieldConfig(FieldConfig):
         written: dict[str, Any] = types.get("", {**by_kind, **types})
         if written.get("rope_type") == "longrope":
             file.put(ORIGINAL, written[ORIGINAL])  # the place of it in these files
+            if self.temperatures:
+                written |= dict.fromkeys(self.temperatures, written.pop(TEMPERATURE, None))
         for scaled in (entries for entries in (written, *types.values()) if entries.get("rope_type") == "dynamic"):
             if ORIGINAL in scaled:  # the class takes the training length only from this field
                 file.put(LENGTH, scaled[ORIGINAL])
@@ -283,6 +303,8 @@ def _remove_idle(kind: str, parameters: dict[str, Any]) -> None:
     if kind == "yarn" and not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
         for field in ("mscale", "mscale_all_dim"):  # either has an effect only with the other
             parameters.pop(field, None)
+    if kind == "longrope" and TEMPERATURE in parameters:
+        parameters.pop("factor")  # it only decides the temperature
     if kind == "ntk":  # with `alpha`, the other fields have no effect
         for field in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
             parameters.pop(field, None)

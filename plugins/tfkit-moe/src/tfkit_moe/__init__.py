@@ -1,8 +1,8 @@
 """Mixture of experts: the `ffn` kind `moe`, and the `loss` kind `balanced`.
 
-`moe.py` has the config and the full layer, `router.py` the choice of experts, `experts.py` their computation,
-`stacked.py` a linear layer of all experts, `balance.py` the loss, `checks.py` warnings, and `properties.py` a property
-for `tfkit check`.
+`moe.py` has the config and the full layer, `router.py` the choice of experts, `sparse_mixer.py` a choice of one after
+another, `experts.py` their computation, `stacked.py` a linear layer of all experts, `balance.py` the loss, `checks.py`
+warnings, and `properties.py` a property for `tfkit check`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tfkit_moe.checks import idle_routers, slow_widths
 from tfkit_moe.experts import Experts, Gate, SharedExperts
 from tfkit_moe.moe import MoE, MoEConfig, SharedConfig
 from tfkit_moe.router import GroupsConfig, Router, RouterConfig
+from tfkit_moe.sparse_mixer import SparseMixer, SparseMixerConfig
 from tfkit_moe.stacked import ExpertLinear
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "RouterConfig",
     "SharedConfig",
     "SharedExperts",
+    "SparseMixer",
+    "SparseMixerConfig",
 ]
 
 

@@ -31,9 +31,16 @@ def slow_widths(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
 
 
 def idle_routers(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
-    """Yield a warning for each router that has no gradient, because its only chosen expert always has weight 1."""
+    """Yield a warning for each router that has no gradient, because its chosen experts always have weight 1."""
     for path, config in graph.configs(MoEConfig):
         router, single = config.router, config.n_experts == 1
+        if router.sparse_mixer is not None and not router.sparse_mixer.jitter:
+            yield tfkit.Diagnostic(
+                "the router learns nothing from the loss of the model: with `jitter: 0`, every expert has weight 1",
+                path=f"{path}.router.sparse_mixer.jitter",
+                help="write `jitter: 0.01`, so that the softmax of an expert has further experts",
+            )
+            continue
         constant_softmax = router.score == "softmax" and (single or router.order == "topk_then_score")
         divided = router.renormalize and (router.eps or 0.0) < VANISHING
         if config.n_experts_per_token == 1 and (constant_softmax or divided):

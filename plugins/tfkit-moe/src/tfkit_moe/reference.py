@@ -34,6 +34,9 @@ def _logits(part: Part, x: Any) -> Any:
 def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
     """Choose the experts of a token, with the weight of each. arXiv:2101.03961, arXiv:1701.06538."""
     router, k = part.config.router, part.config.n_experts_per_token
+    if router.sparse_mixer is not None:
+        chosen, weights = _mixed(logits, k, router.sparse_mixer.jitter)
+        return _weighted(router, chosen, weights)
     scores = logits if router.order == "topk_then_score" else _scored(router, logits)
     # A correction affects only the choice, not the weights: https://arxiv.org/abs/2412.19437, section 2.1.2.
     worth = scores + (part.weight("router.correction") if router.correction_bias else 0)
@@ -43,9 +46,31 @@ def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
         worth = np.where(np.isin(np.arange(router.groups.n), kept_groups)[:, None], groups, -np.inf).ravel()
     chosen = np.argsort(-worth, kind="stable")[:k]  # among equal scores, the first experts
     weights = _scored(router, logits[chosen]) if router.order == "topk_then_score" else scores[chosen]
+    return _weighted(router, chosen.tolist(), weights)
+
+
+def _mixed(logits: Any, k: int, jitter: float) -> tuple[list[int], Any]:
+    """Choose k experts of a token one after another, each with its softmax over the experts near it.
+
+    arXiv:2409.12136, section 2.2: expert i is ignored if (best - logit_i) / max(|logit_i|, best) > 2 jitter.
+    """
+    chosen: list[int] = []
+    weights = []
+    for _ in range(k):
+        left = [i for i in range(len(logits)) if i not in chosen]
+        expert = max(left, key=lambda i: (logits[i], -i))
+        best = logits[expert]
+        near = [i for i in left if best - logits[i] <= 2 * jitter * max(abs(logits[i]), best)]
+        weights.append(1 / sum(np.exp(logits[i] - best) for i in near))
+        chosen.append(expert)
+    return chosen, np.array(weights)
+
+
+def _weighted(router: Any, chosen: list[int], weights: Any) -> list[tuple[int, float]]:
+    """Return the experts of a token with their final weights."""
     if router.renormalize:
         weights = weights / (weights.sum() + (router.eps or 0))
-    return list(zip(chosen.tolist(), (router.scale * weights).tolist(), strict=True))
+    return list(zip(chosen, (router.scale * weights).tolist(), strict=True))
 
 
 def _scored(router: Any, logits: Any) -> Any:

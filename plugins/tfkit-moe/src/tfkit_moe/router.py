@@ -4,7 +4,7 @@
     chosen = the k largest of scores + correction    among the best groups of experts
     weights = scores of the chosen                   topk_then_score: score(logits of the chosen)
 
-Among equal scores, the first experts are chosen.
+Among equal scores, the first experts are chosen. `sparse_mixer.py` has a different choice, one expert after another.
 
 score_then_topk: https://arxiv.org/abs/2101.03961. topk_then_score: https://arxiv.org/abs/1701.06538.
 Groups: https://arxiv.org/abs/2405.04434. Sigmoid and a correction that balances the load:
@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from tfkit import Config, Count, Invalid, PositiveFloat
 from tfkit.nn import Linear, Rearrange, choose_top, is_scripting, named
+from tfkit_moe.sparse_mixer import SparseMixer, SparseMixerConfig
 
 
 class GroupsConfig(Config):
@@ -68,15 +69,26 @@ class RouterConfig(Config):
     """If true, the logits have a learned bias."""
     softcap: PositiveFloat | None = None
     """Soft bound of the logits, softcap * tanh(logits / softcap)."""
+    sparse_mixer: SparseMixerConfig | None = None
+    """Choice of one expert after another, instead of the best experts together. Its weights replace `score`."""
 
     def check(self) -> None:
         """Raise `Invalid` for fields without effect."""
         super().check()
+        if self.sparse_mixer is not None:
+            self._check_mixed()
         if self.renormalize and self.score == "softmax" and self.order == "topk_then_score":
             message = "`renormalize` has no effect: the softmax over the chosen experts adds up to 1 already"
             raise Invalid("renormalize", message, help="remove it, or write `order: score_then_topk`")
         if self.eps is not None and not self.renormalize:
             raise Invalid("eps", "`eps` has no effect without `renormalize: true`: nothing is divided")
+
+    def _check_mixed(self) -> None:
+        """Raise `Invalid` for fields of a choice by scores, if experts are chosen by `sparse_mixer`."""
+        for name in ("score", "order", "correction_bias", "groups"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                message = f"`{name}` cannot be combined with `sparse_mixer`, which chooses by logits and softmaxes"
+                raise Invalid(name, message, help=f"remove `{name}` or `sparse_mixer`")
 
 
 class SoftBound(nn.Module):
@@ -118,19 +130,26 @@ class Router(Linear):
         self.n_kept = config.groups.keep if config.groups else 1
         self.n_best = 2 if config.groups and config.groups.by == "top2sum" else 1
         self.correction = nn.Parameter(torch.empty(n_experts), requires_grad=False) if config.correction_bias else None
+        self.mixer = None
+        if config.sparse_mixer:
+            mixer = config.sparse_mixer
+            self.mixer = SparseMixer(n_experts_per_token, jitter=mixer.jitter, sampled=mixer.sampled)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         logits = self.logits(x)
-        scores = logits if self.topk_first else self.score(logits)
-        chosen = self.choose(scores.detach())
-        weights = scores.gather(-1, chosen)
-        if self.topk_first:
-            weights = self.score(weights)
+        weights, chosen = self.by_score(logits) if self.mixer is None else self.mixer(logits)
         if self.renormalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + self.eps)
         if self.scale != 1.0:
             weights = weights * self.scale
         return weights, chosen
+
+    def by_score(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose the best experts [s, a], with the scores [s, a] that are their weights."""
+        scores = logits if self.topk_first else self.score(logits)
+        chosen = self.choose(scores.detach())
+        weights = scores.gather(-1, chosen)
+        return self.score(weights) if self.topk_first else weights, chosen
 
     def logits(self, x: Tensor) -> Tensor:
         """Compute logits [s, e] from tokens [s, m], in float32 even if the model has another dtype."""
@@ -166,7 +185,12 @@ class Router(Linear):
         by = "top2sum" if self.n_best == 2 else "max"
         groups = {"keep": self.n_kept, "by": by} if self.split_groups is not None else None
         correction = self.correction is not None
-        choice = named(score, n_experts_per_token=self.k, correction=correction, groups=groups)
+        choice = named(
+            "sparse mixer" if self.mixer is not None else score,
+            n_experts_per_token=self.k,
+            correction=correction,
+            groups=groups,
+        )
         return f"{super().extra_repr()}\n{named(choice, renormalize=self.renormalize, eps=self.eps, scale=self.scale)}"
 
 

@@ -23,6 +23,8 @@ from tfkit.tools.check.runs import Choices, Inputs, call, cast_inputs, eval_outp
 
 BATCHES = 24
 """Number of batches within which every row and column of a parameter must receive a gradient."""
+DRAWS_OFF = {"dropout": 0.0, "sampled": False}
+"""Values of the fields by which a component draws random numbers in training, such that it draws none."""
 STEPS, TOLERANCE = (3e-4, 3e-5), 2e-2
 """The steps of a finite difference, at least one of which must agree, and the largest deviation.
 
@@ -180,14 +182,14 @@ def train_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def without_dropout(subject: ModelUnderTest, but: FieldPath = ()) -> dict[FieldPath, Any]:
-    """Return the values of a spec without dropout, except the rate at the path `but` and the stages next to it."""
+    """Return the values of a spec without dropout and draws, except the rate at `but` and the stages next to it."""
     values: dict[FieldPath, Any] = {}
     for path, value in leaf_values(subject.graph.spec.model):
         if path[:-1] != but[:-1] and value is not None:
             if path[-1] == "stages":
                 values[path] = tuple(stage for stage in value if stage != "dropout")
-            elif path[-1] == "dropout":
-                values[path] = 0.0
+            elif path[-1] in DRAWS_OFF:
+                values[path] = DRAWS_OFF[path[-1]]
     return values
 
 
