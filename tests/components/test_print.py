@@ -47,6 +47,7 @@ NOT_SHOWN = {
     ),
     "blocks.size": "the decoder of this test has masks in which it has no effect",
     "additive.scale": "refused",
+    "differential.sinks": "refused",
     "additive.softcap": "refused",
     "additive.sinks": "refused",
 }
@@ -211,6 +212,9 @@ OTHER_VALUES: dict[str, list[Any]] = {
         {"sparse_mixer": {"jitter": 0.1}},
         {"sparse_mixer": {"sampled": False}},
     ],
+    "head_norm": NORMS[1:],
+    "lambda_init": [0.3],
+    "lambda_std": [0.2],
     "moe.shared": [{"d_ff": 24}, {"d_ff": 20}, {"d_ff": 24, "gate": True}, {"d_ff": 24, "combine": "average"}],
     "qk_norm_weight": ["per_head"],
     "project_bias": [False],

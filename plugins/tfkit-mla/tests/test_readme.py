@@ -23,7 +23,7 @@ FILES = {block["file"]: block["text"] for block in BLOCKS if block["file"]}
 
 def test_no_block_is_left_unread() -> None:
     assert len(BLOCKS) == TEXT.count("```") / 2
-    assert FILES.keys() == {"latent.yaml", "grouped.yaml", "indexed.yaml"}
+    assert FILES.keys() == {"latent.yaml", "grouped.yaml", "indexed.yaml", "differential.yaml"}
     assert {block["language"] for block in BLOCKS if block["file"] is None} == {"console"}
 
 

@@ -295,11 +295,13 @@ class CrossLatentAttention(LatentAttention):
 @tfkit.hookimpl
 def tfkit_register(register: tfkit.Register) -> None:
     """Register the configs."""
+    from tfkit_mla.differential import DifferentialConfig
     from tfkit_mla.fields import SharedIndexConfig
     from tfkit_mla.indexed import IndexedAttentionConfig
 
     register(LatentAttentionConfig)
     register(IndexedAttentionConfig)
+    register(DifferentialConfig)
     register(SharedIndexConfig)
 
 
@@ -308,4 +310,5 @@ def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
     """Return the formulas of the attentions."""
     from tfkit_mla import reference
 
-    return {"attention": {"mla": reference.mla, "mla_indexed": reference.mla_indexed}}
+    kinds = {"mla": reference.mla, "mla_indexed": reference.mla_indexed, "differential": reference.differential}
+    return {"attention": kinds}

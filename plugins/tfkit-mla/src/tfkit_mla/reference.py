@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import tfkit
-from tfkit.reference import Part, Scope, softmax
+from tfkit.reference import Part, Scope, multi_head, softmax
 
 
 def mla(part: Part, x: Any, scope: Scope) -> Any:
@@ -79,3 +80,32 @@ def mla_indexed(part: Part, x: Any, scope: Scope) -> Any:
 def _turned(turn: Callable[..., Any], y: Any, width: int, scope: Scope) -> Any:
     turned = turn(y[..., :width], scope.positions, scope.visible.shape[1])
     return np.concatenate([turned, y[..., width:]], axis=-1)
+
+
+def differential(part: Part, x: Any, scope: Scope) -> Any:
+    """Compute multi-head attention with differences of heads. https://arxiv.org/abs/2410.05258, section 2.1."""
+    return multi_head(part, x, scope, part.config.n_kv_heads, core=_differences)
+
+
+def _differences(part: Part, q: Any, k: Any, v: Any, bias: Any, visible: Any) -> Any:
+    """Attend in pairs of heads: queries [h, q, d], keys and values [g, k, d], bias [h, q, k] -> [q, h, d]."""
+    config, n, n_values = part.config, len(q) // 2, len(k) // 2
+    layer = re.search(r"\.layers\.(\d+)\.", part.path)
+    start = config.lambda_init
+    if start is None:
+        start = 0.8 - 0.6 * math.exp(-0.3 * (int(layer[1]) if layer else 0))
+    q1, k1, q2, k2 = (part.weight(f"core.lambda_{name}") for name in ("q1", "k1", "q2", "k2"))
+    factor = math.exp(q1 @ k1) - math.exp(q2 @ k2) + start
+    scale, differences = q.shape[2] ** -0.5 if config.scale is None else config.scale, []
+    for pair in range(n):
+        group = pair // (n // n_values)
+        weights = []
+        for head, keys in ((pair, k[group]), (n + pair, k[n_values + group])):
+            scores = scale * q[head] @ keys.T
+            if config.softcap is not None:  # https://arxiv.org/abs/2408.00118
+                scores = config.softcap * np.tanh(scores / config.softcap)
+            weights.append(softmax(scores + bias[head], visible))
+        values = np.concatenate((v[group], v[n_values + group]), axis=1)
+        differences.append((weights[0] - factor * weights[1]) @ values)
+    y = (1 - start) * part.at("core.head_norm", config.head_norm)(np.stack(differences, axis=1))
+    return y.reshape(len(y), 2 * n, -1)
