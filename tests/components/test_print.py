@@ -212,6 +212,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
         {"sparse_mixer": {"jitter": 0.1}},
         {"sparse_mixer": {"sampled": False}},
     ],
+    "differential.n_kv_heads": [4],
     "head_norm": NORMS[1:],
     "lambda_init": [0.3],
     "lambda_std": [0.2],

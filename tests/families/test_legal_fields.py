@@ -52,7 +52,7 @@ BARTS = "bart blenderbot blenderbot_small m2m_100 marian mbart mvp pegasus plbar
 EXPERTS = """
     afmoe axk1 cohere2_moe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4_moe_lite
     granitemoe granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 kolibri1 laguna mellum minimax_m2 mixtral olmoe
-    qwen2_moe qwen3_moe solar_open
+    phimoe qwen2_moe qwen3_moe solar_open
 """
 ROWS = [
     *rows(BERTS, UNTIED, "cls.predictions.bias"),
