@@ -44,11 +44,11 @@ PLUGINS = tfkit.load_plugins()
 GENERATION = Path(__file__).with_name("remote_generation.py")
 SPECS = tuple(
     """
-    a_x_k1 albert_base apertus_8b bert_base bitnet_2b bloom_560m command_r_plus_104b dbrx deepseek_v2_lite
-    depth_small diffllama_1b dots1 exaone4_1_2b falcon_7b falcon_h1_0_5b falcon_mamba_7b falcon_rw_1b flint gated_streams_small
-    gemma2_2b gemma3_1b glm4_32b_0414 glm4_5 glm_4_9b gpt2 gpt_neo_125m gpt_neox_japanese_2_7b gpt_oss_20b
-    granite3_2b granite_3_1b_a400m helium_1_preview_2b hunyuan_7b hyperclovax jamba_v0_1 kimi_k2 kimi_linear_48b_a3b
-    laguna lfm2_1_2b lfm2_8b_a1b llama3_8b llama4_scout mamba2_130m mhc_small minicpm3_4b minimax_text_01 mistral4
+    a_x_k1 albert_base apertus_8b bert_base bitnet_2b bloom_560m command_r_plus_104b dbrx deepseek_v2_lite depth_small
+    diffllama_1b dots1 exaone4_1_2b falcon_7b falcon_h1_0_5b falcon_mamba_7b falcon_rw_1b flint gated_streams_small
+    gemma2_2b gemma3_1b glm4_32b_0414 glm4_5 glm_4_9b gpt2 gpt_neo_125m gpt_neox_japanese_2_7b gpt_oss_20b granite3_2b
+    granite_3_1b_a400m helium_1_preview_2b hunyuan_7b hyperclovax jamba_v0_1 kimi_k2 kimi_linear_48b_a3b laguna
+    lfm2_1_2b lfm2_8b_a1b llama3_8b llama4_scout mamba2_130m mhc_small minicpm3_4b minimax_text_01 mistral4
     mixtral_8x7b modernbert_base modernbert_decoder mpt_7b nanochat nemotron_h_8b olmo3_7b olmo_hybrid_7b opt_350m
     persimmon_8b phi3_5_moe phi4_mini phi_2 qwen2_57b_a14b qwen3_next_80b_a3b recurrentgemma_2b roformer_chinese_base
     stablelm_3b starcoder2_3b trinity_mini bart_base opus_mt_en_de t5_small t5gemma_2b_2b vaswani_base whisper_tiny
