@@ -38,7 +38,7 @@ def graph_of(n_layers: int = 2, **fields: Any) -> tfkit.Graph:
     return tfkit.loads(spec_of(n_layers, **fields), plugins=PLUGINS)
 
 
-def test_it_trains_is_scripted_and_is_read_in_pieces() -> None:
+def test_it_trains_is_scripted_and_decodes_with_a_cache() -> None:
     graph = graph_of(position="rope", mask={"left": 2, "right": 0})
     check_model(graph, plugins=PLUGINS, only=["weights", "padded-gradients", "look-ahead", "script", "cached"])
 

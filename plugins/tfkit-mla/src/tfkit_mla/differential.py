@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit.nn import Rearrange, named
+from tfkit_mla.indexed import wide
 
 
 class DifferentialConfig(tfkit.MultiHeadConfig):
@@ -105,8 +106,8 @@ class Differential(nn.Module):
 
     def factor(self) -> Tensor:
         """Compute lambda, a single number in at least float32."""
-        first = (self.lambda_q1.float() * self.lambda_k1.float()).sum().exp()
-        second = (self.lambda_q2.float() * self.lambda_k2.float()).sum().exp()
+        first = (wide(self.lambda_q1) * wide(self.lambda_k1)).sum().exp()
+        second = (wide(self.lambda_q2) * wide(self.lambda_k2)).sum().exp()
         return first - second + self.lambda_init
 
     def extra_repr(self) -> str:
