@@ -35,8 +35,7 @@ def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
     """Choose the experts of a token, with the weight of each. arXiv:2101.03961, arXiv:1701.06538."""
     router, k = part.config.router, part.config.n_experts_per_token
     if router.sparse_mixer is not None:
-        chosen, weights = _mixed(logits, k, router.sparse_mixer.jitter)
-        return _weighted(router, chosen, weights)
+        return _weighted(router, *_mixed(logits, k, router.sparse_mixer.jitter))
     scores = logits if router.order == "topk_then_score" else _scored(router, logits)
     # A correction affects only the choice, not the weights: https://arxiv.org/abs/2412.19437, section 2.1.2.
     worth = scores + (part.weight("router.correction") if router.correction_bias else 0)
