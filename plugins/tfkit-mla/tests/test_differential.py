@@ -77,6 +77,26 @@ def test_the_factor_begins_with_a_constant_of_the_layer(value: float | None) -> 
         torch.testing.assert_close(core.factor(), torch.tensor(expected))  # type: ignore[operator]
 
 
+def test_heads_of_both_halves_are_pairs() -> None:
+    """A reduced model of `tfkit check` has a single pair of key-value heads; this one has two."""
+    core = tfkit.build(graph_of(1, head_norm={"kind": "rmsnorm", "scale": False})).get_submodule(
+        "decoder.layers.0.attention.core"
+    )
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 5, 4, generator=generator) for heads in (8, 4, 4))
+    pairs = []
+    for pair in range(4):
+        weights = [
+            torch.softmax(q[0, head] @ k[0, keys].T / 2, dim=1)
+            for head, keys in ((pair, pair // 2), (pair + 4, pair // 2 + 2))
+        ]
+        values = torch.cat((v[0, pair // 2], v[0, pair // 2 + 2]), dim=1)
+        difference = (weights[0] - core.factor() * weights[1]) @ values  # type: ignore[operator]
+        pairs.append(0.8 * nn.functional.rms_norm(difference, (8,), eps=1e-6))
+    merged = core(q, k, v, None)[0].transpose(0, 1).flatten(1)
+    torch.testing.assert_close(merged, torch.cat(pairs, dim=1), rtol=1e-5, atol=1e-5)
+
+
 def test_the_weights_of_both_heads_can_be_seen() -> None:
     model = tfkit.build(graph_of(1)).eval()
     tokens = torch.arange(5)[None]
