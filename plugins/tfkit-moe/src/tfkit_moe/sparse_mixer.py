@@ -1,7 +1,7 @@
 """SparseMixer: experts are chosen one after another, each with a softmax over the experts near the best.
 
     best   = the largest logit of the experts that are not chosen yet
-    near   = those of them with best - logit <= 2 jitter max(|logit|, best)
+    near   = the experts among them with best - logit <= 2 jitter max(|logit|, best)
     weight = softmax over near
 
 Evaluation takes the expert with the largest logit. Training draws it from the softmax. The gradient of the discrete
