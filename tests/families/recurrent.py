@@ -109,8 +109,8 @@ def save_original_weights(model: Any) -> None:
 
 
 def rwkv(config: dict[str, Any]) -> Case:
-    """Build a case of RWKV; its caches have the width of the model, so that other widths have none."""
-    fixed = {**RWKV, "use_cache": "attention_hidden_size" not in config, **config}
+    """Build a case of RWKV without caches of its class, which must be as wide as the model."""
+    fixed = {**RWKV, "use_cache": False, **config}
     return replace(recurrent("rwkv", fixed, repair=save_original_weights), std=0.3)
 
 
@@ -385,8 +385,12 @@ RECURRENT: dict[str, Case] = {
         linear=(0, 2, 3),
     ),
     "minimax_plain": minimax({"block_size": 64, "tie_word_embeddings": True}, linear=(1, 3)),
-    "rwkv": rwkv({"rescale_every": 2, "layer_norm_epsilon": 1e-3, "intermediate_size": 50}),
-    "rwkv_plain": rwkv({"rescale_every": 1, "attention_hidden_size": 20, "tie_word_embeddings": True}),
+    "rwkv": rwkv(
+        {"rescale_every": 2, "layer_norm_epsilon": 1e-3, "attention_hidden_size": 40, "intermediate_size": 50}
+    ),
+    "rwkv_tied": rwkv(
+        {"rescale_every": 1, "attention_hidden_size": 20, "intermediate_size": 60, "tie_word_embeddings": True}
+    ),
     "xlstm": recurrent(
         "xlstm",
         {
