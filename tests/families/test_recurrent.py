@@ -86,9 +86,11 @@ def imported_graph(folder: Path, **config: object) -> tfkit.Graph:
 def test_a_halved_stream_only_changes_the_weight_of_eps(tmp_path: Path) -> None:
     config = {"model_type": "rwkv", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 5}
     streams: list[Tensor] = []
-    for every in (0, 2):
-        graph = imported_graph(tmp_path, **config, layer_norm_epsilon=1e-12, rescale_every=every)
-        assert export_config(graph)["rescale_every"] == (every or 6)  # the default, which halves no stream of 5 layers
+    for interval in (0, 2):
+        graph = imported_graph(tmp_path, **config, layer_norm_epsilon=1e-12, rescale_every=interval)
+        assert export_config(graph)["rescale_every"] == (
+            interval or 6
+        )  # the default, which halves no stream of 5 layers
         model = tfkit.build(graph, seed=1).eval()
         model.decoder.final_norm.register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0]))
         model(torch.arange(11)[None])

@@ -106,8 +106,8 @@ def mean_by_token(
     rows = []
     logs, values = weight[:, None], mean[:, None]
     for t in range(k.size(1)):
-        own = torch.cat((logs, k[:, t, None] + bonus), dim=1)
-        rows.append((own.softmax(dim=1) * torch.cat((values, v[:, t, None]), dim=1)).sum(dim=1))
+        boosted = torch.cat((logs, k[:, t, None] + bonus), dim=1)
+        rows.append((boosted.softmax(dim=1) * torch.cat((values, v[:, t, None]), dim=1)).sum(dim=1))
         logs, values = torch.cat((logs + log_decay, k[:, t, None]), dim=1), torch.cat((values, v[:, t, None]), dim=1)
     return torch.stack(rows, dim=1), (logs.softmax(dim=1) * values).sum(dim=1), logs.logsumexp(dim=1)
 

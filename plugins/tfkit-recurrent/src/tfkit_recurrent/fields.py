@@ -349,13 +349,13 @@ class RescaleConfig(FieldConfig):
     """The path of the stack, whose layers have a mixer and an FFN."""
 
     def read(self, name: str, file: Reading) -> None:
-        every, layers = file.value(name), file.layers(self.rescale)
-        if type(every) is not int:
-            raise tfkit.Invalid("", f"`{name}` must be an integer; got {every}")
+        interval, layers = file.value(name), file.layers(self.rescale)
+        if type(interval) is not int:
+            raise tfkit.Invalid("", f"`{name}` must be an integer; got {interval}")
         if layers is None:
             return
         names = []
-        for divisor, halves in _divisors(every, len(layers)):
+        for divisor, halves in _divisors(interval, len(layers)):
             names.append(f"halving_{divisor}" if halves else "base" if divisor == 1 else f"divided_{divisor}")
             if names[-1] == "base":
                 continue
@@ -373,10 +373,10 @@ class RescaleConfig(FieldConfig):
         assert stack is not None
         factors = [[(step.addition.scale, step.addition.scale_onto) for step in layer.steps] for layer in stack.layers]
         depth = len(factors)
-        for every in (file.default(name), *range(depth + 1)):
-            layers = [(1 / divisor, 0.5 if halves else 1.0) for divisor, halves in _divisors(every, depth)]
+        for interval in (file.default(name), *range(depth + 1)):
+            layers = [(1 / divisor, 0.5 if halves else 1.0) for divisor, halves in _divisors(interval, depth)]
             if factors == [[(scale, 1.0), (scale * onto, onto)] for scale, onto in layers]:
-                file.put(name, every)
+                file.put(name, interval)
                 return
         raise tfkit.Invalid("", f"no value of `{name}` expresses the factors of the residuals")
 
@@ -424,11 +424,11 @@ def _multiple(width: float, multiple: int | None) -> int:
     return int(width) if multiple is None else int((width + multiple - 1) // multiple * multiple)
 
 
-def _divisors(every: int, n_layers: int) -> list[tuple[int, bool]]:
+def _divisors(interval: int, n_layers: int) -> list[tuple[int, bool]]:
     """Return the divisor of the outputs of each layer, and whether the layer halves the stream after it."""
-    if every <= 0:
+    if interval <= 0:
         return [(1, False)] * n_layers
-    return [(2 ** (layer // every), (layer + 1) % every == 0) for layer in range(n_layers)]
+    return [(2 ** (layer // interval), (layer + 1) % interval == 0) for layer in range(n_layers)]
 
 
 class RoundedRootConfig(FieldConfig):
