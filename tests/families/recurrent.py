@@ -11,6 +11,7 @@ from .llama_kin import LLAMA, MULTIPLIERS, ROPE
 LENGTH = 75
 """Longer than a chunk of any recurrence."""
 STATE_SPACE = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 6, "conv_kernel": 3}
+RWKV = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 5, "context_length": 160}
 HYBRID = {**LLAMA, "num_hidden_layers": 3, "max_position_embeddings": 160}
 DELTA = {
     "linear_num_value_heads": 4,
@@ -69,7 +70,8 @@ def slow_decays(model: Any) -> None:
 def recurrent(model_type: str, config: dict[str, Any], **more: Any) -> Case:
     """Build a case whose padded rows are compared with each row alone, as several classes are wrong there.
 
-    Weights are smaller than in other cases: the norm of a head's output amplifies rounding errors.
+    Weights are smaller than in other cases, and `norm_eps` of xLSTM is larger than in published models: the norm of a
+    head's output amplifies rounding errors.
     """
     return Case(model_type, config, length=LENGTH, alone=True, prepare=slow_decays, std=0.15, **more)
 
@@ -91,6 +93,25 @@ def published_rates(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "get_slope_rate"):
             module.slope_rate.copy_(module.get_slope_rate())
+
+
+def save_original_weights(model: Any) -> None:
+    """Let the class save the weights of the file: at inference, it divides them in place, and saves the quotients."""
+    save_pretrained, body = model.save_pretrained, getattr(model, "rwkv", model)
+
+    def save(folder: Any) -> None:
+        body.train()
+        body._rescale_layers()
+        body.eval()
+        save_pretrained(folder)
+
+    model.save_pretrained = save
+
+
+def rwkv(config: dict[str, Any]) -> Case:
+    """Build a case of RWKV without caches of its class, which must be as wide as the model."""
+    fixed = {**RWKV, "use_cache": False, **config}
+    return replace(recurrent("rwkv", fixed, repair=save_original_weights), std=0.3)
 
 
 RECURRENT: dict[str, Case] = {
@@ -364,6 +385,37 @@ RECURRENT: dict[str, Case] = {
         linear=(0, 2, 3),
     ),
     "minimax_plain": minimax({"block_size": 64, "tie_word_embeddings": True}, linear=(1, 3)),
+    "rwkv": rwkv(
+        {"rescale_every": 2, "layer_norm_epsilon": 1e-3, "attention_hidden_size": 40, "intermediate_size": 50}
+    ),
+    "rwkv_tied": rwkv(
+        {"rescale_every": 1, "attention_hidden_size": 20, "intermediate_size": 60, "tie_word_embeddings": True}
+    ),
+    "xlstm": recurrent(
+        "xlstm",
+        {
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_heads": 4,
+            "v_dim_factor": 1.5,
+            "ffn_proj_factor": 2.3,
+            "ffn_round_up_to_multiple_of": 8,
+            "gate_soft_cap": 5.0,
+            "eps": 0.01,
+            "norm_eps": 0.1,
+            "output_logit_soft_cap": 3.0,
+            "use_cache": False,  # its caches have widths that are multiples of 64
+        },
+    ),
+    "xlstm_plain": replace(
+        recurrent(
+            "xlstm",
+            {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "qk_dim_factor": 1.0}
+            | {"norm_eps": 0.1},
+        ),
+        std=0.1,
+    ),
     "falcon_h1_without_norm": recurrent(
         "falcon_h1", {**HYBRID, **MAMBA2, "mamba_d_ssm": 64, "projectors_bias": True, "mamba_conv_bias": False}
     ),

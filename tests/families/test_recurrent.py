@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import tfkit
 from tfkit.tools.eject.proof import check
+from tfkit.tools.import_.importing import export_config, import_config
 
 from ..sampling import chosen
 from .case import BATCH, Trial, logits_of
@@ -72,3 +75,35 @@ def test_a_ragged_batch_generates_what_each_prompt_does_alone(name: str, tmp_pat
     model, prompts = Trial.of(RECURRENT[name], tmp_path).ours, [[5, 9, 3, 17, 20, 8], [11], [7, 30, 4]]
     batch = tfkit.generate(model, prompts, max_new_tokens=6).tokens.tolist()
     assert batch == [tfkit.generate(model, [prompt], max_new_tokens=6).tokens[0].tolist() for prompt in prompts]
+
+
+def imported_graph(folder: Path, **config: object) -> tfkit.Graph:
+    (folder / "config.json").write_text(json.dumps(config))
+    return import_config(folder).graph
+
+
+@torch.no_grad()
+def test_a_halved_stream_only_changes_the_weight_of_eps(tmp_path: Path) -> None:
+    config = {"model_type": "rwkv", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 5}
+    streams: list[Tensor] = []
+    for interval in (0, 2):
+        graph = imported_graph(tmp_path, **config, layer_norm_epsilon=1e-12, rescale_every=interval)
+        assert export_config(graph)["rescale_every"] == (
+            interval or 6
+        )  # the default, which halves no stream of 5 layers
+        model = tfkit.build(graph, seed=1).eval()
+        model.decoder.final_norm.register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0]))
+        model(torch.arange(11)[None])
+    torch.testing.assert_close(streams[1], streams[0] / 4)
+
+
+def test_widths_of_xlstm_are_rounded(tmp_path: Path) -> None:
+    config = {"model_type": "xlstm", "hidden_size": 36, "num_hidden_layers": 1, "num_heads": 3, "qk_dim_factor": 0.34}
+    graph = imported_graph(tmp_path, **config, ffn_proj_factor=2.3, ffn_round_up_to_multiple_of=8)
+    stack = graph.spec.model.graph["decoder"]
+    assert (stack.mixer.d_key, stack.mixer.d_value, stack.ffn.d_ff) == (4, 12, 88)
+    with torch.device("meta"):
+        block = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**export_config(graph))
+        ).backbone.blocks[0]
+    assert (block.mlstm_layer.q.out_features, block.ffn.proj_up.out_features) == (12, 88)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from tfkit.component.config import Component, Config, Make, PositiveFloat
 from tfkit.component.slots import (
     Cached,
+    FFNConfig,
     MaskConfig,
     MixerConfig,
     NormConfig,
@@ -176,7 +177,9 @@ class Step:
 
     @property
     def ordered(self) -> bool:
-        """True if it needs the tokens of each row before the padding, as mixers do that are not positionwise."""
+        """True if it needs the tokens of each row before the padding, as mixers and FFNs do that read other tokens."""
+        if isinstance(self.config, FFNConfig):
+            return any(isinstance(entry, State) for entry in self.cached or ())
         return isinstance(self.config, MixerConfig) and self.cached != ()
 
     @property

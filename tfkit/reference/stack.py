@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tfkit.component import MaskConfig, NormConfig, ResidualConfig
+from tfkit.component import MaskConfig, NormConfig, ResidualConfig, Step
 from tfkit.reference.attention import Scope
 from tfkit.reference.model import Array, Part, Value
 
@@ -207,7 +207,8 @@ def _step(part: Part, name: str, step: Mapping[str, Any], x: Array, read: Array,
         read, state = _read(part.at(f"{name}_residual_read", residual), x, row)
     inside = _normed(part, "norm_in", step.get("norm_in"), read, row, name)
     sublayer = part.at(name, component)
-    y = _of_tokens(sublayer, inside, row) if step["sublayer"] == "mixer" else sublayer(inside, *scope)
+    ordered = step["sublayer"] == "mixer" or Step(name, component).ordered
+    y = _of_tokens(sublayer, inside, row) if ordered else sublayer(inside, *scope)
     y = _normed(part, "norm_out", step.get("norm_out"), y, row, name)
     if not added:
         x = part.at(f"{name}_residual_write", residual)("write", x, y, state)
@@ -228,7 +229,7 @@ def _read(residual: Part, x: Array, row: StackRow) -> Any:
 
 
 def _of_tokens(mixer: Part, x: Array, row: StackRow) -> Array:
-    """Apply a mixer to the tokens without padding. It has no trace, because rows differ in length."""
+    """Apply a mixer or FFN to the tokens without padding. It has no trace, because rows differ in length."""
     y, tokens = np.zeros_like(x), row.tokens
     features = [row.features[tokens]] if mixer.config.takes_features and row.features is not None else []
     y[tokens] = replace(mixer, trace=[])(x[tokens], *features)

@@ -100,6 +100,10 @@ CONTESTS = {
             "use_cache": False,
         },
     ),
+    "rwkv4": Contest({"d_inner": 256}, "rwkv", "RwkvSelfAttention", "RwkvConfig", {}),
+    "mlstm": Contest(
+        {"n_heads": 4, "d_key": 32, "d_value": 64}, "xlstm", "xLSTMLayer", "xLSTMConfig", {"num_heads": 4}
+    ),
 }
 
 
@@ -121,7 +125,8 @@ def block_of(contest: Contest) -> nn.Module:
     """Build the class of transformers, with small random weights."""
     module = importlib.import_module(f"transformers.models.{contest.module}.modeling_{contest.module}")
     config = getattr(transformers, contest.config)(hidden_size=WIDTH, num_hidden_layers=1, **contest.sizes)
-    block: nn.Module = getattr(module, contest.block)(config, 0).eval()
+    number = [] if contest.module == "xlstm" else [0]
+    block: nn.Module = getattr(module, contest.block)(config, *number).eval()
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.normal_(0.0, 0.05)

@@ -1,4 +1,7 @@
-"""A single mixer, built as a model builds it, and the class of transformers that it stands for, with random weights."""
+"""A single mixer or FFN, built as a model builds it, and the class of transformers that it stands for.
+
+All weights are random.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,14 @@ WIDTH = 24
 Tensors = Mapping[str, Tensor]
 
 
+def slot_of(fields: Mapping[str, Any]) -> str:
+    """Return the slot of a kind with these fields."""
+    return "ffn" if fields["kind"] == "channel_mix" else "mixer"
+
+
 def built(fields: Mapping[str, Any]) -> tuple[Any, nn.Module]:
-    """Return the config and the module of a mixer."""
+    """Return the config and the module of a mixer or an FFN."""
+    slot = slot_of(fields)
     spec = {
         "tfkit": 1,
         "name": "test",
@@ -32,14 +41,14 @@ def built(fields: Mapping[str, Any]) -> tuple[Any, nn.Module]:
                 "block": "decoder",
                 "n_layers": 1,
                 "attention": None,
-                "ffn": None,
                 "final_norm": False,
-                "mixer": dict(fields),
+                slot: dict(fields),
             }
         },
     }
     model = tfkit.build(tfkit.load(spec, plugins=PLUGINS))
-    return model.meta["components"]["decoder.layers.0.mixer"], model.get_submodule("decoder.layers.0.mixer").eval()
+    path = f"decoder.layers.0.{slot}"
+    return model.meta["components"][path], model.get_submodule(path).eval()
 
 
 def states(config: Any, batch: int, dtype: torch.dtype) -> list[Tensor]:
@@ -68,7 +77,7 @@ class Pair:
         config: name of its config class, and fields of it.
         fields: of our mixer.
         tensors: turns their tensors into ours.
-        layer: number of the layer.
+        layer: number of the layer; None if their constructor takes none.
         arguments: further arguments of their forward.
         options: further arguments of their constructor.
     """
@@ -78,7 +87,7 @@ class Pair:
     config: tuple[str, Mapping[str, Any]]
     fields: Mapping[str, Any]
     tensors: Callable[[Tensors], dict[str, Tensor]]
-    layer: int = 0
+    layer: int | None = 0
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -88,7 +97,8 @@ class Pair:
         config = getattr(transformers, name)(hidden_size=WIDTH, **fields)
         module = importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
         torch.manual_seed(0)
-        block: nn.Module = getattr(module, self.block)(config, self.layer, **self.options).eval()
+        numbers = [] if self.layer is None else [self.layer]
+        block: nn.Module = getattr(module, self.block)(config, *numbers, **self.options).eval()
         if self.module == "falcon_h1":
             block.mup_vector = module.compute_mup_vector(config)
         with torch.no_grad():
@@ -213,6 +223,25 @@ def griffin(tensors: Tensors) -> dict[str, Tensor]:
         "gates.weight": torch.cat(gates, dim=2).mT,
         "gates.bias": torch.cat(biases, dim=1),
         "decay": tensors["rg_lru.recurrent_param"],
+    }
+
+
+def rwkv(tensors: Tensors) -> dict[str, Tensor]:
+    flat = {name: tensor.flatten() if "time_mix" in name else tensor for name, tensor in tensors.items()}
+    mixes = {f"time_mix_{name}": f"{name}_mix" for name in ("key", "value", "receptance")}
+    return renamed(flat, **mixes, time_decay="decay", time_first="bonus")
+
+
+def xlstm(tensors: Tensors) -> dict[str, Tensor]:
+    gates = [tensors[f"{name}gate_preact.weight"] for name in "if"]
+    return {
+        "project.weight": torch.cat([tensors[f"{name}.weight"] for name in "qkv"]),
+        "rates.weight": torch.cat(gates),
+        "input_bias": tensors["igate_preact.bias"],
+        "forget_bias": tensors["fgate_preact.bias"],
+        "gate.weight": tensors["ogate_preact.weight"],
+        "norm.weight": tensors["multihead_norm.weight"].view(3, -1),
+        "output.weight": tensors["out_proj.weight"],
     }
 
 
@@ -371,5 +400,46 @@ PAIRS: dict[str, Pair] = {
         },
         griffin,
         arguments={"position_ids": torch.arange(90)[None], "attention_mask": None, "use_cache": False},
+    ),
+    "rwkv4": Pair(
+        "rwkv",
+        "RwkvSelfAttention",
+        ("RwkvConfig", {**ONE_LAYER, "attention_hidden_size": 30}),
+        {"kind": "rwkv4", "d_inner": 30},
+        rwkv,
+    ),
+    "mlstm": Pair(
+        "xlstm",
+        "xLSTMLayer",
+        (
+            "xLSTMConfig",
+            {
+                **ONE_LAYER,
+                "num_heads": 3,
+                "v_dim_factor": 1.25,
+                "gate_soft_cap": 6.0,
+                "eps": 0.01,
+                "norm_eps": 0.01,
+                "chunk_size": 16,
+            },
+        ),
+        {
+            "kind": "mlstm",
+            "n_heads": 3,
+            "d_key": 4,
+            "d_value": 10,
+            "gate_softcap": 6.0,
+            "eps": 0.01,
+            "output_norm": {"kind": "layernorm", "eps": 0.01, "bias": False},
+        },
+        xlstm,
+        layer=None,
+    ),
+    "channel_mix": Pair(
+        "rwkv",
+        "RwkvFeedForward",
+        ("RwkvConfig", {**ONE_LAYER, "intermediate_size": 50}),
+        {"kind": "channel_mix", "d_ff": 50},
+        rwkv,
     ),
 }

@@ -27,7 +27,7 @@ def test_scripted_model_decodes(name: str, tmp_path: Path) -> None:
     assert sum("by cached decoding" in check.case for check in exported.checks) == 3
 
 
-@pytest.mark.parametrize("name", sorted({*SMALL_MIXERS} - {"short_conv"}))
+@pytest.mark.parametrize("name", sorted({*SMALL_MIXERS} - {"short_conv", "channel_mix"}))
 def test_a_loop_fixes_the_length_of_a_program(name: str, tmp_path: Path) -> None:
     """A program of `torch.export` has any length, or there is none: the mixer is named."""
     with pytest.raises(tfkit.SpecError, match=f"mixer `{name.split()[0]}` cannot be exported by torch.export"):
@@ -35,8 +35,9 @@ def test_a_loop_fixes_the_length_of_a_program(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_short_convolutions_are_exported(tmp_path: Path) -> None:
-    assert tfkit.export(model_of("short_conv"), tmp_path / "model.pt2", plugins=PLUGINS).difference <= 1e-5
+@pytest.mark.parametrize("name", ["short_conv", "channel_mix"])
+def test_kinds_without_a_loop_are_exported(name: str, tmp_path: Path) -> None:
+    assert tfkit.export(model_of(name), tmp_path / "model.pt2", plugins=PLUGINS).difference <= 1e-5
 
 
 @pytest.mark.slow

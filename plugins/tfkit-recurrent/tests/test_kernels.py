@@ -75,7 +75,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-KERNELS = {
+KERNELS: dict[str, set[str]] = {
     "short_conv": {"causal_conv1d_fn"},
     "mamba": {"causal_conv1d_fn"},
     "mamba2": {"causal_conv1d_fn", "chunk_simple_gla"},
@@ -84,6 +84,9 @@ KERNELS = {
     "kda": {"causal_conv1d_fn", "chunk_kda"},
     "lightning": {"chunk_simple_gla"},
     "rg_lru": {"causal_conv1d_fn"},
+    "rwkv4": set(),
+    "mlstm": set(),
+    "channel_mix": set(),
 }
 
 

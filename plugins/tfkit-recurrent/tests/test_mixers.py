@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tfkit
 
-from .mixers import PAIRS, PLUGINS, WIDTH, built, context, states
+from .mixers import PAIRS, PLUGINS, WIDTH, built, context, slot_of, states
 
 LENGTH = 90
 """Longer than a chunk of any recurrence."""
@@ -100,11 +100,11 @@ SMALL_MIXERS |= {
     "mamba2 with everything": PAIRS["mamba2 gated after its norm"].fields,
     "rg_lru": PAIRS["rg_lru"].fields,
 }
+QUICK_MIXERS = ("short_conv", "gated_delta", "rg_lru", "channel_mix")
 SMALL_MIXER_NAMES = [
-    name if name in ("short_conv", "gated_delta", "rg_lru") else pytest.param(name, marks=pytest.mark.slow)
-    for name in SMALL_MIXERS
+    name if name in QUICK_MIXERS else pytest.param(name, marks=pytest.mark.slow) for name in SMALL_MIXERS
 ]
-"""All small mixers; only those with the smallest state, the largest code and a state of a third type are quick."""
+"""All small mixers; only the smallest state, the largest code, a state of a third type, and an FFN are quick."""
 
 
 def model_of(name: str) -> torch.fx.GraphModule:
@@ -112,7 +112,7 @@ def model_of(name: str) -> torch.fx.GraphModule:
 
 
 def hybrid(mixer: dict[str, Any], attention: dict[str, Any] | None) -> torch.fx.GraphModule:
-    """Build a model with a mixer in each layer; with an attention, every second layer has it instead."""
+    """Build a model with a mixer or FFN in each layer; with an attention, every second layer has it instead."""
     variants = {"variants": {"full": {"mixer": None, "attention": attention}}, "pattern": ["base", "full"]}
     spec = {
         "tfkit": 1,
@@ -127,7 +127,7 @@ def hybrid(mixer: dict[str, Any], attention: dict[str, Any] | None) -> torch.fx.
                 "n_layers": 2,
                 "attention": None,
                 "ffn": {"kind": "swiglu", "d_ff": 32},
-                "mixer": mixer,
+                slot_of(mixer): mixer,
                 **({} if attention is None else {"layers": variants}),
             },
             "logits": {"block": "lm_head"},
@@ -178,9 +178,9 @@ def test_wide_states_stay_wide(name: str) -> None:
     decoder = tfkit.CachedModel(model, length=8)
     tokens = torch.randint(50, (2, 5))
     decoder(tokens)
-    config = model.meta["components"]["decoder.layers.0.mixer"]
+    config = model.meta["components"][f"decoder.layers.0.{slot_of(SMALL_MIXERS[name])}"]
     types = [torch.float32 if state.wide else torch.bfloat16 for state in config.cached]
-    assert (torch.float32 in types) == (name != "short_conv")
+    assert (torch.float32 in types) == (name not in ("short_conv", "channel_mix"))
     assert [tensor.dtype for tensor in decoder._cache["decoder"][0]] == types
     full = model(tokens)
     assert full.dtype == torch.bfloat16
@@ -208,7 +208,7 @@ def test_rates_do_not_decay(name: str) -> None:
     model = model_of(name)
     decaying, constant = tfkit.parameter_groups(model)
     names = {id(values): parameter for parameter, values in model.named_parameters()}
-    rates = {"a_log", "step_bias", "skip", "decay", "slopes"}
+    rates = {"a_log", "step_bias", "skip", "decay", "bonus", "slopes", "input_bias", "forget_bias"}
     assert not rates & {names[id(values)].rpartition(".")[2] for values in decaying["params"]}
     assert {names[id(values)].rpartition(".")[2] for values in constant["params"]} & {*rates, "weight"}
 
@@ -238,3 +238,26 @@ def test_tables_of_decays_are_those_of_the_published_class(name: str) -> None:
     config, _ = pair.ours(theirs)
     table = theirs.get_buffer(name)
     torch.testing.assert_close(config.table(name, table, depth=1 / 2), table, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_an_ffn_with_a_state_gets_the_tokens_first() -> None:
+    """Padding in front of a row or between its tokens is no previous token."""
+    model = model_of("channel_mix").double()
+    tokens, mask = torch.arange(8)[None], torch.tensor([[False, False, True, True, False, True, False, True]])
+    assert difference(model(tokens, mask)[mask], model(tokens[mask][None])[0]) <= 1e-12
+
+
+@torch.no_grad()
+def test_weights_of_any_size_and_decays_that_leave_nothing() -> None:
+    """The first key may be so small that its exponential is 0, and a rate of decay so large that it is infinite."""
+    _, mixer = built(SMALL_MIXERS["rwkv4"])
+    x, expected = inputs(length=40), []
+    mixer.decay.fill_(200.0)
+    mixer.key.weight.mul_(1e4)
+    mixer.bonus.fill_(1e9)
+    for previous, token in zip(nn.functional.pad(x, [0, 0, 1, -1]).unbind(1), x.unbind(1), strict=True):
+        value = mixer.value(torch.lerp(previous, token, mixer.value_mix))  # the bonus leaves nothing but the own value
+        gate = torch.sigmoid(mixer.receptance(torch.lerp(previous, token, mixer.receptance_mix)))
+        expected.append(mixer.output(gate * value))
+    assert difference(mixer(x, context()), torch.stack(expected, dim=1)) <= 1e-6

@@ -18,6 +18,8 @@ SPECS = (
     "minimax_text_01",
     "olmo_hybrid_7b",
     "qwen3_5_27b",
+    "rwkv4_169m",
+    "xlstm_7b",
 )
 
 

@@ -51,8 +51,8 @@ SPECS = tuple(
     lfm2_1_2b lfm2_8b_a1b llama3_8b llama4_scout mamba2_130m mhc_small minicpm3_4b minimax_text_01 mistral4
     mixtral_8x7b modernbert_base modernbert_decoder mpt_7b nanochat nemotron_h_8b olmo3_7b olmo_hybrid_7b opt_350m
     persimmon_8b phi3_5_moe phi4_mini phi_2 qwen2_57b_a14b qwen3_next_80b_a3b recurrentgemma_2b roformer_chinese_base
-    stablelm_3b starcoder2_3b trinity_mini bart_base opus_mt_en_de t5_small t5gemma_2b_2b vaswani_base whisper_tiny
-    dinov2_base siglip_vision_base_16 vit_base_16
+    rwkv4_169m stablelm_3b starcoder2_3b trinity_mini bart_base opus_mt_en_de t5_small t5gemma_2b_2b vaswani_base
+    whisper_tiny xlstm_7b dinov2_base siglip_vision_base_16 vit_base_16
     """.split()  # noqa: SIM905
 )
 """Every attention, position, window, FFN, mixer and stream of decoders, plugins among them, encoders of texts, images

@@ -420,7 +420,7 @@ def by_hooks(model: fx.GraphModule, inputs: dict[str, Tensor]) -> dict[str, Tens
     ["bart_base", "bert_base", "deepseek_v2_lite", "gemma3_1b", "gpt_j_6b", "gpt_oss_20b", "llama3_8b", "mixtral_8x7b",
      "olmo2_7b", "palm_540b", "t5_small", "vaswani_base", "jamba_v0_1", "qwen3_next_80b_a3b", "albert_base",
      "mamba2_130m", "recurrentgemma_2b", "kimi_linear_48b_a3b", "lfm2_1_2b", "mhc_small", "depth_small",
-     "gated_streams_small", "minimax_text_01", "gpt2"],
+     "gated_streams_small", "minimax_text_01", "rwkv4_169m", "xlstm_7b", "gpt2"],
 )  # fmt: skip
 def test_shipped_specs(name: str) -> None:
     """Values have the listed sizes and equal the values of plain hooks; rewriting them changes nothing."""

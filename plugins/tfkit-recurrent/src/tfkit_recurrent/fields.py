@@ -337,6 +337,100 @@ def _value(file: Writing, path: str, factor: str = "scale") -> Any:
     return 1.0 if residual is None else getattr(residual, factor)
 
 
+class RescaleConfig(FieldConfig):
+    """The number of layers after which RWKV halves its residual stream: `{rescale: decoder}`; 0 for never.
+
+    Before the k-th halving, the outputs of sublayers are divided by 2 ** (k - 1), so that only the norms notice: their
+    `eps` weighs more. The class does so at inference only, and does not change the weights in the file.
+    """
+
+    kind: Literal["rescale"] = "rescale"
+    rescale: str
+    """The path of the stack, whose layers have a mixer and an FFN."""
+
+    def read(self, name: str, file: Reading) -> None:
+        interval, layers = file.value(name), file.layers(self.rescale)
+        if type(interval) is not int:
+            raise tfkit.Invalid("", f"`{name}` must be an integer; got {interval}")
+        if layers is None:
+            return
+        names = []
+        for divisor, halves in _divisors(interval, len(layers)):
+            names.append(f"halving_{divisor}" if halves else "base" if divisor == 1 else f"divided_{divisor}")
+            if names[-1] == "base":
+                continue
+            changes: dict[str, Any] = {"residual": {"scale": 1 / divisor}} if divisor > 1 else {}
+            if halves:
+                residual = {"scale": 0.5 / divisor, "scale_onto": 0.5}
+                changes["sublayers"] = ["mixer", {"sublayer": "ffn", "residual": residual}]
+            file.put(f"{self.rescale}.layers.variants.{names[-1]}", changes)
+        file.arrange(self.rescale, names)
+
+    def write(self, name: str, file: Writing) -> None:
+        block = file.value(self.rescale)
+        assert isinstance(block, tfkit.BlockConfig)
+        stack = block.stack()
+        assert stack is not None
+        factors = [[(step.addition.scale, step.addition.scale_onto) for step in layer.steps] for layer in stack.layers]
+        depth = len(factors)
+        for interval in (file.default(name), *range(depth + 1)):
+            layers = [(1 / divisor, 0.5 if halves else 1.0) for divisor, halves in _divisors(interval, depth)]
+            if factors == [[(scale, 1.0), (scale * onto, onto)] for scale, onto in layers]:
+                file.put(name, interval)
+                return
+        raise tfkit.Invalid("", f"no value of `{name}` expresses the factors of the residuals")
+
+
+class WidthFactorConfig(FieldConfig):
+    """A width as a factor of `hidden_size`: `{width_factor: decoder.mixer.d_key, heads: num_heads}`, rounded down."""
+
+    kind: Literal["width_factor"] = "width_factor"
+    width_factor: str
+    """The path of the width."""
+    heads: str | None = None
+    """The field with the number of heads that share the width, if the path has the width of a head."""
+    multiple: str | None = None
+    """The field with a number; the width is rounded up to a multiple of it."""
+
+    def read(self, name: str, file: Reading) -> None:
+        used = [field for field in (self.heads, self.multiple) if field is not None]
+        factor, width, *counts = (file.compute(field) for field in (name, "hidden_size", *used))
+        file.used([field for field in used if field == self.multiple])
+        if not all(0 < number < math.inf for number in (factor, width, *counts)):
+            raise tfkit.Invalid("", f"`{name}`, `hidden_size` and {used} must be positive numbers")
+        total = _multiple(width * factor, int(counts[-1]) if self.multiple is not None else None)
+        heads = int(counts[0]) if self.heads is not None else 1
+        if total % heads or not total:
+            raise tfkit.Invalid("", f"`{name}` gives the width {total}, which {heads} heads cannot share")
+        file.put(self.width_factor, total // heads)
+
+    def write(self, name: str, file: Writing) -> None:
+        total, width = file.value(self.width_factor), file.compute("hidden_size")
+        total *= 1 if self.heads is None else int(file.compute(self.heads))
+        multiples = [None] if self.multiple is None else [file.default(self.multiple), 1]
+        ratio = total / width
+        for multiple in multiples:
+            for factor in (file.default(name), ratio, math.nextafter(ratio, math.inf)):
+                if _multiple(width * factor, multiple) == total:
+                    file.put(name, float(factor))
+                    if self.multiple is not None:
+                        file.put(self.multiple, multiple)
+                    return
+        raise tfkit.Invalid("", f"no value of `{name}` gives the width {total}")
+
+
+def _multiple(width: float, multiple: int | None) -> int:
+    """Round a width down to an integer; or up to a multiple."""
+    return int(width) if multiple is None else int((width + multiple - 1) // multiple * multiple)
+
+
+def _divisors(interval: int, n_layers: int) -> list[tuple[int, bool]]:
+    """Return the divisor of the outputs of each layer, and whether the layer halves the stream after it."""
+    if interval <= 0:
+        return [(1, False)] * n_layers
+    return [(2 ** (layer // interval), (layer + 1) % interval == 0) for layer in range(n_layers)]
+
+
 class RoundedRootConfig(FieldConfig):
     """A width, and a scale that is its square root in bfloat16: `{rounded_root: embedding.scale, at: d_model}`."""
 

@@ -3,6 +3,8 @@
     linear_scan        h_t = a_t h_(t-1) + b_t                              for each channel
     linear_attention   S_t = a_t S_(t-1) + k_t' v_t                         y_t = q_t S_t
     delta_rule         S_t = a_t S_(t-1) + k_t' b_t (v_t - k_t a_t S_(t-1))   y_t = q_t S_t
+    running_max        m_t = max(log a_t + m_(t-1), x_t)                    for each head
+    decaying_mean      N_t = a N_(t-1) + exp(k_t) v_t, D_t = a D_(t-1) + exp(k_t)   y_t = N_t / D_t, for each channel
 
 The state of one chunk is the start of the next, so no result depends on the size of a chunk or on where a sequence is
 cut. All exponents of decays are at most 0: no decay, however fast, overflows. A single token takes the formula above.
@@ -13,7 +15,7 @@ b batch, t positions, c positions of a chunk, h heads, g groups of heads, r head
 state.
 
 Chunks: https://arxiv.org/abs/2405.21060, section 6; https://arxiv.org/abs/2406.06484, section 3; for a decay of each
-row https://arxiv.org/abs/2510.26692, section 3.
+row https://arxiv.org/abs/2510.26692, section 3. `decaying_mean` is wkv of https://arxiv.org/abs/2305.13048.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import tfkit
+
+EMPTY = -1e30
 
 
 def values_of(cached: Sequence[tfkit.State], width: int) -> dict[str, tfkit.InnerValue]:
@@ -201,3 +206,141 @@ def scores_of(queries: Tensor, keys: Tensor, total: Tensor) -> tuple[Tensor, Ten
     decayed = torch.einsum("bhnqk->bhqkn", decays_between(total.mT)) * keys[:, :, None]
     products = decayed @ torch.stack((queries, keys), dim=4)
     return products[..., 0], products[..., 1]
+
+
+def decaying_mean(
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    bonus: Tensor,
+    mean: Tensor,
+    weight: Tensor,
+    chunk: int,
+    padding: Tensor | None = None,
+    documents: Tensor | None = None,
+    empty: float = EMPTY,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Average values with the weights exp(k), which decay in each channel; a token weighs more in its output.
+
+    The state is a mean and the logarithm of the sum of its weights. Weights occur only in ratios, so none overflows.
+    First, each chunk is averaged alone. A loop over the chunks then carries the state. Finally, a loop over the
+    positions of a chunk runs in all chunks at once. There are only t / chunk + chunk sequential steps.
+
+    Args:
+        k: [b, t, c], logarithms of weights.
+        v: [b, t, c], values.
+        log_decay: [c], from -1e26 to 0.
+        bonus: [c], added to k of a token in its output, but not in the state.
+        mean: [b, c], before the first token.
+        weight: [b, c], the logarithm of its weight; `empty` before the first token.
+        chunk: positions of a chunk.
+        padding: bool [b, t], True at tokens, which come first in each row; None if there is no padding.
+        documents: the document of each position, [b, t]; the state restarts with each of them.
+        empty: the logarithm of a weight of 0. It is finite: the difference of two infinite logarithms would be NaN.
+
+    Returns:
+        [b, t, c], and the mean and the logarithm of its weight after the last token.
+    """
+    length = k.size(1)
+    tokens = torch.ones_like(k[:1, :, :1]) if padding is None else padding[:, :, None].to(k.dtype)
+    if padding is not None:  # padding weighs less than nothing, so that it does not even change an empty mean
+        k = k.masked_fill(~padding[:, :, None], 2.0 * empty)
+    if length == 1:
+        y = lerp_by_weight(mean, weight, v[:, 0], k[:, 0] + bonus)
+        mean, weight = join(mean, torch.addcmul(weight, tokens[:, 0], log_decay), v[:, 0], k[:, 0])
+        return y[:, None], mean, weight
+    extra = (chunk - length % chunk) % chunk
+    tokens = F.pad(tokens, [0, 0, 0, extra]).unflatten(1, [-1, chunk])
+    restarts: Tensor | None = None
+    if documents is not None:
+        starts = F.pad(~continues(documents)[:, :, None], [0, 0, 0, extra])
+        restarts = empty * starts.to(k.dtype).unflatten(1, [-1, chunk])
+    if extra > 0:
+        k, v = F.pad(k, [0, 0, 0, extra], value=2.0 * empty), F.pad(v, [0, 0, 0, extra])
+    k, v = k.unflatten(1, [-1, chunk]), v.unflatten(1, [-1, chunk])
+    until, total = decays_until_end(tokens, log_decay, restarts)
+    averages, sizes = mean_of_chunks(k + until, v)
+    means: list[Tensor] = []
+    weights: list[Tensor] = []
+    for average, size, decay in zip(averages.unbind(1), sizes.unbind(1), total.unbind(1)):  # noqa: B905
+        means.append(mean)
+        weights.append(weight)
+        mean, weight = join(mean, weight + decay, average, size)
+    carried, carried_weight = torch.stack(means, dim=1), torch.stack(weights, dim=1)
+    outputs: list[Tensor] = []
+    for index, (key, value, token) in enumerate(zip(k.unbind(2), v.unbind(2), tokens.unbind(2))):  # noqa: B905
+        if restarts is not None:
+            carried_weight = carried_weight + restarts[:, :, index]
+        outputs.append(lerp_by_weight(carried, carried_weight, value, key + bonus))
+        carried, carried_weight = join(carried, torch.addcmul(carried_weight, token, log_decay), value, key)
+    return torch.stack(outputs, dim=2).flatten(1, 2)[:, :length], mean, weight
+
+
+def decays_until_end(tokens: Tensor, log_decay: Tensor, restarts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return log decays from each position to the end of its chunk, [b, n, c, w], and of entire chunks, [b, n, w].
+
+    Args:
+        tokens: [b or 1, n, c, 1], 1 at tokens and 0 at padding, where nothing decays.
+        log_decay: [w].
+        restarts: [b, n, c, 1], a logarithm that is added before a position is read.
+    """
+    until = (tokens.sum(dim=2, keepdim=True) - tokens.cumsum(dim=2)) * log_decay
+    total = tokens.sum(dim=2) * log_decay
+    if restarts is None:
+        return until, total
+    # Summed from the end: a sum that begins with the restart would lose the smaller decays after it.
+    later = restarts[:, :, 1:].flip(2).cumsum(dim=2).flip(2)
+    return until + F.pad(later, [0, 0, 0, 1]), total + restarts.sum(dim=2)
+
+
+def mean_of_chunks(log_weights: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Average values over the positions of each chunk, [b, n, c, w] -> means and logarithms of weights, [b, n, w]."""
+    largest = log_weights.detach().amax(dim=2, keepdim=True)
+    weights = (log_weights - largest).exp()
+    total = weights.sum(dim=2)
+    return (weights * v).sum(dim=2) / total, total.log() + largest[:, :, 0]
+
+
+def lerp_by_weight(mean: Tensor, weight: Tensor, value: Tensor, value_weight: Tensor) -> Tensor:
+    """Average a mean and a value, from the logarithms of their weights."""
+    return torch.lerp(mean, value, torch.sigmoid(value_weight - weight))
+
+
+def join(mean: Tensor, weight: Tensor, value: Tensor, value_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the average of a mean and a value, and the logarithm of the sum of their weights."""
+    return lerp_by_weight(mean, weight, value, value_weight), torch.logaddexp(weight, value_weight)
+
+
+def running_max(
+    log_decay: Tensor, x: Tensor, start: Tensor, chunk: int, documents: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute m_t = max(a_t + m_(t-1), x_t) for each head.
+
+    Args:
+        log_decay: a, [b, h, t], at most 0.
+        x: [b, h, t].
+        start: m before the first token of a sequence that was read before, [b, h]; each document starts with 0.
+        chunk: positions of a chunk.
+        documents: the document of each position, [b, t].
+
+    Returns:
+        [b, h, t], and the last value.
+    """
+    if documents is not None:
+        x = torch.where(continues(documents)[:, None], x, torch.maximum(x, log_decay))
+    results: list[Tensor] = []
+    for index, (decays, values) in enumerate(zip(log_decay.split(chunk, 2), x.split(chunk, 2))):  # noqa: B905
+        total = decays.cumsum(dim=2)
+        before = total + start[:, :, None]
+        size = total.size(2)
+        later = torch.ones(size, size, dtype=torch.bool, device=total.device).triu(1)
+        reached = total[..., :, None] - total[..., None, :] + values[..., None, :]
+        reached = reached.masked_fill(later, -math.inf)
+        if documents is not None:
+            same, continued, _ = document_masks(documents, index * chunk, chunk)
+            reached = reached.masked_fill(~same[:, None], -math.inf)
+            before = before.masked_fill(~continued[:, None], -math.inf)
+        largest = torch.maximum(before, reached.amax(dim=3))
+        results.append(largest)
+        start = largest[:, :, -1]
+    return torch.cat(results, dim=2), start

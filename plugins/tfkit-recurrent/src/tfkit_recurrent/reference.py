@@ -170,6 +170,57 @@ def rg_lru(part: Part, x: Any) -> Any:
     return linear(part, "output", states * y, bias=config.bias)
 
 
+def shifted(part: Part, x: Any, *names: str) -> list[Any]:
+    """Mix each token with the token before it, for each of the targets."""
+    before = np.vstack((np.zeros_like(x[:1]), x[:-1]))
+    mixes = [part.weight(f"{name}_mix") for name in names]
+    return [mix * x + (1 - mix) * before for mix in mixes]
+
+
+def rwkv4(part: Part, x: Any) -> Any:
+    """Compute a decaying mean of the values of each channel, as sums of weights. https://arxiv.org/abs/2305.13048."""
+    names = ("key", "value", "receptance")
+    k, v, r = (linear(part, name, mixed) for name, mixed in zip(names, shifted(part, x, *names), strict=True))
+    rate, y = np.exp(part.weight("decay")), np.zeros_like(v)
+    for t in range(len(x)):
+        logs = k[: t + 1] - rate * np.arange(t - 1, -2, -1)[:, None]
+        logs[t] = k[t] + part.weight("bonus")
+        weights = np.exp(logs - logs.max(axis=0))
+        y[t] = (weights * v[: t + 1]).sum(axis=0) / weights.sum(axis=0)
+    return linear(part, "output", sigmoid(r) * y)
+
+
+def mlstm(part: Part, x: Any) -> Any:
+    """Compute linear attention with exponential gates, in its stabilized form. https://arxiv.org/abs/2405.04517."""
+    config = part.config
+    keys = config.n_heads * config.d_key
+    q, k, v = np.split(linear(part, "project", x), [keys, 2 * keys], axis=-1)
+    q, k, v = (y.reshape(len(x), config.n_heads, -1) for y in (q, k, v))
+    gates = fused(part, "rates", x, {"input": config.n_heads, "forget": config.n_heads})
+    biases = (part.weight("input_bias"), part.weight("forget_bias"))
+    cap = config.gate_softcap
+    i, f = (cap * np.tanh((gate + bias) / cap) for gate, bias in zip(gates, biases, strict=True))
+    log_decay, y = -softplus(-f), np.zeros_like(v)
+    for h in range(config.n_heads):
+        state, normalizer, largest = np.zeros((config.d_key, config.d_value)), np.zeros(config.d_key), 0.0
+        for t in range(len(x)):
+            before, largest = largest, max(log_decay[t, h] + largest, i[t, h])
+            decay, write = np.exp(log_decay[t, h] + before - largest), np.exp(i[t, h] - largest)
+            state = decay * state + write * np.outer(k[t, h], v[t, h])
+            normalizer = decay * normalizer + write * k[t, h]
+            query = q[t, h] / np.sqrt(config.d_key)
+            y[t, h] = query @ state / (max(abs(query @ normalizer), np.exp(-largest)) + config.eps)
+    y = part.at("norm", config.output_norm)(y)
+    return linear(part, "output", y.reshape(len(x), -1) * sigmoid(linear(part, "gate", x)))
+
+
+def channel_mix(part: Part, x: Any) -> Any:
+    """Compute sigmoid(receptance) value(activation(key)), of shifted tokens. https://arxiv.org/abs/2305.13048."""
+    key, receptance = shifted(part, x, "key", "receptance")
+    hidden = part.at("activation", part.config.activation)(linear(part, "key", key))
+    return sigmoid(linear(part, "receptance", receptance)) * linear(part, "value", hidden)
+
+
 def scaled(part: Part, x: Any) -> Any:
     """Compute activation(factor * x)."""
     return part.at("activation", part.config.activation)(part.config.factor * x)
@@ -177,7 +228,9 @@ def scaled(part: Part, x: Any) -> Any:
 
 KINDS = {
     "activation": {"scaled": scaled},
+    "ffn": {"channel_mix": channel_mix},
     "mixer": {
-        function.__name__: function for function in (short_conv, mamba, mamba2, gated_delta, kda, lightning, rg_lru)
+        function.__name__: function
+        for function in (short_conv, mamba, mamba2, gated_delta, kda, lightning, rg_lru, rwkv4, mlstm)
     },
 }
