@@ -6,7 +6,7 @@
 
 Evaluation takes the expert with the largest logit. Training draws it from the softmax. The gradient of the discrete
 choice is estimated by Heun's third-order method: an expert that is not the best keeps its full weight with
-probability 1/4 and has a third of it otherwise, while the gradient is that of the full weight.
+probability 1/4 and has a third of it otherwise. Its gradient is always the gradient of the full weight.
 
 https://arxiv.org/abs/2310.00811, https://arxiv.org/abs/2409.12136
 
