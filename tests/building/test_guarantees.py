@@ -280,6 +280,12 @@ def test_what_would_broadcast_is_refused(
     assert first.help == f"correct the component instead of the spec: it is written in {__name__}"
 
 
+def test_a_model_of_short_sequences_is_checked() -> None:
+    text = spec(FFN="wrong").replace("max_len: 16", "max_len: 2")
+    (diagnostic,) = refusal(text, WrongFFN).diagnostics
+    assert "returns [2, 2, 1] instead of [2, 2, 8]" in diagnostic.message
+
+
 def test_what_is_added_has_one_shape() -> None:
     text = spec(MIDDLE="shorter").replace("body: {", "body: {input: embedding, ")
     (diagnostic,) = refusal(text, Shorter).diagnostics

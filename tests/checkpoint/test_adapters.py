@@ -281,6 +281,11 @@ def test_a_relative_base_starts_at_the_adapter(llama: Path, tmp_path: Path, monk
     expected = content_of(adapter)
     llama_adapter(adapter, llama, base_model_name_or_path="../base")
     assert content_of(adapter) == expected
+    # Elsewhere, and without the adapter, a path relative to either would lead nowhere.
+    monkeypatch.chdir(tmp_path / "models")
+    tfkit.save(tfkit.build(tfkit.load(llama / "spec.yaml"), weights="adapter"), tmp_path / "out", layout="peft")
+    settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(tmp_path / "models" / "base")
 
 
 def test_a_weight_with_an_adapter_cannot_be_missing(llama: Path, tmp_path: Path) -> None:

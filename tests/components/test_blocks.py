@@ -161,6 +161,7 @@ def test_a_decoder_describes_its_blocks_and_its_prefix() -> None:
     graph, words = tfkit.load(spec(ROPE)), "Layers with causal attention; "
     assert graph.node("decoder").config.in_words() == f"{words}the tokens of a block attend to each other, by `images`."
     prefixed = spec(ROPE, {"type": "lengths"}, blocks=None, prefix="images")
+    check_model(prefixed, only=("extents",))
     assert tfkit.load(prefixed).node("decoder").config.in_words() == (
         f"{words}every query also attends to the prefix, whose length is `images`."
     )

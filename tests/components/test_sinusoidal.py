@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from transformers.models.ctrl.modeling_ctrl import positional_encoding
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
@@ -15,6 +16,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding as XGLMPositions
 
 import tfkit
+from tfkit.checkpoint.computed import writing_function
 
 D = 16
 LENGTH = 9
@@ -47,6 +49,17 @@ TABLES: dict[str, tuple[str, Callable[[], Tensor]]] = {
 def test_a_table_is_that_of(name: str) -> None:
     position, table = TABLES[name]
     torch.testing.assert_close(added(position, IDS), table(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_is_written_with_the_rows_before_its_first_position() -> None:
+    embedding = {"block": "embedding", "position": yaml.safe_load(FAIRSEQ), "max_len": LENGTH}
+    spec = {"tfkit": 1, "name": "t", "d_model": D, "vocab_size": 9, "graph": {"embedding": embedding}}
+    text = "sinusoids(embedding.position, embedding.max_len)"
+    table = writing_function(tfkit.build(tfkit.load(spec)), "table.weight", text)
+    assert table is not None
+    expected = FSMTPositions.get_embedding(LENGTH + 2, D, 1)
+    assert table().shape == expected.shape
+    torch.testing.assert_close(table()[2:], expected[2:], rtol=1e-5, atol=1e-6)
 
 
 def test_padding_is_not_counted() -> None:

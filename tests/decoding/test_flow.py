@@ -87,7 +87,7 @@ class Zero(tfkit.FlowModel):
 
 
 @pytest.mark.parametrize("method", ["euler", "heun"])
-@pytest.mark.parametrize("guidance", [1.0, 2.5])
+@pytest.mark.parametrize("guidance", [0.4, 1.0, 2.5])
 def test_steps_equal_an_independent_loop(method: Any, guidance: float) -> None:
     model, expected = model_of().double(), []
     flow = tfkit.FlowModel(model, label="label", scale=3.0)

@@ -103,6 +103,7 @@ def test_by_default_each_forward_reveals_a_token(model: fx.GraphModule) -> None:
         (None, None, 3, [[1, 1, 1]]),
         (3, None, 11, [[4, 4, 3]]),
         (20, None, 3, [[1, 1, 1]]),
+        (3, 4, 11, [[4], [4], [3]]),  # as many steps as blocks
         (5, 4, 12, [[2, 2], [2, 2], [4]]),
         (7, 4, 10, [[2, 1, 1], [2, 2], [1, 1]]),
         (12, 5, 11, [[2, 1, 1, 1], [2, 1, 1, 1], [1]]),

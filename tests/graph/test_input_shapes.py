@@ -8,7 +8,7 @@ import torch
 import tfkit
 from tfkit.component import Signal
 from tfkit.graph.expand import Graph
-from tfkit.graph.input_shapes import fixed_length, input_shapes, max_len, rows_of
+from tfkit.graph.input_shapes import fixed_length, input_shapes, length_of, max_len, rows_of
 from tfkit.testing import check_model
 
 SPEC = """
@@ -57,6 +57,22 @@ def test_a_vector_goes_in() -> None:
         model(torch.zeros(2, 5).long())
     with pytest.raises(ValueError, match="`speaker` must be of width 5"):
         model(torch.zeros(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "longest"),
+    [(", length: 5", ", length: 9", 9), (", length: 9", ", length: 5", 9), (", length: 5", "", None)],
+)
+def test_the_fixed_length_is_that_of_the_longest_input(first: str, second: str, longest: int | None) -> None:
+    inputs = f"inputs: {{a: {{type: tokens{first}}}, b: {{type: tokens{second}}}}}"
+    graph = tfkit.loads(SPEC.format(first="", second="").replace("inputs: [a, b]", inputs))
+    assert fixed_length(graph) == longest
+    assert length_of(graph, None) == longest
+    if longest is not None:
+        with pytest.raises(
+            tfkit.SpecError, match=r"length \(5\) has no effect: the input of `t` always has 9 positions"
+        ):
+            length_of(graph, 5)
 
 
 def test_an_image_has_three_sizes() -> None:

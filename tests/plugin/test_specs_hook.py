@@ -44,6 +44,15 @@ def test_of_a_project_without_running_it() -> None:
     assert "tfkit_lab" not in sys.modules
 
 
+def test_names_are_sorted_over_all_folders() -> None:
+    project()
+    for name in ("a_lab", "m_lab"):
+        write(f"lab/src/tfkit_lab/specs/{name}.yaml", f"extends: gpt2\nname: {name}\n")
+    specs = available_plugins(plugin_dirs="lab", entry_points=False).specs
+    assert list(specs.files) == sorted({*named_specs().files, "a_lab", "lab_gpt", "m_lab"})
+    assert list(specs.families) == sorted(specs.families)
+
+
 def test_of_a_distribution(install: Callable[..., None]) -> None:
     install("tfkit-lab", "0.3", "raise AssertionError('imported')", "[tfkit.specs]\nlab = tfkit_pack.specs\n")
     write("site/tfkit_pack/specs/lab_gpt.yaml", "extends: gpt2\nname: lab_gpt\n")

@@ -33,6 +33,9 @@ STACKS: dict[str, Part] = {
     "steep and scaled slopes": heads("position: {kind: alibi, scaled: true, max_slope_exponent: 5}"),
     "buckets, encoder that looks ahead a little": heads("position: t5, mask: {right: 2}"),
     "rows of distances": heads("position: {kind: disentangled, max_distance: 7}"),
+    "rows of distances, shared heads of keys": heads(
+        "n_kv_heads: 2, position: {kind: disentangled, max_distance: 7}", kind="gqa"
+    ),
     "rows of buckets, encoder": heads("position: {kind: disentangled, max_distance: 12, n_buckets: 5, shared: true}"),
     "dynamic, short": rope("kind: dynamic, factor: 3, original_max_len: 150"),
     "dynamic, long": rope("kind: dynamic, factor: 3, original_max_len: 8"),

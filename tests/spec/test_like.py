@@ -147,6 +147,13 @@ def test_an_error_in_a_key_is_where_the_key_is_written(plugins: Plugins) -> None
     assert error.diagnostics[-1].message == "unknown key `ffn`"
 
 
+def test_an_error_in_a_key_of_the_node_has_no_base(plugins: Plugins) -> None:
+    text = TEXT.replace("block: decoder\n", "block: decoder\n    attention: {n_heads: 4, biass: true}\n")
+    (diagnostic,) = failure(lambda: tfkit.loads(text, plugins=plugins)).diagnostics
+    assert diagnostic.path == "graph.decoder.attention.biass"
+    assert not any("takes" in note for note in diagnostic.notes)
+
+
 def test_a_mistake_in_the_base_is_one_error(plugins: Plugins) -> None:
     error = failure(lambda: tfkit.loads(TEXT.replace("relu", "rleu"), plugins=plugins))
     assert [(d.path, d.notes[-1].startswith("known kinds")) for d in error.diagnostics] == [

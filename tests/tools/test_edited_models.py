@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties.all import PROPERTIES
 from tfkit.tools.export.formats import model_metadata
+from tfkit.tools.profile import measurement
 from tools.edits import SETS, Layer, ffn, fx_edit
 
 from ..sampling import chosen
@@ -201,6 +203,26 @@ def test_a_profile_measures_a_copy(edit: str) -> None:
     assert any(note.startswith("changed: ") for note in profile.notes)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not model.training
+
+
+def test_the_edits_of_a_profiled_model_follow_its_other_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "predict_cost", lambda *_: None)
+    monkeypatch.setattr(measurement, "_run_steps", lambda *_: None)
+    monkeypatch.setattr(measurement, "assemble_profile", lambda *_: Noted(("a note",)))
+    settings: Any = SimpleNamespace(dtype=None, allow_change=False, weights=None, device="cpu", mode="train")
+    limits: Any = None
+    for model, edits in ((built(), ()), (edited(activation), ("changed: decoder.layers.1.ffn.activation: ReLU",))):
+        with warnings.catch_warnings(action="ignore"):
+            measured = as_model(model, "measured")
+        notes = measurement.measure_model(measured, settings, limits, None, lambda: None).notes
+        assert [note.partition(", and")[0] for note in notes] == ["a note", *edits]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A profile of which only the notes matter."""
+
+    notes: tuple[str, ...]
 
 
 def subject_of(model: Any) -> ModelUnderTest:

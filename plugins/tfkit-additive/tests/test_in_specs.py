@@ -104,6 +104,11 @@ def test_a_spec_asks_for_it_by_name() -> None:
     assert model(source, target).shape == (2, 3, 11)
 
 
+def test_the_core_has_the_dropout_of_the_spec() -> None:
+    layer = tfkit.build(tfkit.loads(SPEC, plugins=PLUGINS, sets=["dropout=0.3"])).get_submodule("decoder.layers.0")
+    assert [layer.get_submodule(f"{name}.core").dropout for name in ("attention", "cross_attention")] == [0.3, 0.3]
+
+
 def test_its_weights_can_be_seen() -> None:
     model = tfkit.build(tfkit.loads(SPEC, plugins=PLUGINS), attention_backend="flex")
     tokens = torch.randint(11, (2, 5))

@@ -28,7 +28,8 @@ from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ratio
 from tfkit.run.kinds.metrics import ChoiceAccuracy
-from tfkit.run.kinds.mixture import _common_token, _joined_batches
+from tfkit.run.kinds.mixture import Mixture, _common_token, _joined_batches
+from tfkit.run.read_rows import read_rows
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate_splits
 from tfkit.run.training.loop import Trainer
@@ -127,6 +128,18 @@ def test_every_format_has_the_same_examples(tmp_path: Path) -> None:
     assert len(digests) == 1
     write_lines(tmp_path / "rows.jsonl", [*ROWS[:-1], {**ROWS[-1], "target": "c"}])
     assert columns_run(tmp_path, "pair", "{kind: pairs, files: rows.jsonl}").digest not in digests
+
+
+def test_rows_are_numbered_through_all_batches_of_a_file(tmp_path: Path) -> None:
+    """pyarrow reads parquet in batches of 1,000 rows, and Arrow in the batches that were written."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    parquet.write_table(pa.table({"text": [str(number) for number in range(2003)]}), tmp_path / "rows.parquet")
+    write_arrow(tmp_path / "rows.arrow", ROWS, stream=False)
+    write_arrow(tmp_path / "stream.arrow", ROWS, stream=True)
+    write_lines(tmp_path / "rows.jsonl")
+    for name, count in (("rows.parquet", 2003), ("rows.arrow", 24), ("stream.arrow", 24), ("rows.jsonl", 24)):
+        assert [row.number for row in read_rows(tmp_path / name)] == [*range(1, count + 1)]
 
 
 def test_errors_of_files(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
@@ -526,6 +539,15 @@ def test_a_mixture_has_its_weights_and_every_example(tmp_path: Path) -> None:
     rows = {tuple(row[mask].tolist()) for row, mask in zip(parts.inputs["tokens"], parts.masks["tokens"], strict=True)}
     mixed = zip(batch.inputs["tokens"][~windows], batch.masks["tokens"][~windows], strict=True)
     assert {tuple(row[mask].tolist()) for row, mask in mixed} == rows
+
+
+@pytest.mark.parametrize("lengths", [(5, 9, 7), (9, 7, 5), (7, 5, 9)])
+def test_a_mixture_is_as_long_as_its_longest_part(lengths: tuple[int, ...]) -> None:
+    parts: dict[str, Any] = {
+        name: SimpleNamespace(vocab_size=11, length=length, tokenizer=None)
+        for name, length in zip("abc", lengths, strict=True)
+    }
+    assert Mixture(parts, {"a": 2.0, "b": 3.0, "c": 0.0}, ()).length == 9
 
 
 def test_errors_of_mixtures(tmp_path: Path, golden: Callable[[str, str], None]) -> None:

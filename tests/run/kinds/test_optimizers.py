@@ -65,6 +65,36 @@ def test_adam_is_that_of_torch(tmp_path: Path) -> None:
     torch.testing.assert_close(updated(run), {name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
+@pytest.mark.parametrize(
+    ("text", "build"),
+    [
+        (
+            "sgd, lr: 0.02, momentum: 0.8, nesterov: true",
+            lambda groups: torch.optim.SGD(groups, lr=0.02, momentum=0.8, nesterov=True),
+        ),
+        ("sgd, lr: 0.02, momentum: 0.8", lambda groups: torch.optim.SGD(groups, lr=0.02, momentum=0.8)),
+        (
+            "adamw, lr: 0.01, betas: [0.7, 0.9], eps: 1e-4",
+            lambda groups: torch.optim.AdamW(groups, lr=0.01, betas=(0.7, 0.9), eps=1e-4),
+        ),
+    ],
+)
+def test_every_option_is_passed_to_torch(
+    text: str, build: Callable[..., torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    run = small_run(tmp_path, DATA, optimizer=f"{{kind: {text}, weight_decay: 0.1}}")
+    model = model_of(run)
+    optimizer = build(tfkit.parameter_groups(model, weight_decay=0.1))
+    rate = optimizer.param_groups[0]["lr"]
+    for step in range(4):
+        for name, gradient in gradients(model, step).items():
+            model.get_parameter(name).grad = gradient
+        for group in optimizer.param_groups:
+            group["lr"] = rate / (1 + step)
+        optimizer.step()
+    torch.testing.assert_close(updated(run), {name: parameter.detach() for name, parameter in model.named_parameters()})
+
+
 def test_muon_is_that_of_torch_on_every_matrix_and_adamw_on_the_rest(tmp_path: Path) -> None:
     run = small_run(tmp_path, DATA, optimizer=MUON)
     model = model_of(run)

@@ -251,6 +251,15 @@ def test_a_row_has_the_prompt_with_each_answer(tmp_path: Path) -> None:
     assert examples.positions == sum(sizes)
 
 
+def test_a_row_is_too_long_with_its_prompt_twice(tmp_path: Path) -> None:
+    longest = max(2 * len(prompt) + len(chosen) + len(rejected) for prompt, (chosen, rejected) in answers())
+    for length, count in ((longest, len(ROWS)), (longest - 1, len(ROWS) - 1)):
+        data = run_of(tmp_path, f"batch.length={length}", "data.long=skip").data
+        assert len(data.examples("train", "sequential")) == count
+    with pytest.raises(tfkit.SpecError, match=f"has {longest} positions, but `batch.length` is {longest - 1}"):
+        run_of(tmp_path, f"batch.length={longest - 1}")
+
+
 @pytest.mark.parametrize("loss", ["{kind: preferences, form: orpo, beta: 0.5}", "{kind: preferences, form: simpo}"])
 def test_a_run_learns_and_logs(loss: str, tmp_path: Path) -> None:
     run, memory = run_of(tmp_path, f"loss={loss}", "steps=12", "machine.micro_batch=2"), Memory()

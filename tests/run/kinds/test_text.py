@@ -100,6 +100,9 @@ def test_the_command_trains_one(run: Callable[..., str], specs: Path, golden: Ca
     assert tokenizer.get_vocab_size() == report["vocab_size"] == 300
     assert len(tokenizer.encode(TEXT).ids) == report["tokens"]
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    (specs / "umlauts.txt").write_text("Grüße, é" * 20, encoding="utf-8")
+    umlauts = json.loads(run("tokenizer", "umlauts.txt", "sheep.txt", "--vocab-size", "270", "-o", "e.json", "--json"))
+    assert umlauts["bytes"] == report["bytes"] + 20 * len("Grüße, é".encode())
     size = ("--vocab-size", "300", "-o")
     errors = [
         run("tokenizer", "absent.txt", *size, "c.json", status=1, stderr=True),

@@ -218,6 +218,12 @@ def test_evaluations_report_the_further_numbers_of_the_loss(tmp_path: Path) -> N
     np.testing.assert_allclose(parts, rows, rtol=1e-5)
 
 
+def test_the_noise_of_an_evaluation_does_not_depend_on_the_seed_of_the_run(tmp_path: Path) -> None:
+    numbers = [Trainer(run_of(tmp_path, "masked", f"seed={seed}"), Memory(), until=0).evaluate() for seed in (3, 8)]
+    assert numbers[0]["val.masked"] == numbers[1]["val.masked"]
+    assert numbers[0]["val.objective"] != numbers[1]["val.objective"]
+
+
 def test_a_further_number_with_the_name_of_a_metric_is_an_error(tmp_path: Path) -> None:
     metrics = "eval={every: 4, splits: {val: 3}, metrics: [objective, accuracy]}"
     with pytest.raises(SpecError, match="the loss must not log `accuracy`, which is a metric of the run"):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tfkit
-from tfkit.tools.check.check import Work
-from tfkit.tools.check.measure import Deviation, property_of
+from tfkit.tools.check.check import Checked, Work, worst_of
+from tfkit.tools.check.measure import Deviation, Outcome, property_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties import all as all_properties
 from tfkit.tools.check.properties import forms, numbers
@@ -147,6 +147,19 @@ def test_several_models_are_named(run: Run, ahead: str) -> None:
     text = " ".join(run("check", "--kind", "ahead", "--only", "look-ahead", ahead, status=1).split())
     assert "look-ahead, in attention kind `ahead` in a decoder" in text
     assert "9 more models: stack.layers.0.attention: the model looks ahead: outputs before position 1 change" in text
+
+
+def test_the_worst_outcome_of_several_models_has_the_largest_deviation() -> None:
+    results = [("ok", 2e-7), ("failed", 3.0), ("failed", 7.0), ("failed", 5.0), ("ok", 9e-7), ("does not apply", None)]
+    models = [
+        Checked("m", "", "quick", 0, (Outcome("a", "is", status, worst), Outcome("b", "is", "ok", number / 1024)))  # type: ignore[arg-type]
+        for number, (status, worst) in zip((2, 3, 9, 4, 7, 5), results, strict=True)
+    ]
+    assert [(worst.name, worst.status, worst.worst) for worst in worst_of(models)] == [
+        ("a", "failed", 7.0),
+        ("b", "ok", 9 / 1024),
+    ]
+    assert worst_of([models[0], models[5], models[4]])[0].worst == 9e-7
 
 
 def test_a_deviation_without_a_size_is_null(run: Run, specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

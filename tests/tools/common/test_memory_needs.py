@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.tools.common.memory_needs import cache_size, check_memory, free_memory, size_of
+from tfkit.component import Cached, State
+from tfkit.tools.common.memory_needs import cache_size, cached_bytes, check_memory, free_memory, size_of
 
 
 def test_size_is_that_of_the_built_model(small: tfkit.Graph) -> None:
@@ -50,6 +51,13 @@ def test_a_window_bounds_it() -> None:
     assert size.max_len is not None
     assert size.max_len > 4096
     assert size.at_max_len == 4096 * size.per_token
+
+
+def test_only_wide_states_are_in_float32() -> None:
+    narrow, wide, keys = State(1, 3, 8), State(2, 4, 5, wide=True), Cached(2, 7, window=6)
+    assert cached_bytes([narrow, wide, keys], 0, torch.bfloat16) == 2 * 24 + 4 * 40
+    assert cached_bytes([narrow, wide, keys], 9, torch.bfloat16) == 2 * 24 + 4 * 40 + 2 * 2 * 6 * 7
+    assert cached_bytes([narrow, wide, keys], 3, torch.float64) == 8 * (24 + 40 + 2 * 3 * 7)
 
 
 def test_an_encoder_keeps_nothing() -> None:

@@ -13,7 +13,7 @@ import tfkit
 from tfkit.cli import main
 from tfkit.tools.cost.command import _memory_notes
 from tfkit.tools.cost.cost import Cost, MemoryCost, cost
-from tfkit.tools.cost.devices import device_of_driver, listed_devices, read_device
+from tfkit.tools.cost.devices import device_of_driver, find_device, listed_devices, read_device
 
 from ...sampling import some
 
@@ -166,6 +166,15 @@ def test_figures_of_ones_own(run: Callable[..., str], tmp_path: Path) -> None:
     assert "floor on mine: " in run("cost", "gpt2", "--length", "64", "--device", str(file))
     diagnostic = run("cost", "gpt2", "--dtype", "float64", "--device", str(file), status=2, stderr=True)
     assert "there are no figures for float64 on mine; known: bfloat16, float32" in diagnostic
+
+
+def test_the_file_of_a_device_is_relative_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, bandwidth in ((tmp_path, "3e9"), (tmp_path / "sweeps", "7e9")):
+        folder.mkdir(exist_ok=True)
+        (folder / "mine.yaml").write_text(DEVICE.replace("bandwidth: 1e9", f"bandwidth: {bandwidth}"))
+    monkeypatch.chdir(tmp_path)
+    assert find_device("mine.yaml", folder=tmp_path / "sweeps").bandwidth == 7e9
+    assert find_device("mine.yaml").bandwidth == 3e9
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,12 @@ def test_sizes_in_comments_are_products_of_letters() -> None:
     assert texts == ["[b * t * 2, t, 7]", "[b * s * 2, s, 7]"]
 
 
+def test_a_line_with_several_shapes_has_no_comment() -> None:
+    watch = shapes._Watch("x = f(y)\nz = g(x)\n")
+    watch.found = {1: {"[b, t, 7]", "[b, s, 7]"}, 2: {"[b, t, 3]"}}
+    assert watch.commented() == "x = f(y)\nz = g(x)  # [b, t, 3]\n"
+
+
 def test_the_config_says_the_sizes() -> None:
     graph = tfkit.load("gpt2", sets=["decoder.n_layers=2"])
     with loaded_module(eject(graph)) as module, torch.device("meta"):

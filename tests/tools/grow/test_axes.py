@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tfkit.checkpoint.links import pattern_of
 from tfkit.tools.grow.axes import Axis, AxisFactor, NestedGrowth, axis_of, composed, new_size, pattern_text, plain_axis
+from tfkit.tools.grow.rules import TensorMap
 
 HEADS = axis_of(AxisFactor(3, 3), AxisFactor(1, 2), AxisFactor(4, 4))
 UNITS = axis_of(AxisFactor(12, 17, "?"))
@@ -81,6 +83,15 @@ def test_two_growths_are_a_single_growth(second: Axis) -> None:
     between = arranged(HEADS, old, torch.zeros(24, 2, dtype=torch.float64))
     initial = torch.zeros(new_size(second), 2, dtype=torch.float64)
     assert torch.equal(arranged(composed(HEADS, second), old, initial), arranged(second, between, initial))
+
+
+@pytest.mark.parametrize("name", ["new_gradient", "is_zero"])
+@pytest.mark.parametrize("steps", [*product([True, False], repeat=2)])
+def test_what_a_step_has_lost_stays_lost(name: str, steps: tuple[bool, bool]) -> None:
+    first, second = (replace(TensorMap("w", (HEADS,)), **{name: value}) for value in steps)
+    both = first.then(replace(second, axes=(plain_axis(24),), divisor=2.5))
+    assert getattr(both, name) is any(steps)
+    assert both.keeps_gradient is not any(steps)
 
 
 def test_growths_that_no_pattern_expresses() -> None:

@@ -58,6 +58,13 @@ def folder(path: Path, spelling: str = "model.language_model", *, head: bool = T
     return path
 
 
+def test_pickles_are_named_only_without_safetensors(tmp_path: Path) -> None:
+    (folder(tmp_path) / "pytorch_model.bin").touch()
+    assert not any("are pickles" in note.message for note in import_config(tmp_path).notes)
+    (tmp_path / "model.safetensors").unlink()
+    assert any("are pickles, which tfkit does not read" in note.message for note in import_config(tmp_path).notes)
+
+
 def stored(spelling: str, *, head: bool) -> dict[str, Tensor]:
     body, lm_head = SPELLINGS[spelling]
     names = {name: tensor for name, tensor in text_tensors().items() if head or name != "lm_head.weight"}

@@ -21,6 +21,7 @@ from tfkit.spec.render import render_spec
 from tfkit.tools.eject.remote_code import folder as folder_of_code
 from tfkit.tools.eject.remote_code import plan_proof
 from tfkit.tools.eject.remote_code.folder import llama_names_of, write_folder
+from tfkit.tools.eject.remote_code.llama_config import LlamaFields
 from tfkit.tools.eject.remote_code.parallel_plan import parallel_plan
 from tfkit.tools.eject.remote_code.parts import ParallelPlan, Parts, parts_of
 
@@ -153,6 +154,14 @@ def test_a_folder_has_the_names_of_llama(tmp_path: Path, monkeypatch: pytest.Mon
     assert '"layers.*.self_attn.o_proj": "rowwise"' in configuration
     assert "base_model_pp_plan" in configuration
     assert 'config.rope_parameters.get("rope_type", "default")) != "default"' in code
+
+
+def test_rotary_positions_that_differ_between_layers_keep_their_names() -> None:
+    numbers = {"theta": 10000.0}
+    for theta, rope in ((10000.0, {"rope_type": "default", "rope_theta": 10000.0}), (77.0, {})):
+        variants = {"far": {"attention": {"position": {"kind": "rope", "theta": theta}}}}
+        graph = decoder(layers={"variants": variants, "pattern": ["base", "far"]})
+        assert LlamaFields.of(graph.node("decoder"), numbers).rope == rope
 
 
 def test_router_logits_are_recorded_by_the_names_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,7 @@ def test_a_card_shows_names_as_they_are(tmp_path: Path) -> None:
     graph = tfkit.loads(DECODER.replace("name: small", 'name: small\ndescription: "a <script> in\\n# words"'))
     card = model_card(parts_of(graph), tmp_path)
     assert "`decoder_start_token_id`" in model_card(parts_of(tfkit.load("t5_small")), None, has_start=False)
+    assert "_start_token_id`" not in model_card(parts_of(graph), None, has_start=False)  # a decoder needs none
     for text in (
         "| val.x\\|&lt;img src=a&gt; | 2.5 |",
         "| \\[a\\](b) \\`c\\` \\_d\\_ e_f | 3.5 |",

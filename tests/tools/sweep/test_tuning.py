@@ -37,6 +37,16 @@ def test_values_within_two_percent_of_an_end_are_at_the_edge(value: float, edge:
     assert Tuning._at_edge(tuning, "optimizer.lr", value) is edge
 
 
+@pytest.mark.parametrize(
+    ("values", "edges"),
+    [([3e-3, 1e-2, 1e-3, 3e-4], [1e-2, 3e-4]), (["b", "a", "c"], []), ([True, False], []), ([7], [7])],
+)
+def test_the_edges_of_a_list_are_its_smallest_and_largest_number(values: list[Any], edges: list[Any]) -> None:
+    tune = SimpleNamespace(ranges={}, over={"optimizer.lr": values})
+    tuning = cast(Any, SimpleNamespace(arms=SimpleNamespace(config=SimpleNamespace(tune=tune))))
+    assert [value for value in values if Tuning._at_edge(tuning, "optimizer.lr", value)] == edges
+
+
 class Suggestion:
     """Suggests the middle of a range, on its scale."""
 

@@ -178,6 +178,31 @@ def test_a_model_that_is_not_called_or_runs_layers_again_is_an_error() -> None:
         pass
 
 
+PAIR = """
+    tfkit: 1
+    name: pair
+    d_model: 16
+    vocab_size: 11
+    inputs: [source, target]
+    graph:
+      source_embedding: {block: embedding, input: source}
+      encoder: {block: encoder, n_layers: 2, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+      embedding: {block: embedding, input: target}
+      decoder: {block: decoder, memory: encoder, n_layers: 1, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}}
+      logits: lm_head
+"""
+
+
+def test_a_position_may_exist_in_some_of_the_matching_values() -> None:
+    model, source, target = tfkit.build(tfkit.loads(PAIR)).eval(), TOKENS, TOKENS[:, :4]
+    plain = model(source, target)
+    edit = {"*.layers.0.stream.out": lambda x: 2 * x}
+    with tfkit.trace(model, write=edit, positions=5):  # the target has positions up to 3
+        assert not torch.allclose(model(source, target), plain)
+    with pytest.raises(ValueError, match=r"has no positions \[6\]"), tfkit.trace(model, write=edit, positions=[5, 6]):
+        model(source, target)
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_lens_and_contributions(placement: str) -> None:
     model = built(*PLACEMENTS[placement])

@@ -223,6 +223,7 @@ def test_autocast_converts_each_matrix_once(tmp_path: Path) -> None:
         weights = dict(model.get_submodule(path).named_parameters())
         assert layer.parameters == sum(weight.numel() for weight in weights.values())
         assert layer.casts == 2 * sum(weight.numel() for name, weight in weights.items() if "norm" not in name)
+    assert memory.casts == 2 * model.get_parameter("head.output.weight").numel()  # outside of layers
 
 
 def test_an_evaluation_needs_no_activations_of_other_layers(tmp_path: Path) -> None:
@@ -335,6 +336,12 @@ def test_the_least_time_is_the_longest_of_flops_links_and_network() -> None:
     assert (time(16, 4, 100e9).usual, time(32, 16, 400e9).usual) == (5.0, 9.25)
     with pytest.raises(ValueError, match="does not compute in float32"):
         least_time(PerProcess(8, 8, *[0] * 8, sent=0, copied=0, flops=0), "float32", limits, 50e9)
+
+
+def test_a_smaller_last_micro_batch_counts_as_a_full_one(tmp_path: Path) -> None:
+    run = small_run(tmp_path, "batch.sequences=8", "machine.micro_batch=3")
+    costs = cost(run.graph, batch=3, length=run.data.length)
+    assert per_process(run, 1, "adamw").flops == 3 * costs.total.visible
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])

@@ -17,10 +17,10 @@ from tests.run.training.runs import RUN, write_run
 from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.run.contract import Training
-from tfkit.tools.common.history import read_history
+from tfkit.tools.common.history import History, read_history
 from tfkit.tools.train import command
 from tfkit.tools.train.progress import TrainingProgress
-from tfkit.tools.train.report import MAX_POINTS, _binned_points
+from tfkit.tools.train.report import LAST_TEXTS, MAX_POINTS, _binned_points, _text_contents
 
 SETS = [
     "eval={every: 4, splits: {val: {batches: 2}, train: {batches: 2}}, metrics: [loss, accuracy]}",
@@ -142,6 +142,14 @@ def test_the_page_of_a_run() -> None:
     text = text.removesuffix("<script>") + end
     assert not re.search(r"<script|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text.partition("</head>")[2])
     assert len(text) < 200_000
+
+
+def test_the_page_has_the_last_texts() -> None:
+    texts = [(3 * number, "sample", f"text {number}") for number in range(LAST_TEXTS + 7)]
+    tags = [*_text_contents(History({}, texts))]
+    assert [tag.text for tag in tags] == [
+        words for step, name, text in texts[7:] for words in (f"{name}, step {step}", text)
+    ]
 
 
 def test_a_run_that_diverged_is_not_trained_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ class PeftLayout(Layout):
         modules = published_factors(Matrices.of(model), factors)
         origin.companions.write(folder)
         (folder / SPEC).write_text(origin.spec, encoding="utf-8")
-        write_adapter(Adapter(modules, str(settings.base.absolute())), folder)
+        write_adapter(Adapter(modules, str(settings.base.resolve())), folder)
 
 
 def _check_weights(model: fx.GraphModule, weights: Path) -> None:
