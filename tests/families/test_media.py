@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, fx
 
 import tfkit
@@ -26,7 +30,12 @@ from ..sampling import chosen
 from .changed_fields import quiet
 from .media import BATCH, MEDIA, MediaCase
 
-QUICK_CASES = {"vit"}
+QUICK_CASES = {"vit", "wav2vec2"}
+AXES: dict[str, Callable[[Tensor], Tensor]] = {
+    "waveform": lambda samples: samples[:, :, None],
+    "spectrogram": lambda frames: frames.transpose(1, 2)[:, None],
+}
+"""Inputs of one channel, which their classes take without an axis for it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,8 @@ class MediaTrial:
         """What our model reads."""
         names = {name: NAMES.get(name, name) for name in self.ours.meta["graph"].inputs}
         values = {name: self.case.inputs[theirs] for name, theirs in names.items()}
-        return {n: x.transpose(1, 2) if names[n] in CHANNELS_FIRST else x for n, x in values.items()}
+        values = {n: x.transpose(1, 2) if names[n] in CHANNELS_FIRST else x for n, x in values.items()}
+        return {n: AXES[n](x) if n in AXES else x for n, x in values.items()}
 
 
 def output_of(model: Any, case: MediaCase) -> Tensor:
@@ -125,3 +135,61 @@ def test_whisper_decodes_with_its_cache(tmp_path: Path) -> None:
         inputs = {**trial.case.inputs, "decoder_input_ids": torch.cat((target[:, :3], tokens[:, :step]), dim=1)}
         with torch.no_grad():
             assert trial.theirs(**inputs).logits[:, -1].argmax(-1).tolist() == tokens[:, step].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["wav2vec2", "wav2vec2_stable", "hubert", "hubert_body", "wav2vec2_classes", "hubert_classes"]
+)
+@torch.no_grad()
+def test_padded_waveforms(name: str, tmp_path: Path) -> None:
+    """Frames of a padded row are those of the row alone, and those of the class, unless it has a group norm."""
+    trial = MediaTrial.of(name, tmp_path)
+    samples, lengths = trial.case.inputs["input_values"], (131, 95, 37)
+    mask = torch.arange(131) < torch.tensor(lengths)[:, None]
+    actual = trial.ours(samples[:, :, None], waveform_mask=mask)
+    together = trial.theirs(samples, attention_mask=mask.long())
+    for row, length in enumerate(lengths):
+        alone = output_of(trial.theirs, replace(trial.case, inputs={"input_values": samples[row : row + 1, :length]}))[
+            0
+        ]
+        frames = slice(len(alone)) if actual.dim() == 3 else slice(None)
+        close(actual[row, frames], alone)
+        if trial.theirs.config.feat_extract_norm == "layer":
+            close(actual[row, frames], (together.logits if hasattr(together, "logits") else together[0])[row, frames])
+
+
+@pytest.mark.slow
+def test_older_files_have_other_names_of_a_weight_norm(tmp_path: Path) -> None:
+    trial = MediaTrial.of("wav2vec2", tmp_path)
+    file = tmp_path / "theirs/model.safetensors"
+    older = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
+    tensors = load_file(file)
+    renamed = {reduce(lambda name, pair: name.replace(*pair), older.items(), name): x for name, x in tensors.items()}
+    assert len(renamed.keys() - tensors.keys()) == 2
+    save_file(renamed, file)
+    again = build_with_weights(trial.ours.meta["graph"], tmp_path / "theirs")
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in trial.ours.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "why"),
+    [
+        ("wav2vec2", "add_adapter", True, "convolutions after the encoder are not supported"),
+        ("wav2vec2_stable", "adapter_attn_dim", 4, "adapters in the layers are not supported"),
+        ("wav2vec2", "conv_dim", [12, 12, 16], "`conv_dim` must be a list of equal numbers"),
+        ("wav2vec2", "conv_dim", [12, 12], "must have as many numbers as `stem.sizes`"),
+        ("wav2vec2_classes", "use_weighted_layer_sum", True, "the spec has the last layer alone"),
+        ("hubert_body", "conv_pos_batch_norm", True, "its norm would count padding"),
+        ("ast", "patch_size", [4, 4], "patch_size"),
+    ],
+)
+def test_values_that_are_refused(name: str, field: str, value: object, why: str, tmp_path: Path) -> None:
+    case = MEDIA[name]
+    config = getattr(transformers, case.architecture).config_class(**case.config).to_dict()
+    config |= {"architectures": [case.architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    import_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(tfkit.SpecError, match=re.escape(why)):
+        import_config(tmp_path)

@@ -34,6 +34,19 @@ def test_patches_are_a_convolution() -> None:
 
 
 @torch.no_grad()
+def test_patches_may_overlap() -> None:
+    fields = {"size": 4, "row_stride": 3, "column_stride": 2, "position": None, "class_token": False}
+    model = sequence_of("patches", fields, channels=2, height=9, width=13)
+    conv = nn.Conv2d(2, 8, 4, stride=(3, 2))
+    conv.weight.copy_(model.front.project.weight.unflatten(1, (2, 4, 4)))
+    conv.bias.copy_(model.front.project.bias)
+    image = torch.randn(3, 2, 9, 13)
+    expected = conv(image).flatten(2).mT
+    assert expected.shape == (3, 2 * 5, 8)
+    torch.testing.assert_close(model(image), expected)
+
+
+@torch.no_grad()
 def test_patches_of_equal_frames_are_a_convolution_of_a_video() -> None:
     fields = {"size": 4, "frames": 3, "position": None, "class_token": False, "bias": False}
     model = sequence_of("patches", fields, channels=2, height=8, width=12)
@@ -164,6 +177,18 @@ def test_the_mean_of_patches_leaves_out_the_tokens_in_front() -> None:
     torch.testing.assert_close(model(image), torch.cat((x[:, 0], x[:, 3:].mean(1)), dim=1))
 
 
+@torch.no_grad()
+def test_the_mean_of_the_class_tokens() -> None:
+    pool = {"pool": {"block": "token_pool", "select": "class_tokens"}}
+    model = sequence_of("patches", {"size": 4, "distillation_token": True}, pool)
+    image = torch.randn(2, 2, 8, 8)
+    torch.testing.assert_close(model(image), model.front(image)[:, :2].mean(1))
+    with pytest.raises(tfkit.SpecError, match="`registers` has no effect: the class tokens come first"):
+        sequence_of("patches", {"size": 4}, {"pool": {**pool["pool"], "registers": 1}})
+    with pytest.raises(tfkit.SpecError, match="a class and a distillation token; got 1 position"):
+        sequence_of("patches", {"size": 8, "class_token": False}, pool)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -204,7 +229,15 @@ def test_a_tiny_vit_passes_all_checks() -> None:
     tfkit.testing.check_model(graph, plugins=PLUGINS)
 
 
-SLOW = ("siglip_base_16", "dinov2_with_registers_base", "dinov3_vit_small_16", "siglip_vision_base_16")
+SLOW = (
+    "ast_base_audioset",
+    "hubert_base",
+    "wav2vec2_large_lv60",
+    "siglip_base_16",
+    "dinov2_with_registers_base",
+    "dinov3_vit_small_16",
+    "siglip_vision_base_16",
+)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +254,7 @@ def test_models_compute_what_the_reference_says(name: str, capsys: pytest.Captur
         ({"learned_height": 24, "learned_width": 16, "antialias": True}, 12),
         ({"learned_height": 8, "learned_width": 12, "distillation_token": True, "registers": 2}, 12),
         ({"position": "sinusoidal", "bias": False}, 9),
+        ({"row_stride": 2, "column_stride": 3, "learned_height": 9, "learned_width": 8}, 12),
     ],
 )
 def test_patches_are_what_the_reference_says(fields: dict[str, Any], height: int) -> None:

@@ -14,6 +14,7 @@ from tfkit_media.fields import (
     MergedConfig,
     MultiplesConfig,
     RatioConfig,
+    RepeatedConfig,
     SidesConfig,
     SquaresConfig,
     StackedConfig,
@@ -37,12 +38,15 @@ from tfkit_media.placing import (
 )
 from tfkit_media.pooling import AttentionPool, AttentionPoolConfig, EndPool, EndPoolConfig, TokenPool, TokenPoolConfig
 from tfkit_media.rope import GridRope, GridRopeConfig
+from tfkit_media.waveforms import ConvPosition, ConvPositionConfig, WaveformStem, WaveformStemConfig
 
 __all__ = [
     "AttentionPool",
     "AttentionPoolConfig",
     "Contrast",
     "ContrastConfig",
+    "ConvPosition",
+    "ConvPositionConfig",
     "ConvStem",
     "ConvStemConfig",
     "EndPool",
@@ -73,6 +77,8 @@ __all__ = [
     "StackFramesConfig",
     "TokenPool",
     "TokenPoolConfig",
+    "WaveformStem",
+    "WaveformStemConfig",
 ]
 
 
@@ -82,6 +88,8 @@ def tfkit_register(register: tfkit.Register) -> None:
     for config in (
         PatchesConfig,
         ConvStemConfig,
+        WaveformStemConfig,
+        ConvPositionConfig,
         StackFramesConfig,
         TokenPoolConfig,
         EndPoolConfig,
@@ -109,6 +117,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         MergedConfig,
         MultiplesConfig,
         RatioConfig,
+        RepeatedConfig,
         WidthOrConfig,
     ):
         register(config)

@@ -1,4 +1,4 @@
-"""Fields of config.json in models of images: sizes with one or two sides, and derived widths."""
+"""Fields of config.json in models of images and sound: sizes with one or two sides, lists, and derived widths."""
 
 from __future__ import annotations
 
@@ -316,3 +316,28 @@ class StackedConfig(FieldConfig):
 
     def write(self, name: str, file: Writing) -> None:
         file.put(name, file.value(self.d_ff))
+
+
+class RepeatedConfig(FieldConfig):
+    """A list that repeats one number: `{repeated: stem.d_model, times: stem.sizes}`, after the field of `times`."""
+
+    kind: Literal["repeated"] = "repeated"
+    repeated: str
+    """The path of the number."""
+    times: str
+    """The path of a list of the same length."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.repeated,)
+
+    def read(self, name: str, file: Reading) -> None:
+        numbers, other = file.value(name), file.at(self.times)
+        if not isinstance(numbers, list) or not numbers or any(number != numbers[0] for number in numbers):
+            raise tfkit.Invalid("", f"`{name}` must be a list of equal numbers; got {numbers}")
+        if not isinstance(other, list) or len(other) != len(numbers):
+            raise tfkit.Invalid("", f"`{name}` must have as many numbers as `{self.times}`, {other}; got {numbers}")
+        file.put(self.repeated, numbers[0])
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, [file.value(self.repeated)] * len(file.value(self.times)))
