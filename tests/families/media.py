@@ -104,6 +104,7 @@ TEXT = {
     "pad_token_id": 0,
     "bos_token_id": 1,
 }
+BEIT = {**VIT, "image_size": 16, "intermediate_size": 48, "use_relative_position_bias": True}
 AST = {
     **{name: value for name, value in VIT.items() if name not in ("num_channels", "patch_size")},
     "patch_size": 4,
@@ -162,6 +163,18 @@ MEDIA: dict[str, MediaCase] = {
         {**DINO, "num_register_tokens": 2, "use_swiglu_ffn": True},
         IMAGE,
         left_out=("*.mask_token",),
+    ),
+    "beit": MediaCase("BeitForImageClassification", {**BEIT, "hidden_act": "relu"}, IMAGE),
+    "beit_absolute": MediaCase(
+        "BeitForImageClassification",
+        {**BEIT, "use_relative_position_bias": False, "use_absolute_position_embeddings": True, "use_mask_token": True},
+        IMAGE,
+        left_out=("*.mask_token",),
+    ),
+    "beit_shared": MediaCase(
+        "BeitModel",
+        {**BEIT, "use_relative_position_bias": False, "use_shared_relative_position_bias": True},
+        IMAGE,
     ),
     "ast": MediaCase("ASTForAudioClassification", {**AST, "hidden_act": "relu"}, SPECTROGRAM),
     "ast_body": MediaCase("ASTModel", {**AST, "qkv_bias": False}, SPECTROGRAM),

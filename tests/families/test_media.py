@@ -27,7 +27,7 @@ from tfkit.tools.import_.importing import import_config
 from tfkit.tools.save.save import save
 
 from ..sampling import chosen
-from .changed_fields import quiet
+from .changed_fields import NOT_THE_MODEL, others, quiet
 from .media import BATCH, MEDIA, MediaCase
 
 QUICK_CASES = {"vit", "wav2vec2"}
@@ -50,29 +50,44 @@ class MediaTrial:
     @classmethod
     def of(cls, name: str, folder: Path) -> MediaTrial:
         case = MEDIA[name]
-        model_class = getattr(transformers, case.architecture)
-        torch.manual_seed(0)
-        config = model_class.config_class(**case.config)
-        theirs = model_class._from_config(config, attn_implementation="eager").eval()
-        with torch.no_grad():
-            for path, parameter in theirs.named_parameters():
-                norm = parameter.dim() == 1 and path.endswith("weight")
-                parameter.normal_(1.0 if norm else 0.0, case.std)
+        theirs = random_model(case)
         theirs.save_pretrained(folder / "theirs")
-        graph = tfkit.loads(import_config(folder / "theirs").text)
         with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always", LeftOutWarning)
-            ours = build_with_weights(graph, folder / "theirs").eval()
+            ours = imported(folder / "theirs")
         assert len(records) == bool(case.left_out), list(map(str, records))
         return cls(case, theirs, ours, folder)
 
     @property
     def inputs(self) -> dict[str, Tensor]:
         """What our model reads."""
-        names = {name: NAMES.get(name, name) for name in self.ours.meta["graph"].inputs}
-        values = {name: self.case.inputs[theirs] for name, theirs in names.items()}
-        values = {n: x.transpose(1, 2) if names[n] in CHANNELS_FIRST else x for n, x in values.items()}
-        return {n: AXES[n](x) if n in AXES else x for n, x in values.items()}
+        return inputs_of(self.ours, self.case)
+
+
+def random_model(case: MediaCase) -> Any:
+    """A model of theirs with random weights, in eval mode."""
+    model_class = getattr(transformers, case.architecture)
+    torch.manual_seed(0)
+    config = model_class.config_class(**case.config)
+    model = model_class._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            norm = parameter.dim() == 1 and path.endswith("weight")
+            parameter.normal_(1.0 if norm else 0.0, case.std)
+    return model
+
+
+def imported(folder: Path) -> fx.GraphModule:
+    """The model of a folder of theirs."""
+    return build_with_weights(tfkit.loads(import_config(folder).text), folder).eval()
+
+
+def inputs_of(model: fx.GraphModule, case: MediaCase) -> dict[str, Tensor]:
+    """What a model of a case reads."""
+    names = {name: NAMES.get(name, name) for name in model.meta["graph"].inputs}
+    values = {name: case.inputs[theirs] for name, theirs in names.items()}
+    values = {n: x.transpose(1, 2) if names[n] in CHANNELS_FIRST else x for n, x in values.items()}
+    return {n: AXES[n](x) if n in AXES else x for n, x in values.items()}
 
 
 def output_of(model: Any, case: MediaCase) -> Tensor:
@@ -181,6 +196,9 @@ def test_older_files_have_other_names_of_a_weight_norm(tmp_path: Path) -> None:
         ("wav2vec2", "conv_dim", [12, 12], "must have as many numbers as `stem.sizes`"),
         ("wav2vec2_classes", "use_weighted_layer_sum", True, "the spec has the last layer alone"),
         ("hubert_body", "conv_pos_batch_norm", True, "its norm would count padding"),
+        ("beit", "use_shared_relative_position_bias", True, "which beit does not support here"),
+        ("beit", "use_mean_pooling", False, "the spec has the mean of the patches"),
+        ("beit", "image_size", [16, 12], "`image_size` must have equal sides; got [16, 12]"),
         ("ast", "patch_size", [4, 4], "patch_size"),
     ],
 )
@@ -193,3 +211,34 @@ def test_values_that_are_refused(name: str, field: str, value: object, why: str,
     (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
     with pytest.raises(tfkit.SpecError, match=re.escape(why)):
         import_config(tmp_path)
+
+
+SIZES = {"image_size", "input_length", "max_length", "num_channels", "num_mel_bins"}
+"""Fields with the sizes of an input, which the cases do not change."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ast", "beit", "hubert", "wav2vec2", "wav2vec2_classes", "wav2vec2_stable"])
+@torch.no_grad()
+def test_a_changed_field_is_followed_or_refused(name: str, tmp_path: Path) -> None:
+    case, followed = MEDIA[name], set()
+    fields = getattr(transformers, case.architecture).config_class(**case.config).to_dict()
+    for field, value in fields.items():
+        for other in others(field, value) if field not in NOT_THE_MODEL | SIZES else ():
+            changed = replace(case, config={**case.config, field: other})
+            try:
+                with quiet():
+                    theirs = random_model(changed)
+                    expected = output_of(theirs, changed)
+                    theirs.save_pretrained(tmp_path / "theirs")
+            except Exception:  # transformers says in many ways that it cannot
+                continue
+            try:
+                with quiet(), warnings.catch_warnings(action="ignore", category=LeftOutWarning):
+                    ours = imported(tmp_path / "theirs")
+            except tfkit.SpecError:
+                continue
+            difference = (ours(**inputs_of(ours, changed)) - expected).abs().max()
+            assert difference <= 1e-3 * max(1.0, expected.abs().max()), f"{field}={other}"
+            followed.add(field)
+    assert followed >= {"hidden_act", "hidden_size", "layer_norm_eps", "num_hidden_layers"}

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers.models.embeddings import get_2d_sincos_pos_embed
-from tfkit_media import ConvStem, EndPool, GridRope, GridRopeConfig, StackFrames
+from tfkit_media import ConvStem, EndPool, GridBias, GridBiasConfig, GridRope, GridRopeConfig, StackFrames
 from tfkit_media.rope import Rotation
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.models.beit.modeling_beit import BeitConfig, BeitRelativePositionBias
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.pixtral.modeling_pixtral import PixtralVisionRotaryEmbedding
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionRotaryEmbedding
@@ -146,6 +147,16 @@ def test_heads_turn_by_counted_rows_as_in_qwen_and_pixtral(staggered: bool) -> N
 
 
 @torch.no_grad()
+def test_scores_have_the_bias_of_beit() -> None:
+    config = BeitConfig(image_size=12, patch_size=4, num_attention_heads=2)
+    theirs, bias = BeitRelativePositionBias(config), GridBias(GridBiasConfig(rows=3, columns=3), 2)
+    bias.distances.weight.normal_()
+    theirs.relative_position_bias_table.copy_(bias.distances.weight)
+    positions = torch.arange(10)[None]
+    torch.testing.assert_close(bias(positions, positions), theirs((3, 3)))
+
+
+@torch.no_grad()
 def test_the_end_of_a_text() -> None:
     x, tokens = torch.randn(2, 4, 3), torch.tensor([[5, 9, 2, 9], [9, 1, 12, 9]])
     torch.testing.assert_close(EndPool(9)(x, tokens), torch.stack((x[0, 1], x[1, 0])))
@@ -231,6 +242,7 @@ def test_a_tiny_vit_passes_all_checks() -> None:
 
 SLOW = (
     "ast_base_audioset",
+    "beit_base_16",
     "hubert_base",
     "wav2vec2_large_lv60",
     "siglip_base_16",
@@ -260,6 +272,22 @@ def test_models_compute_what_the_reference_says(name: str, capsys: pytest.Captur
 def test_patches_are_what_the_reference_says(fields: dict[str, Any], height: int) -> None:
     image = {"type": "image", "channels": 2, "height": height, "width": 9}
     graph = tfkit.load(spec_of("patches", {"size": 4, **fields}, None, image), plugins=PLUGINS)
+    tfkit.testing.check_model(graph, plugins=PLUGINS, only=["meaning"])
+
+
+def test_a_bias_of_a_grid_is_what_the_reference_says() -> None:
+    attention = {"kind": "mha", "n_heads": 2, "position": {"kind": "grid_bias", "rows": 2, "columns": 3}}
+    encoder = {
+        "block": "encoder",
+        "n_layers": 1,
+        "d_model": 8,
+        "attention": attention,
+        "ffn": {"kind": "relu", "d_ff": 8},
+    }
+    image = {"type": "image", "channels": 2, "height": 8, "width": 12}
+    graph = tfkit.load(
+        spec_of("patches", {"size": 4}, {"encoder": {**encoder, "norm": "layernorm"}}, image), plugins=PLUGINS
+    )
     tfkit.testing.check_model(graph, plugins=PLUGINS, only=["meaning"])
 
 

@@ -21,6 +21,7 @@ from tfkit_media.fields import (
     WidthOrConfig,
     WindowsConfig,
 )
+from tfkit_media.grid_bias import GridBias, GridBiasConfig
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ImageTextsConfig, ShapesConfig
 from tfkit_media.masks import GridWindows, GridWindowsConfig
 from tfkit_media.patches import Patches, PatchesConfig
@@ -51,6 +52,8 @@ __all__ = [
     "ConvStemConfig",
     "EndPool",
     "EndPoolConfig",
+    "GridBias",
+    "GridBiasConfig",
     "GridRope",
     "GridRopeConfig",
     "GridWindows",
@@ -101,6 +104,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         JoinImagesConfig,
         MergePatchesConfig,
         PlaceImagesConfig,
+        GridBiasConfig,
         GridRopeConfig,
         GridWindowsConfig,
         MatchesConfig,
@@ -131,5 +135,5 @@ def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
     return {
         "block": reference.BLOCKS,
         "mask_rule": {"grid_windows": reference.grid_windows},
-        "position": {"grid_rope": reference.grid_rope},
+        "position": {"grid_bias": reference.grid_bias, "grid_rope": reference.grid_rope},
     }

@@ -225,6 +225,21 @@ def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     return y
 
 
+def grid_bias(part: Part, attention: Any, positions: Any, causal: bool) -> Any:
+    """Return a learned bias for each distance in rows and columns, and three for the class token. arXiv:2106.08254."""
+    rows, columns = part.config.rows, part.config.columns
+    of_class = (2 * rows - 1) * (2 * columns - 1)  # to a patch; then from a patch, and to itself
+    index = np.zeros((len(positions), len(positions)), int)
+    for q in positions:
+        for k in positions:
+            if q and k:
+                down, right = np.subtract(divmod(q - 1, columns), divmod(k - 1, columns))
+                index[q, k] = (down + rows - 1) * (2 * columns - 1) + right + columns - 1
+            else:
+                index[q, k] = of_class + (q > 0) + 2 * (q == k)
+    return part.weight("distances.weight")[index].transpose(2, 0, 1)
+
+
 def grid_windows(part: Part, queries: Any, keys: Any) -> Any:
     """Return True for two patches in one window of an image. https://arxiv.org/abs/2502.13923."""
     rows, columns = ([np.divmod(patches, part.config.columns)[axis] for patches in (queries, keys)] for axis in (0, 1))
