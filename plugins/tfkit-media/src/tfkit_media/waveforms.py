@@ -120,29 +120,29 @@ class StemLayer(nn.Module):
 class FrameNorm(nn.LayerNorm):
     """A layer norm of the channels of each frame, [b, m, f] -> [b, m, f]."""
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # type: ignore[override]  # pyright: ignore
-        normalized = F.layer_norm(x.transpose(1, 2), self.normalized_shape, self.weight, self.bias, self.eps)
-        return normalized.transpose(1, 2)
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        frames = input.transpose(1, 2)
+        return F.layer_norm(frames, self.normalized_shape, self.weight, self.bias, self.eps).transpose(1, 2)
 
 
 class ChannelNorm(nn.GroupNorm):
     """A norm of each channel over the frames that are not padding, [b, m, f] -> [b, m, f]."""
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # type: ignore[override]  # pyright: ignore
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
-            return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+            return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
         padding = ~mask[:, None]
         count = mask.sum(dim=1).clamp(min=1)[:, None, None]
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = input if input.dtype == torch.float64 else input.float()
         mean = wide.masked_fill(padding, 0.0).sum(dim=2, keepdim=True) / count
         centered = wide - mean
         variance = centered.masked_fill(padding, 0.0).square().sum(dim=2, keepdim=True) / count
-        normalized = (centered * (variance + self.eps).rsqrt()).to(x.dtype)
+        normalized = (centered * (variance + self.eps).rsqrt()).to(input.dtype)
         return normalized * self.weight[:, None] + self.bias[:, None]
 
 
-class WaveformStem(nn.Module):
-    """[b, t, 1] -> [b, f, m]."""
+class Convolutions(nn.Module):
+    """The layers of a stem, and the norm of its output."""
 
     def __init__(self, layers: list[StemLayer], output_norm: nn.Module | None) -> None:
         super().__init__()
@@ -151,22 +151,8 @@ class WaveformStem(nn.Module):
         self.to_frames = Rearrange("b m f -> b f m")
         self.output_norm = output_norm
 
-    def forward(self, waveform: Tensor) -> Tensor:
-        x = self.to_channels(waveform)
-        for layer in self.layers:
-            x = layer(x, None)
-        x = self.to_frames(x)
-        if self.output_norm is not None:
-            x = self.output_norm(x)
-        return x
-
-
-class PaddedWaveformStem(WaveformStem):
-    """[b, t, 1] and the padding mask [b, t] -> [b, f, m] and the mask [b, f]."""
-
-    def forward(self, waveform: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        if mask is not None:
-            mask = mask.to(torch.bool)
+    def frames(self, waveform: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the vectors of the frames, [b, f, m], and their mask, [b, f]."""
         x = self.to_channels(waveform)
         for layer in self.layers:
             if mask is not None:
@@ -176,6 +162,20 @@ class PaddedWaveformStem(WaveformStem):
         if self.output_norm is not None:
             x = self.output_norm(x)
         return x, mask
+
+
+class WaveformStem(Convolutions):
+    """[b, t, 1] -> [b, f, m]."""
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        return self.frames(waveform, None)[0]
+
+
+class PaddedWaveformStem(Convolutions):
+    """[b, t, 1] and the padding mask [b, t] -> [b, f, m] and the mask [b, f]."""
+
+    def forward(self, waveform: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return self.frames(waveform, None if mask is None else mask.to(torch.bool))
 
 
 class ConvPositionConfig(tfkit.BlockConfig):
