@@ -6,6 +6,7 @@ from tfkit import reference as reference
 from tfkit import testing as testing
 from tfkit.building.component import component as component
 from tfkit.building.instrument import build as build
+from tfkit.component import OWN_MASK as OWN_MASK
 from tfkit.component import ActivationConfig as ActivationConfig
 from tfkit.component import AttentionBackend as AttentionBackend
 from tfkit.component import AttentionConfig as AttentionConfig

@@ -104,7 +104,43 @@ TEXT = {
     "pad_token_id": 0,
     "bos_token_id": 1,
 }
+BEIT = {**VIT, "image_size": 16, "intermediate_size": 48, "use_relative_position_bias": True}
+AST = {
+    **{name: value for name, value in VIT.items() if name not in ("num_channels", "patch_size")},
+    "patch_size": 4,
+    "frequency_stride": 3,
+    "time_stride": 2,
+    "num_mel_bins": 12,
+    "max_length": 19,
+    "intermediate_size": 48,
+}
+SPEECH = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "conv_dim": [12, 12, 12],
+    "conv_kernel": [5, 3, 2],
+    "conv_stride": [3, 2, 2],
+    "num_conv_pos_embeddings": 6,
+    "num_conv_pos_embedding_groups": 4,
+    "layer_norm_eps": 1e-3,
+    "vocab_size": 17,
+    "input_length": 131,
+    "mask_time_prob": 0.0,
+}
+"""The first convolution has a group norm, and layers have norms after their sublayers."""
+STABLE = {
+    **SPEECH,
+    "conv_bias": True,
+    "feat_extract_norm": "layer",
+    "feat_extract_activation": "relu",
+    "do_stable_layer_norm": True,
+    "num_conv_pos_embeddings": 5,
+    "hidden_act": "silu",
+}
 TOWERS = {"text_config": TEXT, "vision_config": SIGLIP}
+SPECTROGRAM, WAVEFORM = {"input_values": normal(19, 12)}, {"input_values": normal(131)}
 SOUND = {"input_features": normal(10, 24), "decoder_input_ids": ids(9)}
 WIDE_IMAGE, IMAGE = {"pixel_values": normal(2, 14, 19)}, {"pixel_values": normal(2, 16, 16)}
 MEDIA: dict[str, MediaCase] = {
@@ -128,6 +164,31 @@ MEDIA: dict[str, MediaCase] = {
         IMAGE,
         left_out=("*.mask_token",),
     ),
+    "beit": MediaCase("BeitForImageClassification", {**BEIT, "hidden_act": "relu"}, IMAGE),
+    "beit_absolute": MediaCase(
+        "BeitForImageClassification",
+        {**BEIT, "use_relative_position_bias": False, "use_absolute_position_embeddings": True, "use_mask_token": True},
+        IMAGE,
+        left_out=("*.mask_token",),
+    ),
+    "beit_shared": MediaCase(
+        "BeitModel",
+        {**BEIT, "use_relative_position_bias": False, "use_shared_relative_position_bias": True},
+        IMAGE,
+    ),
+    "ast": MediaCase("ASTForAudioClassification", {**AST, "hidden_act": "relu"}, SPECTROGRAM),
+    "ast_body": MediaCase("ASTModel", {**AST, "qkv_bias": False}, SPECTROGRAM),
+    "wav2vec2": MediaCase("Wav2Vec2ForCTC", SPEECH, WAVEFORM),
+    "wav2vec2_stable": MediaCase("Wav2Vec2ForCTC", STABLE, WAVEFORM),
+    "wav2vec2_masked": MediaCase(
+        "Wav2Vec2Model", {**STABLE, "mask_time_prob": 0.05}, WAVEFORM, left_out=("masked_spec_embed",)
+    ),
+    "wav2vec2_classes": MediaCase(
+        "Wav2Vec2ForSequenceClassification", {**SPEECH, "classifier_proj_size": 20}, WAVEFORM
+    ),
+    "hubert": MediaCase("HubertForCTC", {**STABLE, "feat_proj_layer_norm": False}, WAVEFORM),
+    "hubert_body": MediaCase("HubertModel", SPEECH, WAVEFORM),
+    "hubert_classes": MediaCase("HubertForSequenceClassification", {**STABLE, "num_labels": 3}, WAVEFORM),
     "siglip": MediaCase(
         "SiglipModel",
         {**TOWERS, "text_config": {**TEXT, "projection_size": 32, "eos_token_id": 2}},

@@ -32,8 +32,11 @@ _NAMED = re.compile(r"^checkpoint: *([\w.-]+)", re.MULTILINE)
 PUBLISHED = Path(__file__).parents[1] / "published"
 NAMES = [name for name in known.NAMES if (PUBLISHED / f"{name}.json").exists()]
 AUTO = {
+    "ForAudioClassification": transformers.AutoModelForAudioClassification,
     "CLIPModel": transformers.AutoModel,
     "DINOv3ViTModel": transformers.AutoModel,
+    "ForCTC": transformers.AutoModelForCTC,
+    "HubertModel": transformers.AutoModel,
     "SiglipModel": transformers.AutoModel,
     "SiglipVisionModel": transformers.AutoModel,
     "ForImageClassification": transformers.AutoModelForImageClassification,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, fx
 
 import tfkit
@@ -23,10 +27,15 @@ from tfkit.tools.import_.importing import import_config
 from tfkit.tools.save.save import save
 
 from ..sampling import chosen
-from .changed_fields import quiet
+from .changed_fields import NOT_THE_MODEL, others, quiet
 from .media import BATCH, MEDIA, MediaCase
 
-QUICK_CASES = {"vit"}
+QUICK_CASES = {"vit", "wav2vec2"}
+AXES: dict[str, Callable[[Tensor], Tensor]] = {
+    "waveform": lambda samples: samples[:, :, None],
+    "spectrogram": lambda frames: frames.transpose(1, 2)[:, None],
+}
+"""Inputs of one channel, which their classes take without an axis for it."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +50,44 @@ class MediaTrial:
     @classmethod
     def of(cls, name: str, folder: Path) -> MediaTrial:
         case = MEDIA[name]
-        model_class = getattr(transformers, case.architecture)
-        torch.manual_seed(0)
-        config = model_class.config_class(**case.config)
-        theirs = model_class._from_config(config, attn_implementation="eager").eval()
-        with torch.no_grad():
-            for path, parameter in theirs.named_parameters():
-                norm = parameter.dim() == 1 and path.endswith("weight")
-                parameter.normal_(1.0 if norm else 0.0, case.std)
+        theirs = random_model(case)
         theirs.save_pretrained(folder / "theirs")
-        graph = tfkit.loads(import_config(folder / "theirs").text)
         with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always", LeftOutWarning)
-            ours = build_with_weights(graph, folder / "theirs").eval()
+            ours = imported(folder / "theirs")
         assert len(records) == bool(case.left_out), list(map(str, records))
         return cls(case, theirs, ours, folder)
 
     @property
     def inputs(self) -> dict[str, Tensor]:
         """What our model reads."""
-        names = {name: NAMES.get(name, name) for name in self.ours.meta["graph"].inputs}
-        values = {name: self.case.inputs[theirs] for name, theirs in names.items()}
-        return {n: x.transpose(1, 2) if names[n] in CHANNELS_FIRST else x for n, x in values.items()}
+        return inputs_of(self.ours, self.case)
+
+
+def random_model(case: MediaCase) -> Any:
+    """A model of theirs with random weights, in eval mode."""
+    model_class = getattr(transformers, case.architecture)
+    torch.manual_seed(0)
+    config = model_class.config_class(**case.config)
+    model = model_class._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            norm = parameter.dim() == 1 and path.endswith("weight")
+            parameter.normal_(1.0 if norm else 0.0, case.std)
+    return model
+
+
+def imported(folder: Path) -> fx.GraphModule:
+    """The model of a folder of theirs."""
+    return build_with_weights(tfkit.loads(import_config(folder).text), folder).eval()
+
+
+def inputs_of(model: fx.GraphModule, case: MediaCase) -> dict[str, Tensor]:
+    """What a model of a case reads."""
+    names = {name: NAMES.get(name, name) for name in model.meta["graph"].inputs}
+    values = {name: case.inputs[theirs] for name, theirs in names.items()}
+    values = {n: x.transpose(1, 2) if names[n] in CHANNELS_FIRST else x for n, x in values.items()}
+    return {n: AXES[n](x) if n in AXES else x for n, x in values.items()}
 
 
 def output_of(model: Any, case: MediaCase) -> Tensor:
@@ -125,3 +150,95 @@ def test_whisper_decodes_with_its_cache(tmp_path: Path) -> None:
         inputs = {**trial.case.inputs, "decoder_input_ids": torch.cat((target[:, :3], tokens[:, :step]), dim=1)}
         with torch.no_grad():
             assert trial.theirs(**inputs).logits[:, -1].argmax(-1).tolist() == tokens[:, step].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["wav2vec2", "wav2vec2_stable", "hubert", "hubert_body", "wav2vec2_classes", "hubert_classes"]
+)
+@torch.no_grad()
+def test_padded_waveforms(name: str, tmp_path: Path) -> None:
+    """Frames of a padded row are those of the row alone, and those of the class, unless it has a group norm."""
+    trial = MediaTrial.of(name, tmp_path)
+    samples, lengths = trial.case.inputs["input_values"], (131, 95, 37)
+    mask = torch.arange(131) < torch.tensor(lengths)[:, None]
+    actual = trial.ours(samples[:, :, None], waveform_mask=mask)
+    together = trial.theirs(samples, attention_mask=mask.long())
+    for row, length in enumerate(lengths):
+        alone = output_of(trial.theirs, replace(trial.case, inputs={"input_values": samples[row : row + 1, :length]}))[
+            0
+        ]
+        frames = slice(len(alone)) if actual.dim() == 3 else slice(None)
+        close(actual[row, frames], alone)
+        if trial.theirs.config.feat_extract_norm == "layer":
+            close(actual[row, frames], (together.logits if hasattr(together, "logits") else together[0])[row, frames])
+
+
+@pytest.mark.slow
+def test_older_files_have_other_names_of_a_weight_norm(tmp_path: Path) -> None:
+    trial = MediaTrial.of("wav2vec2", tmp_path)
+    file = tmp_path / "theirs/model.safetensors"
+    older = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
+    tensors = load_file(file)
+    renamed = {reduce(lambda name, pair: name.replace(*pair), older.items(), name): x for name, x in tensors.items()}
+    assert len(renamed.keys() - tensors.keys()) == 2
+    save_file(renamed, file)
+    again = build_with_weights(trial.ours.meta["graph"], tmp_path / "theirs")
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in trial.ours.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "why"),
+    [
+        ("wav2vec2", "add_adapter", True, "convolutions after the encoder are not supported"),
+        ("wav2vec2_stable", "adapter_attn_dim", 4, "adapters in the layers are not supported"),
+        ("wav2vec2", "conv_dim", [12, 12, 16], "`conv_dim` must be a list of equal numbers"),
+        ("wav2vec2", "conv_dim", [12, 12], "must have as many numbers as `stem.sizes`"),
+        ("wav2vec2_classes", "use_weighted_layer_sum", True, "the spec has the last layer alone"),
+        ("hubert_body", "conv_pos_batch_norm", True, "its norm would count padding"),
+        ("beit", "use_shared_relative_position_bias", True, "which beit does not support here"),
+        ("beit", "use_mean_pooling", False, "the spec has the mean of the patches"),
+        ("beit", "image_size", [16, 12], "`image_size` must have equal sides; got [16, 12]"),
+        ("ast", "patch_size", [4, 4], "patch_size"),
+    ],
+)
+def test_values_that_are_refused(name: str, field: str, value: object, why: str, tmp_path: Path) -> None:
+    case = MEDIA[name]
+    config = getattr(transformers, case.architecture).config_class(**case.config).to_dict()
+    config |= {"architectures": [case.architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    import_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(tfkit.SpecError, match=re.escape(why)):
+        import_config(tmp_path)
+
+
+SIZES = {"image_size", "input_length", "max_length", "num_channels", "num_mel_bins"}
+"""Fields with the sizes of an input, which the cases do not change."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ast", "beit", "hubert", "wav2vec2", "wav2vec2_classes", "wav2vec2_stable"])
+@torch.no_grad()
+def test_a_changed_field_is_followed_or_refused(name: str, tmp_path: Path) -> None:
+    case, followed = MEDIA[name], set()
+    fields = getattr(transformers, case.architecture).config_class(**case.config).to_dict()
+    for field, value in fields.items():
+        for other in others(field, value) if field not in NOT_THE_MODEL | SIZES else ():
+            changed = replace(case, config={**case.config, field: other})
+            try:
+                with quiet():
+                    theirs = random_model(changed)
+                    expected = output_of(theirs, changed)
+                    theirs.save_pretrained(tmp_path / "theirs")
+            except Exception:  # transformers says in many ways that it cannot
+                continue
+            try:
+                with quiet(), warnings.catch_warnings(action="ignore", category=LeftOutWarning):
+                    ours = imported(tmp_path / "theirs")
+            except tfkit.SpecError:
+                continue
+            difference = (ours(**inputs_of(ours, changed)) - expected).abs().max()
+            assert difference <= 1e-3 * max(1.0, expected.abs().max()), f"{field}={other}"
+            followed.add(field)
+    assert followed >= {"hidden_act", "hidden_size", "layer_norm_eps", "num_hidden_layers"}

@@ -61,6 +61,7 @@ class Signal:
 
 
 OWN_MASK = "own"
+"""The mask of the signal of a block whose module returns a value and its padding mask."""
 
 Signals = Mapping[str, Any]
 """The signals of a block's wires by field name; a list of them if the field is a list."""

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers.models.embeddings import get_2d_sincos_pos_embed
-from tfkit_media import ConvStem, EndPool, GridRope, GridRopeConfig, StackFrames
+from tfkit_media import ConvStem, EndPool, GridBias, GridBiasConfig, GridRope, GridRopeConfig, StackFrames
 from tfkit_media.rope import Rotation
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.models.beit.modeling_beit import BeitConfig, BeitRelativePositionBias
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.pixtral.modeling_pixtral import PixtralVisionRotaryEmbedding
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionRotaryEmbedding
@@ -31,6 +32,19 @@ def test_patches_are_a_convolution() -> None:
     conv.bias.copy_(model.front.project.bias)
     image = torch.randn(3, 2, 9, 14)
     torch.testing.assert_close(model(image), conv(image).flatten(2).mT)
+
+
+@torch.no_grad()
+def test_patches_may_overlap() -> None:
+    fields = {"size": 4, "row_stride": 3, "column_stride": 2, "position": None, "class_token": False}
+    model = sequence_of("patches", fields, channels=2, height=9, width=13)
+    conv = nn.Conv2d(2, 8, 4, stride=(3, 2))
+    conv.weight.copy_(model.front.project.weight.unflatten(1, (2, 4, 4)))
+    conv.bias.copy_(model.front.project.bias)
+    image = torch.randn(3, 2, 9, 13)
+    expected = conv(image).flatten(2).mT
+    assert expected.shape == (3, 2 * 5, 8)
+    torch.testing.assert_close(model(image), expected)
 
 
 @torch.no_grad()
@@ -133,6 +147,16 @@ def test_heads_turn_by_counted_rows_as_in_qwen_and_pixtral(staggered: bool) -> N
 
 
 @torch.no_grad()
+def test_scores_have_the_bias_of_beit() -> None:
+    config = BeitConfig(image_size=12, patch_size=4, num_attention_heads=2)
+    theirs, bias = BeitRelativePositionBias(config), GridBias(GridBiasConfig(rows=3, columns=3), 2)
+    bias.distances.weight.normal_()
+    theirs.relative_position_bias_table.copy_(bias.distances.weight)
+    positions = torch.arange(10)[None]
+    torch.testing.assert_close(bias(positions, positions), theirs((3, 3)))
+
+
+@torch.no_grad()
 def test_the_end_of_a_text() -> None:
     x, tokens = torch.randn(2, 4, 3), torch.tensor([[5, 9, 2, 9], [9, 1, 12, 9]])
     torch.testing.assert_close(EndPool(9)(x, tokens), torch.stack((x[0, 1], x[1, 0])))
@@ -162,6 +186,18 @@ def test_the_mean_of_patches_leaves_out_the_tokens_in_front() -> None:
     image = torch.randn(2, 2, 8, 8)
     x = model.front(image)
     torch.testing.assert_close(model(image), torch.cat((x[:, 0], x[:, 3:].mean(1)), dim=1))
+
+
+@torch.no_grad()
+def test_the_mean_of_the_class_tokens() -> None:
+    pool = {"pool": {"block": "token_pool", "select": "class_tokens"}}
+    model = sequence_of("patches", {"size": 4, "distillation_token": True}, pool)
+    image = torch.randn(2, 2, 8, 8)
+    torch.testing.assert_close(model(image), model.front(image)[:, :2].mean(1))
+    with pytest.raises(tfkit.SpecError, match="`registers` has no effect: the class tokens come first"):
+        sequence_of("patches", {"size": 4}, {"pool": {**pool["pool"], "registers": 1}})
+    with pytest.raises(tfkit.SpecError, match="a class and a distillation token; got 1 position"):
+        sequence_of("patches", {"size": 8, "class_token": False}, pool)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +240,16 @@ def test_a_tiny_vit_passes_all_checks() -> None:
     tfkit.testing.check_model(graph, plugins=PLUGINS)
 
 
-SLOW = ("siglip_base_16", "dinov2_with_registers_base", "dinov3_vit_small_16", "siglip_vision_base_16")
+SLOW = (
+    "ast_base_audioset",
+    "beit_base_16",
+    "hubert_base",
+    "wav2vec2_large_lv60",
+    "siglip_base_16",
+    "dinov2_with_registers_base",
+    "dinov3_vit_small_16",
+    "siglip_vision_base_16",
+)
 
 
 @pytest.mark.parametrize(
@@ -221,11 +266,28 @@ def test_models_compute_what_the_reference_says(name: str, capsys: pytest.Captur
         ({"learned_height": 24, "learned_width": 16, "antialias": True}, 12),
         ({"learned_height": 8, "learned_width": 12, "distillation_token": True, "registers": 2}, 12),
         ({"position": "sinusoidal", "bias": False}, 9),
+        ({"row_stride": 2, "column_stride": 3, "learned_height": 9, "learned_width": 8}, 12),
     ],
 )
 def test_patches_are_what_the_reference_says(fields: dict[str, Any], height: int) -> None:
     image = {"type": "image", "channels": 2, "height": height, "width": 9}
     graph = tfkit.load(spec_of("patches", {"size": 4, **fields}, None, image), plugins=PLUGINS)
+    tfkit.testing.check_model(graph, plugins=PLUGINS, only=["meaning"])
+
+
+def test_a_bias_of_a_grid_is_what_the_reference_says() -> None:
+    attention = {"kind": "mha", "n_heads": 2, "position": {"kind": "grid_bias", "rows": 2, "columns": 3}}
+    encoder = {
+        "block": "encoder",
+        "n_layers": 1,
+        "d_model": 8,
+        "attention": attention,
+        "ffn": {"kind": "relu", "d_ff": 8},
+    }
+    image = {"type": "image", "channels": 2, "height": 8, "width": 12}
+    graph = tfkit.load(
+        spec_of("patches", {"size": 4}, {"encoder": {**encoder, "norm": "layernorm"}}, image), plugins=PLUGINS
+    )
     tfkit.testing.check_model(graph, plugins=PLUGINS, only=["meaning"])
 
 

@@ -297,7 +297,8 @@ def redraw_parameters(model: M, seed: int) -> M:
                 elif isinstance(module, nn.Embedding):
                     parameter.copy_(drawn * 0.5)
                 else:
-                    parameter.copy_(drawn / math.sqrt(parameter.size(-1)))
+                    inputs = parameter[0].numel() if isinstance(module, nn.Conv1d) else parameter.size(-1)
+                    parameter.copy_(drawn / math.sqrt(inputs))
     return model
 
 

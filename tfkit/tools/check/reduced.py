@@ -35,7 +35,7 @@ from tfkit.component import (
     parts,
 )
 from tfkit.errors import Invalid, SpecError
-from tfkit.graph.expand import Graph, Node, expand, wire_sources
+from tfkit.graph.expand import Graph, Node, as_list, expand, wire_sources
 from tfkit.plugin.manager import Plugins
 from tfkit.spec.load import take_spec
 from tfkit.spec.model_spec import InputConfig, ModelSpec
@@ -129,7 +129,8 @@ class _Shrink:
 
     Attributes:
         lengths: the fixed lengths of the sequences of the node that is being reduced.
-        keeps: true if any size of that node may determine such a length, so all its sizes stay.
+        keeps: true if any size of that node may determine such a length, so all its sizes stay; false if its output is
+            as long as an input.
     """
 
     def __init__(self, graph: Graph, tokens: int, length: int, patches: tuple[int, int]) -> None:
@@ -221,7 +222,9 @@ class _Shrink:
 
     def _node(self, node: Node) -> Any:
         self.lengths = {signal.length for signal in _node_signals(node) if signal.length is not None}
-        self.keeps = bool(self.lengths) and node.stack is None
+        lengths = {signal.length for value in node.signals.values() for signal in as_list(value) if signal is not None}
+        of_input = node.output.length is not None and node.output.length in lengths
+        self.keeps = bool(self.lengths) and node.stack is None and not of_input
         config = self._config(node.config)
         if node.stack is None:
             return config

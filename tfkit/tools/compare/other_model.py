@@ -81,6 +81,8 @@ NAMES = {
     "images": "pixel_values",
     "mel": "input_features",
     "sounds": "input_features",
+    "spectrogram": "input_values",
+    "waveform": "input_values",
 }
 """Inputs as transformers calls them."""
 BY_ROW = "pixel_attention_mask"
@@ -233,6 +235,10 @@ def _renamed_inputs(
             renamed["mm_token_type_ids"] = (inputs["tokens"] == fields.image_token_id).int()
     if "sounds" in inputs:  # spectrograms, with the frames in the last axis
         renamed["input_features"] = inputs["sounds"].flatten(0, 2).transpose(1, 2)
+    if "spectrogram" in inputs:
+        renamed["input_values"] = inputs["spectrogram"][:, 0].transpose(1, 2)
+    if "waveform" in inputs:
+        renamed["input_values"] = inputs["waveform"][:, :, 0]
     blocks = [node.stack.blocks for node in graph.nodes if node.stack is not None and node.stack.blocks is not None]
     for token in (token for name in blocks for token in graph.node(name).config.placeholders().values()):
         renamed["token_type_ids"] = (inputs["tokens"] == token).long()

@@ -14,12 +14,14 @@ from tfkit_media.fields import (
     MergedConfig,
     MultiplesConfig,
     RatioConfig,
+    RepeatedConfig,
     SidesConfig,
     SquaresConfig,
     StackedConfig,
     WidthOrConfig,
     WindowsConfig,
 )
+from tfkit_media.grid_bias import GridBias, GridBiasConfig
 from tfkit_media.images import ImagePairsConfig, ImagesConfig, ImageTextsConfig, ShapesConfig
 from tfkit_media.masks import GridWindows, GridWindowsConfig
 from tfkit_media.patches import Patches, PatchesConfig
@@ -37,16 +39,21 @@ from tfkit_media.placing import (
 )
 from tfkit_media.pooling import AttentionPool, AttentionPoolConfig, EndPool, EndPoolConfig, TokenPool, TokenPoolConfig
 from tfkit_media.rope import GridRope, GridRopeConfig
+from tfkit_media.waveforms import ConvPosition, ConvPositionConfig, WaveformStem, WaveformStemConfig
 
 __all__ = [
     "AttentionPool",
     "AttentionPoolConfig",
     "Contrast",
     "ContrastConfig",
+    "ConvPosition",
+    "ConvPositionConfig",
     "ConvStem",
     "ConvStemConfig",
     "EndPool",
     "EndPoolConfig",
+    "GridBias",
+    "GridBiasConfig",
     "GridRope",
     "GridRopeConfig",
     "GridWindows",
@@ -73,6 +80,8 @@ __all__ = [
     "StackFramesConfig",
     "TokenPool",
     "TokenPoolConfig",
+    "WaveformStem",
+    "WaveformStemConfig",
 ]
 
 
@@ -82,6 +91,8 @@ def tfkit_register(register: tfkit.Register) -> None:
     for config in (
         PatchesConfig,
         ConvStemConfig,
+        WaveformStemConfig,
+        ConvPositionConfig,
         StackFramesConfig,
         TokenPoolConfig,
         EndPoolConfig,
@@ -93,6 +104,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         JoinImagesConfig,
         MergePatchesConfig,
         PlaceImagesConfig,
+        GridBiasConfig,
         GridRopeConfig,
         GridWindowsConfig,
         MatchesConfig,
@@ -109,6 +121,7 @@ def tfkit_register(register: tfkit.Register) -> None:
         MergedConfig,
         MultiplesConfig,
         RatioConfig,
+        RepeatedConfig,
         WidthOrConfig,
     ):
         register(config)
@@ -122,5 +135,5 @@ def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
     return {
         "block": reference.BLOCKS,
         "mask_rule": {"grid_windows": reference.grid_windows},
-        "position": {"grid_rope": reference.grid_rope},
+        "position": {"grid_bias": reference.grid_bias, "grid_rope": reference.grid_rope},
     }

@@ -1,4 +1,4 @@
-"""Fields of config.json in models of images: sizes with one or two sides, and derived widths."""
+"""Fields of config.json in models of images and sound: sizes with one or two sides, lists, and derived widths."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class SidesConfig(FieldConfig):
     sides: tuple[str, str]
     """The paths of rows and columns; equal paths if both must be equal."""
     grid: str | None = None
-    """The path of rotary positions, with rows and columns of patches."""
+    """The path of positions in attention, with rows and columns of patches."""
     mask: str | None = None
     """The path of a mask by windows of patches, with columns of patches."""
     patch: str | None = None
     """The field with the size of these patches."""
+    square: bool = False
+    """If true, both sides must be equal."""
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -31,11 +33,11 @@ class SidesConfig(FieldConfig):
         sides = value if isinstance(value, list) else [value, value]
         if len(sides) != 2 or not all(type(side) is int for side in sides):
             raise tfkit.Invalid("", f"`{name}` must be an integer, or a list of two; got {value}")
-        if self.sides[0] == self.sides[1] and sides[0] != sides[1]:
+        if (self.square or self.sides[0] == self.sides[1]) and sides[0] != sides[1]:
             raise tfkit.Invalid("", f"`{name}` must have equal sides; got {value}")
         for path, side in zip(self.sides, sides, strict=True):
             file.put(path, side)
-        if self.grid is not None and self.patch is not None:
+        if self.grid is not None and self.patch is not None and file.reaches(f"{self.grid}.rows"):
             size = file.value(self.patch)
             for axis, side in zip(("rows", "columns"), sides, strict=True):
                 file.put(f"{self.grid}.{axis}", side // (size[0] if isinstance(size, list) else size))
@@ -316,3 +318,28 @@ class StackedConfig(FieldConfig):
 
     def write(self, name: str, file: Writing) -> None:
         file.put(name, file.value(self.d_ff))
+
+
+class RepeatedConfig(FieldConfig):
+    """A list that repeats one number: `{repeated: stem.d_model, times: stem.sizes}`, after the field of `times`."""
+
+    kind: Literal["repeated"] = "repeated"
+    repeated: str
+    """The path of the number."""
+    times: str
+    """The path of a list of the same length."""
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.repeated,)
+
+    def read(self, name: str, file: Reading) -> None:
+        numbers, other = file.value(name), file.at(self.times)
+        if not isinstance(numbers, list) or not numbers or any(number != numbers[0] for number in numbers):
+            raise tfkit.Invalid("", f"`{name}` must be a list of equal numbers; got {numbers}")
+        if not isinstance(other, list) or len(other) != len(numbers):
+            raise tfkit.Invalid("", f"`{name}` must have as many numbers as `{self.times}`, {other}; got {numbers}")
+        file.put(self.repeated, numbers[0])
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, [file.value(self.repeated)] * len(file.value(self.times)))

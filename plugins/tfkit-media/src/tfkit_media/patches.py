@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit import Invalid
-from tfkit.nn import Linear, Rearrange, Table
+from tfkit.nn import Linear, Rearrange, Table, settings
 
 
 class PatchesConfig(tfkit.BlockConfig):
@@ -33,6 +33,10 @@ class PatchesConfig(tfkit.BlockConfig):
     """Width of the output."""
     size: tfkit.Dim = 16
     """Rows and columns of a patch; rows and columns of the image that do not fill a patch are ignored."""
+    row_stride: tfkit.Dim | None = None
+    """Rows from a patch to the next patch below it, by default `size`; fewer if patches overlap, as in AST."""
+    column_stride: tfkit.Dim | None = None
+    """Columns from a patch to the next patch on its right, by default `size`."""
     frames: tfkit.Dim = 1
     """Number of frames of a patch, all of which are the image, as in models that also read videos."""
     bias: bool = True
@@ -81,19 +85,25 @@ class PatchesConfig(tfkit.BlockConfig):
         """Number of class tokens, which have a position."""
         return int(self.class_token) + int(self.distillation_token)
 
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Rows and columns from a patch to the next."""
+        return self.row_stride or self.size, self.column_stride or self.size
+
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return rows and columns of the patches of an image."""
-        return height // self.size, width // self.size
+        row_stride, column_stride = self.strides
+        return (height - self.size + row_stride) // row_stride, (width - self.size + column_stride) // column_stride
 
     def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
         image = tfkit.expect(inputs, "input", "image", "images")
         rows, columns = self.grid(image.rows or 0, image.width or 0)
-        if not rows or not columns:
+        if min(rows, columns) < 1:
             raise Invalid("size", f"a patch of {self.size} x {self.size} must fit into {image.in_words()}")
         if self.learned_height == image.rows and self.learned_width == image.width:
             message = "`learned_height` and `learned_width` have no effect: the image has this size"
             raise Invalid("learned_height", message, help="remove both")
-        if self.learned_height is not None and not all(self.grid(self.learned_height, self.learned_width or 0)):
+        if self.learned_height is not None and min(self.grid(self.learned_height, self.learned_width or 0)) < 1:
             raise Invalid("learned_height", f"a patch of {self.size} x {self.size} must fit into the learned size")
         front = self.front + self.registers
         return tfkit.Signal("sequence", self.d_model, front + rows * columns, rows=None if front else rows)
@@ -111,8 +121,11 @@ class Patches(nn.Module):
         self.image_height = image.rows or 0
         self.image_width = image.width or 0
         grid = config.grid(self.image_height, self.image_width)
-        self.height, self.width = grid[0] * config.size, grid[1] * config.size
-        self.split = Rearrange("b c (i p) (j q) -> b (i j) (c p q)", p=config.size, q=config.size)
+        ends = [(n - 1) * stride + config.size for n, stride in zip(grid, config.strides, strict=True)]
+        self.height, self.width = ends
+        self.split: nn.Module = Rearrange("b c (i p) (j q) -> b (i j) (c p q)", p=config.size, q=config.size)
+        if config.strides != (config.size, config.size):
+            self.split = Windows(config.size, *config.strides)
         pixels = (image.channels or 0) * config.frames * config.size * config.size
         self.project = Linear(pixels, config.d_model, bias=config.bias)
         self.frames = config.frames
@@ -149,6 +162,24 @@ class Patches(nn.Module):
         if self.registers is not None:
             x = torch.cat((x[:, : self.front], self.registers(x), x[:, self.front :]), dim=1)
         return self.dropout(x)
+
+
+class Windows(nn.Module):
+    """The values of patches that overlap, or have gaps: [b, c, height, width] -> [b, i * j, c * p * q]."""
+
+    extra_repr = settings
+
+    def __init__(self, size: int, row_stride: int, column_stride: int) -> None:
+        super().__init__()
+        self.size = size
+        self.row_stride = row_stride
+        self.column_stride = column_stride
+        self.to_sequence = Rearrange("b c i j p q -> b (i j) (c p q)")
+
+    def forward(self, image: Tensor) -> Tensor:
+        rows = image.unfold(2, self.size, self.row_stride)
+        patches: Tensor = self.to_sequence(rows.unfold(3, self.size, self.column_stride))
+        return patches
 
 
 class Tokens(Table):

@@ -19,39 +19,51 @@ from tfkit_media.patches import Tokens
 
 
 class TokenPoolConfig(tfkit.BlockConfig):
-    """The mean of the patches, without class and register tokens; or the class token and this mean, concatenated."""
+    """The mean of the patches; the class token and this mean, concatenated; or the mean of two class tokens."""
 
     block: Literal["token_pool"] = "token_pool"
     input: tfkit.Wire | None = None
     """The sequence to read."""
     registers: tfkit.Extent = 0
     """Number of register tokens between the class token and the patches."""
-    select: Literal["patches", "class_and_patches"] = "class_and_patches"
-    """Parts of the vector."""
+    select: Literal["patches", "class_and_patches", "class_tokens"] = "class_and_patches"
+    """The mean of the patches, the class token and this mean, or the mean of the class and the distillation token."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for register tokens between class tokens and patches that are not selected."""
+        super().check()
+        if self.registers and self.select == "class_tokens":
+            raise Invalid("registers", "`registers` has no effect: the class tokens come first", help="remove it")
 
     def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
         sequence = tfkit.expect(inputs, "input", "sequence")
         if sequence.mask is not None:
             raise Invalid("input", "`input` cannot have padding, as the mean would include it; read an image")
+        if self.select == "class_tokens" and sequence.length == 1:
+            raise Invalid(
+                "select", "`class_tokens` needs an input with a class and a distillation token; got 1 position"
+            )
         if sequence.length is not None and sequence.length <= 1 + self.registers:
             message = f"`registers` must leave patches among {sequence.length} positions; got {self.registers}"
             raise Invalid("registers", message)
         return tfkit.Signal("vector", (sequence.width or 0) * (2 if self.select == "class_and_patches" else 1))
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
-        return TokenPool(1 + self.registers, joins=self.select == "class_and_patches")
+        pooled = slice(2) if self.select == "class_tokens" else slice(1 + self.registers, None)
+        return TokenPool(pooled, joins=self.select == "class_and_patches")
 
 
 class TokenPool(nn.Module):
     """[b, t, m] -> [b, m], or [b, 2 m] with the class token."""
 
-    def __init__(self, front: int, *, joins: bool) -> None:
+    def __init__(self, pooled: slice, *, joins: bool) -> None:
         super().__init__()
-        self.front = front
+        self.start: int = pooled.start or 0
+        self.stop: int | None = pooled.stop
         self.joins = joins
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = x[:, self.front :].mean(dim=1)
+        mean = x[:, self.start : self.stop].mean(dim=1)
         if self.joins:
             return torch.cat((x[:, 0], mean), dim=1)
         return mean

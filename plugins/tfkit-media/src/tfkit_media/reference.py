@@ -19,16 +19,17 @@ def unmasked(x: Any) -> Value:
 def patches(part: Part, *, input: Value) -> Value:
     """Project each patch of an image [c, height, width]. https://arxiv.org/abs/2010.11929, section 3.1."""
     config, image, p = part.config, input.x, part.config.size
-    rows, columns = image.shape[1] // p, image.shape[2] // p
+    (down, right), (rows, columns) = config.strides, config.grid(*image.shape[1:])
     image = np.repeat(image, config.frames, axis=0)  # each channel of a frame next to the same channel of the others
-    pixels = [image[:, i * p : i * p + p, j * p : j * p + p].ravel() for i in range(rows) for j in range(columns)]
+    corners = [(i * down, j * right) for i in range(rows) for j in range(columns)]
+    pixels = [image[:, i : i + p, j : j + p].ravel() for i, j in corners]
     x = part.at("project").linear(np.stack(pixels), config.bias)
     names = ["class_token"] * config.class_token + ["distillation_token"] * config.distillation_token
     front = [part.weight(f"{name}.weight")[0] for name in names]
     x = np.concatenate([np.reshape(front, (len(front), config.d_model)), x])
     if config.position == "learned":
         table = part.weight("position.weight")
-        learned = (config.learned_height or image.shape[1]) // p, (config.learned_width or image.shape[2]) // p
+        learned = config.grid(config.learned_height or image.shape[1], config.learned_width or image.shape[2])
         grid = table[len(front) :].reshape(*learned, -1)
         for axis, size in enumerate((rows, columns)):
             if learned != (rows, columns):
@@ -74,14 +75,46 @@ def conv_stem(part: Part, *, input: Value) -> Value:
     return unmasked(x)
 
 
+def waveform_stem(part: Part, *, input: Value) -> Value:
+    """Apply convolutions without padding over samples [t, 1], each with an activation. https://arxiv.org/abs/2006.11477."""
+    config, x, real = part.config, input.x, input.tokens
+    for number, (size, stride) in enumerate(zip(config.sizes, config.strides, strict=True)):
+        layer, starts = part.at(f"layers.{number}"), range(0, len(x) - size + 1, stride)
+        windows = np.stack([x[start : start + size] for start in starts])
+        x = np.einsum("tkc,ock->to", windows, layer.weight("conv.weight"))
+        x = x + (layer.weight("conv.bias") if config.bias else 0)
+        real = np.array([real[start : start + size].all() for start in starts])
+        if config.normalize == "each" or number == 0:
+            over = x if config.normalize == "each" else x[real] if real.any() else x
+            axis = int(config.normalize == "each")
+            y = (x - over.mean(axis, keepdims=True)) / np.sqrt(over.var(axis, keepdims=True) + 1e-5)
+            x = y * layer.weight("norm.weight") + layer.weight("norm.bias")
+        x = layer.at("activation", config.activation)(x)
+    return Value(part.at("output_norm", config.output_norm)(x), np.tile(real, (len(real), 1)))
+
+
+def conv_position(part: Part, *, input: Value) -> Value:
+    """Add a convolution whose weight has a norm for each tap, and the activation of it. https://arxiv.org/abs/2006.11477."""
+    config, x = part.config, input.x * input.tokens[:, None]
+    v, gain = part.weight("conv.direction"), part.weight("conv.gain")
+    weight = v * gain / np.sqrt((v**2).sum(axis=(0, 1)))
+    before, width = config.size // 2, config.d_model // config.groups
+    padded = np.pad(x, ((before, before), (0, 0)))
+    windows = [np.split(padded[t : t + config.size], config.groups, axis=1) for t in range(len(x))]
+    kernels = weight.reshape(config.groups, width, width, config.size)
+    y = np.einsum("tgkc,gock->tgo", np.array(windows), kernels).reshape(x.shape) + part.weight("conv.bias")
+    return Value(part.at("norm", config.norm)(x + part.at("activation", config.activation)(y)), input.pairs)
+
+
 def stack_frames(part: Part, *, input: Value) -> Value:
     """Concatenate neighbouring vectors."""
     return unmasked(np.reshape(input.x, (len(input.x) // part.config.size, -1)))
 
 
 def token_pool(part: Part, *, input: Value) -> Value:
-    """Return the mean of the patches, after the class token if both are selected."""
-    mean = input.x[1 + part.config.registers :].mean(axis=0)
+    """Return the mean of the patches, after the class token if both are selected, or the mean of two class tokens."""
+    front = 1 + part.config.registers
+    mean = (input.x[:2] if part.config.select == "class_tokens" else input.x[front:]).mean(axis=0)
     both = part.config.select == "class_and_patches"
     return Value(np.concatenate([input.x[0], mean]) if both else mean, np.asarray(True))
 
@@ -192,6 +225,21 @@ def grid_rope(part: Part, x: Any, positions: Any, n_keys: int) -> Any:
     return y
 
 
+def grid_bias(part: Part, attention: Any, positions: Any, causal: bool) -> Any:
+    """Return a learned bias for each distance in rows and columns, and three for the class token. arXiv:2106.08254."""
+    rows, columns = part.config.rows, part.config.columns
+    of_class = (2 * rows - 1) * (2 * columns - 1)  # to a patch; then from a patch, and to itself
+    index = np.zeros((len(positions), len(positions)), int)
+    for q in positions:
+        for k in positions:
+            if q and k:
+                down, right = np.subtract(divmod(q - 1, columns), divmod(k - 1, columns))
+                index[q, k] = (down + rows - 1) * (2 * columns - 1) + right + columns - 1
+            else:
+                index[q, k] = of_class + (q > 0) + 2 * (q == k)
+    return part.weight("distances.weight")[index].transpose(2, 0, 1)
+
+
 def grid_windows(part: Part, queries: Any, keys: Any) -> Any:
     """Return True for two patches in one window of an image. https://arxiv.org/abs/2502.13923."""
     rows, columns = ([np.divmod(patches, part.config.columns)[axis] for patches in (queries, keys)] for axis in (0, 1))
@@ -202,6 +250,8 @@ def grid_windows(part: Part, queries: Any, keys: Any) -> Any:
 FUNCTIONS = (
     patches,
     conv_stem,
+    waveform_stem,
+    conv_position,
     stack_frames,
     token_pool,
     end_pool,

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from tfkit.building.placement import forked_generator
 from tfkit.component import FieldPath, MaskConfig, SublayerConfig, leaf_values
 from tfkit.errors import listing
+from tfkit.graph.expand import wire_sources
 from tfkit.graph.wiring import heads_of_tables
 from tfkit.tools.check.measure import Deviation, property_of, require, tensor_deviation
 from tfkit.tools.check.model_under_test import ModelUnderTest, redraw_parameters
@@ -117,15 +118,31 @@ def every_row(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def _distance_table_prefixes(subject: ModelUnderTest) -> tuple[str, ...]:
-    """Return the prefixes of tables with a row for each distance, if a mask may hide some of the distances."""
+    """Return the prefixes of tables with a row for each distance, if some of the distances may have no effect.
+
+    A mask may hide them, or they belong to queries of a last layer that the pooling of its output ignores.
+    """
     blocks = {node.name for node in subject.stacks if node.stack is not None and node.stack.blocks is not None}
     return tuple(
         f"{path.partition('.')[0]}.{layer.context}.{name}."
         for path, layer in subject.layers.items()
         for name in ("position", "relative.table")
         if path.partition(".")[0] in blocks
+        or path in _pooled_layers(subject)
         or any(step.mask not in (None, MaskConfig(), MaskConfig(right=0)) for step in layer.steps)
     )
+
+
+def _pooled_layers(subject: ModelUnderTest) -> set[str]:
+    """Return the paths of the last layers whose output is only pooled, and that share no table with other layers."""
+    layers = set()
+    for node in subject.stacks:
+        readers = [reader for reader in subject.graph.nodes if node.name in wire_sources(reader.wires)]
+        pooled = readers and all(reader.output.type == "vector" for reader in readers)
+        contexts = [layer.context for layer in node.stack.layers] if node.stack is not None else []
+        if pooled and node.name not in subject.graph.outputs and contexts.count(contexts[-1]) == 1:
+            layers.add(f"{node.name}.layers.{len(contexts) - 1}")
+    return layers
 
 
 @contextmanager
