@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import tfkit
 import tfkit.testing
 
-from .models import PLUGINS, sequence_of, spec_of, wrong
+from .models import PLUGINS, error_of, sequence_of, spec_of
 
 STEM = {"sizes": [5, 3, 2], "strides": [3, 2, 1]}
 POSITIONS = {"front_position": {"block": "conv_position", "d_model": 8, "size": 4, "groups": 2}}
@@ -102,12 +102,12 @@ def test_a_new_convolution_has_the_spread_of_the_published_models() -> None:
     ],
 )
 def test_stems_that_cannot_be(fields: Mapping[str, Any], input: Mapping[str, Any], message: str) -> None:
-    assert message in wrong("waveform_stem", fields, input=input)
+    assert message in error_of("waveform_stem", fields, input=input)
 
 
 def test_groups_divide_the_width() -> None:
     input = {"type": "features", "width": 8}
-    assert "`groups` must divide d_model, 8; got 3" in wrong("conv_position", {"groups": 3}, input=input)
+    assert "`groups` must divide d_model, 8; got 3" in error_of("conv_position", {"groups": 3}, input=input)
 
 
 @pytest.mark.parametrize(

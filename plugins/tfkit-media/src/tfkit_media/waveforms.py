@@ -109,12 +109,13 @@ class StemLayer(nn.Module):
         self.norm = norm
         self.activation = activation
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if mask is not None:
+            mask = mask.unfold(1, self.size, self.stride).all(dim=2)
         x = self.conv(x)
         if self.norm is not None:
             x = self.norm(x, mask)
-        activated: Tensor = self.activation(x)
-        return activated
+        return self.activation(x), mask
 
 
 class FrameNorm(nn.LayerNorm):
@@ -155,9 +156,7 @@ class Convolutions(nn.Module):
         """Return the vectors of the frames, [b, f, m], and their mask, [b, f]."""
         x = self.to_channels(waveform)
         for layer in self.layers:
-            if mask is not None:
-                mask = mask.unfold(1, layer.size, layer.stride).all(dim=2)
-            x = layer(x, mask)
+            x, mask = layer(x, mask)
         x = self.to_frames(x)
         if self.output_norm is not None:
             x = self.output_norm(x)
