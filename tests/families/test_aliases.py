@@ -12,7 +12,7 @@ import transformers
 import tfkit
 from tfkit.spec.families import FamilyConfig
 from tfkit.tools.compare.comparison import compare
-from tfkit.tools.import_.importing import import_config
+from tfkit.tools.import_.importing import export_config, import_config
 
 from .case import reference
 from .cases import CASES
@@ -91,3 +91,12 @@ def test_a_folder_with_the_published_class_is_compared_with_the_class_of_transfo
 def test_an_alias_names_a_field_of_the_family() -> None:
     with pytest.raises(ValueError, match="the family has no field `width`"):
         FamilyConfig(model_type="m", architecture="M", tensors={}, aliases={"N": "M", "d": "width"})
+
+
+def test_a_case_may_be_arithmetic_over_fields(tmp_path: Path) -> None:
+    theirs = transformers.AutoConfig.for_model("umt5", **CASES["umt5_scaled"].config)
+    theirs.save_pretrained(tmp_path)
+    graph = import_config(tmp_path).graph
+    assert graph.spec.model.graph["logits"].scale == theirs.d_model**-0.5  # type: ignore[attr-defined]
+    fields = export_config(graph, tfkit.load_plugins())
+    assert (fields["tie_word_embeddings"], fields["scale_decoder_outputs"]) == (True, True)
