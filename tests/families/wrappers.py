@@ -160,6 +160,7 @@ TEXT_TYPES = {
     "minicpmv4_7": "qwen3_5_text",
     "mistral3": "mistral",
     "moss_transcribe_diarize": "qwen3",
+    "omniasr": "llama",
     "ovis2": "qwen2",
     "paligemma": "gemma",
     "perception_lm": "llama",
