@@ -369,7 +369,7 @@ def test_names_of_transformers_are_its_own() -> None:
     from transformers.generation import GenerationMixin
 
     theirs = {*vars(GenerationConfig()), *inspect.signature(GenerationMixin.generate).parameters}
-    read = {"input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids", "past_key_values"}
+    read = {"input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids", "past_key_values", "cache"}
     assert set(FOREIGN) <= theirs | read
     local = set(inspect.signature(tfkit.generate).parameters)
     for text in FOREIGN.values():

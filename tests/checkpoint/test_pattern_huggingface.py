@@ -81,16 +81,18 @@ def test_gpt_bigcode(monkeypatch, multi_query):
 def test_codegen(monkeypatch):
     module = huggingface("codegen")
     config = config_of("codegen", "CodeGenConfig", n_embd=32, n_head=8, n_positions=32, rotary_dim=4)
+    config._attn_implementation = "eager"
     attention = module.CodeGenAttention(config, layer_idx=0)
     calls = []
 
-    def spy(query, key, value, mask=None):
+    def spy(_, query, key, value, *args, **kwargs):
         calls.extend((query, key, value))
-        return query, None
+        return query.transpose(1, 2), None
 
-    monkeypatch.setattr(attention, "_attn", spy)
+    monkeypatch.setattr(module, "eager_attention_forward", spy)
+    x, positions = torch.eye(32)[None], torch.zeros(1, 32, dtype=torch.long)
     with torch.no_grad():
-        attention(torch.eye(32)[None], position_ids=torch.zeros(1, 32, dtype=torch.long))
+        attention(x, module.CodeGenRotaryEmbedding(config)(x, positions))
     actual = apply(
         "(m [q v k] d) i -> [(m q d) (m k d) (m v d)] i", attention.qkv_proj.weight.detach(), m=4, q=2, v=2, k=2
     )

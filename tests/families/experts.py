@@ -165,6 +165,16 @@ EXPERTS: dict[str, Case] = {
     "glm4_moe_bare": Case(
         "glm4_moe", {**DEEPSEEK_WITHOUT_LATENTS, "norm_topk_prob": False}, buffers=correction(CORRECTION, 1, 2)
     ),
+    "sarvam_moe": Case(
+        "sarvam_moe",
+        {**DEEPSEEK_WITHOUT_LATENTS, **GROUPS, "head_dim": 12, "attention_bias": True, "rms_norm_eps": 1e-4},
+        buffers=correction(CORRECTION, 1, 2),
+    ),
+    "sarvam_moe_bare": Case(
+        "sarvam_moe",
+        {**DEEPSEEK_WITHOUT_LATENTS, "use_qk_norm": False, "norm_topk_prob": False},
+        buffers=correction(CORRECTION, 1, 2),
+    ),
     "ernie4_5_moe": Case(
         "ernie4_5_moe",
         {

@@ -43,6 +43,11 @@ LATENT_KIN: dict[str, Case] = {
     "deepseek_v3_bare": deepseek_v3(
         n_group=1, topk_group=1, q_lora_rank=None, norm_topk_prob=False, rope_interleave=False
     ),
+    "sarvam_mla": Case(
+        "sarvam_mla",
+        {**DEEPSEEK, **GROUPS, "q_lora_rank": None, "attention_bias": True, "rope_parameters": YARN},
+        buffers=correction(CORRECTION, 1, 2),
+    ),
     "youtu": Case("youtu", {**LATENT, "attention_bias": True, "rope_parameters": YARN}),
     "youtu_halves": Case("youtu", {**LATENT, "q_lora_rank": None, "rope_interleave": False}),
     "minicpm3": Case(

@@ -64,6 +64,7 @@ LLAMA_KIN: dict[str, Case] = {
         "llama",
         {**LLAMA, "max_position_embeddings": 6, "rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 2.0}},
     ),
+    "exaone": Case("exaone", {**LLAMA, **BIASES, "head_dim": 12, "rope_parameters": ROPE, "rms_norm_eps": 1e-4}),
     "mistral": Case("mistral", {**LLAMA, **WINDOW, "tie_word_embeddings": True}),
     "ministral": Case("ministral", {**LLAMA, **MIXED, "head_dim": 12}),
     "qwen2": Case("qwen2", {**LLAMA, "rope_parameters": ROPE}),
@@ -218,6 +219,8 @@ LLAMA_KIN: dict[str, Case] = {
         },
     ),
     "apertus": Case("apertus", {**LLAMA, "attention_bias": True}),
+    "apertus1p5_text": Case("apertus1p5_text", {**LLAMA, "attention_bias": True, "output_vocab_size": 40}),
+    "apertus1p5_text_full": Case("apertus1p5_text", LLAMA),
     "bitnet": Case("bitnet", {**LLAMA, "attention_bias": True}),
     "vaultgemma": Case(
         "vaultgemma",

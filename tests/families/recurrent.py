@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from .case import Case
-from .llama_kin import LLAMA, MULTIPLIERS, ROPE
+from .experts import EXPERTS_OF
+from .llama_kin import LLAMA, MULTIPLIERS, ROPE, WINDOW
 
 LENGTH = 75
 """Longer than a chunk of any recurrence."""
@@ -57,6 +58,8 @@ FALCON_H1 = {
     "lm_head_multiplier": 0.5,
 }
 LAYERS = ["linear_attention", "full_attention", "linear_attention"]
+LARA = {name: value for name, value in HYBRID.items() if name != "intermediate_size"}
+LARA |= {**DELTA, **EXPERTS_OF, "num_experts": 6}
 DENSE = {"num_local_experts": 0, "shared_intermediate_size": 40}
 
 
@@ -366,6 +369,24 @@ RECURRENT: dict[str, Case] = {
             "rms_norm_eps": 1e-4,
             "rope_parameters": ROPE,
         },
+    ),
+    "lara_mini": recurrent(
+        "lara_mini",
+        {
+            **LARA,
+            **WINDOW,
+            "num_hidden_layers": 4,
+            "head_dim": 12,
+            "shared_expert_intermediate_size": 20,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-4,
+            "rope_parameters": ROPE,
+        },
+    ),
+    "lara_mini_untied": recurrent(
+        "lara_mini",
+        {**LARA, "layer_types": LAYERS, "tie_word_embeddings": False},
     ),
     "minimax": minimax(
         {

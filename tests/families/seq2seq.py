@@ -70,14 +70,6 @@ def untie(model: Any) -> None:
     model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.25)
 
 
-def leave_unscaled(model: Any) -> None:
-    """Take the logits of an untied head as they are: the class scales them if the config says tied, as it always does.
-
-    https://github.com/google-research/t5x, `Decoder.__call__`: only logits of the embedding's table are scaled.
-    """
-    model.config.tie_word_embeddings = False
-
-
 def read_without_cache(model: Any) -> None:
     """Mask later targets: the class leaves the mask out where it keeps a cache, as if targets came one by one."""
     model.config.use_cache = False
@@ -93,7 +85,8 @@ SEQ2SEQ: dict[str, Case] = {
         prepare=untie,
     ),
     "mt5": Case("mt5", {**T5, **GATED}, "seq2seq", std=0.15, prepare=untie),
-    "umt5": Case("umt5", {**T5, **GATED}, "seq2seq", std=0.15, prepare=untie, repair=leave_unscaled),
+    "umt5": Case("umt5", {**T5, **GATED, "tie_word_embeddings": False}, "seq2seq", std=0.15, prepare=untie),
+    "umt5_scaled": Case("umt5", {**T5, **GATED}, "seq2seq", std=0.15, prepare=untie),
     "bart": Case("bart", BART, "seq2seq", alone=True),
     "mbart": Case("mbart", {**BART, "activation_function": "relu"}, "seq2seq", alone=True),
     "pegasus": Case("pegasus", BART, "seq2seq", alone=True, uncounted=SINUSOIDS),

@@ -17,12 +17,12 @@ from .cases import CASES
 TEXT_ALONE = {"blip-2", "florence2", "instructblip", "instructblipvideo"}
 """Types whose class does not run without images, or has two inputs of text: their text model runs alone."""
 MISNAMED = {
-    "cosmos3_omni": "version 5.23 writes the names of all of its parts without their prefixes",
-    "kimi_k25": "version 5.23 writes `blocks` instead of `layers`, also in the text model",
-    "qianfan_ocr": "version 5.23 writes `encoder` instead of `layers`, also in the text model",
+    "cosmos3_omni": "version 5.24 writes the names of all of its parts without their prefixes",
+    "kimi_k25": "version 5.24 writes `blocks` instead of `layers`, also in the text model",
+    "qianfan_ocr": "version 5.24 writes `encoder` instead of `layers`, also in the text model",
 }
 """Types whose folders transformers writes with names that published folders do not have."""
-UNREAD = {"shieldgemma2": "version 5.23 does not read the names that it writes"}
+UNREAD = {"shieldgemma2": "version 5.24 does not read the names that it writes"}
 """Types whose folders transformers does not read as it wrote them."""
 WITH_IMAGES = {
     "gemma3": "gemma3_1b",
@@ -68,6 +68,27 @@ FURTHER: dict[str, dict[str, Any]] = {
             "projection_dim": 16,
         }
     },
+    "apertus1p5": {
+        "image_token_offset": 41,
+        "audio_token_offset": 51,
+        "vision_config": {
+            "codebook_size": 10,
+            "embed_dim": 8,
+            "latent_channels": 8,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1],
+            "num_res_blocks": 1,
+        },
+        "audio_config": {
+            "model_type": "wavtokenizer_encoder",
+            "num_filters": 4,
+            "upsampling_ratios": [2, 2],
+            "num_lstm_layers": 1,
+            "hidden_size": 8,
+            "codebook_dim": 8,
+            "codebook_size": 10,
+        },
+    },
     "janus": {
         "vq_config": {
             "base_channels": 32,
@@ -100,6 +121,7 @@ class Tower(nn.Module):
 
 
 TEXT_TYPES = {
+    "apertus1p5": "apertus1p5_text",
     "aria": "aria_text",
     "aya_vision": "cohere2",
     "blip-2": "opt",
@@ -138,6 +160,7 @@ TEXT_TYPES = {
     "minicpmv4_7": "qwen3_5_text",
     "mistral3": "mistral",
     "moss_transcribe_diarize": "qwen3",
+    "omniasr": "llama",
     "ovis2": "qwen2",
     "paligemma": "gemma",
     "perception_lm": "llama",

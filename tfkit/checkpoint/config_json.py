@@ -144,9 +144,13 @@ class FieldReading:
         """Yield fields by name; a field in a mapping as `mapping.field` if the family has rules of that form."""
         self._around[start] = node.span
         for key, value in node.items.items():
-            name = f"{start}{key}"
+            name = self._family.aliases.get(f"{start}{key}", f"{start}{key}")
             if name in self._family.families:
                 continue
+            if name in self._values and plain_data(self._values[name]) != plain_data(value):
+                alias = next(other for other in node.items if self._family.aliases.get(f"{start}{other}") == name)
+                message = f"{quoted(alias)} and {quoted(name)} name the same field, and must be equal"
+                self.errors.append(Diagnostic(message, value.span, name, help="remove one of the two"))
             parts = any(rule.startswith(f"{name}.") for rule in self._family.fields)
             if isinstance(value, Mapping) and parts:
                 self._flatten(value, f"{name}.")
@@ -541,7 +545,11 @@ class FieldWriting:
         return value
 
     def says(self, path: str, expected: Any) -> bool:
-        return self._family.removes(path) or is_expected_value(self.value(path), expected)
+        value = self.value(path)
+        if isinstance(expected, str) and isinstance(value, float):
+            with suppress(Invalid):  # arithmetic over fields
+                expected = self.compute(expected)
+        return self._family.removes(path) or is_expected_value(value, expected)
 
     def layers(self, stack: str) -> list[str]:
         block = self.value(stack)

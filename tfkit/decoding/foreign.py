@@ -33,7 +33,7 @@ FOREIGN = {
     "pad_token_id": "the padding token is `pad`",
     "streamer": "`on_token` is called with the tokens of each step",
     "use_cache": "there is always a cache",
-    "past_key_values": "a `tfkit.CachedModel` continues its sequences",
+    **dict.fromkeys(("past_key_values", "cache"), "a `tfkit.CachedModel` continues its sequences"),
     "max_time": "`on_token` may return the rows to end",
     "num_beams": _BEAMS,
     "num_beam_groups": _BEAMS,

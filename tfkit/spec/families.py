@@ -90,6 +90,8 @@ class FamilyConfig(Config):
     inside: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Types of models that contain this model and whose classes always compute with certain values of its fields,
     whatever their config.json states."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other names in published files: of `architecture`, and of fields, each with the name in `fields`."""
     differences: tuple[str, ...] = ()
     """Differences between the computations of the transformers class and of the graph, printed by `tfkit import`."""
 
@@ -97,11 +99,13 @@ class FamilyConfig(Config):
         """Raise `Invalid` for malformed entries, unknown fields, and expressions without an inverse."""
         super().check()
         self._check_tensors()
-        for section, names in (("defaults", self.defaults), ("when", self.when)):
-            if unknown := [name for name in names if name not in self.fields]:
-                near = closest_name(unknown[0], self.fields)
+        names = {f"defaults.{name}": name for name in self.defaults} | {f"when.{name}": name for name in self.when}
+        names |= {f"aliases.{alias}": name for alias, name in self.aliases.items() if name != self.architecture}
+        for path, name in names.items():
+            if name not in self.fields:
+                near = closest_name(name, self.fields)
                 help = f"a field with a similar name exists: {quoted(near)}" if near else None
-                raise Invalid(f"{section}.{unknown[0]}", f"the family has no field {quoted(unknown[0])}", help=help)
+                raise Invalid(path, f"the family has no field {quoted(name)}", help=help)
         for name, rule in self.fields.items():
             for text in rule.expressions:
                 try:
@@ -137,7 +141,8 @@ class FamilyConfig(Config):
     @property
     def classes(self) -> dict[str, str | None]:
         """Classes that the family supports, and the head of each; None for `architecture`."""
-        return {self.architecture: None} | {class_of(head, self.architecture): head for head in self.heads}
+        names = [self.architecture, *(alias for alias, name in self.aliases.items() if name == self.architecture)]
+        return dict.fromkeys(names) | {class_of(head, self.architecture): head for head in self.heads}
 
     def removes(self, path: str) -> bool:
         """Return True if the family's head removes the node that contains a path."""

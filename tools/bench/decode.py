@@ -80,7 +80,7 @@ class Transformers:
         result: Any = self.model(self.prompt, use_cache=True, logits_to_keep=1)
         tokens = [result.logits.argmax(dim=-1)]
         for _ in range(n - 1):
-            result = self.model(tokens[-1], past_key_values=result.past_key_values, use_cache=True, logits_to_keep=1)
+            result = self.model(tokens[-1], cache=result.cache, use_cache=True, logits_to_keep=1)
             tokens.append(result.logits.argmax(dim=-1))
         return torch.cat(tokens, dim=1)
 

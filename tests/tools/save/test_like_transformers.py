@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from transformers import (
     StaticCache,
 )
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+from transformers.utils import generic
 
 import tfkit
 from tfkit.tools.common.companions import START_ROLES
@@ -172,12 +174,13 @@ def test_a_row_of_several_sequences(models: Pair) -> None:
 
 
 @torch.no_grad()
-def test_the_cache_by_its_later_name(models: Pair) -> None:
-    """From transformers 5.24 on, `generate` calls `past_key_values` `cache`."""
+def test_the_cache_by_its_later_name(models: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From transformers 5.24 on, `generate` calls `past_key_values` `cache`, and outputs warn of the older name."""
+    monkeypatch.setattr(generic.logger, "warning_once", pytest.fail)
     cache = DynamicCache()
     logits = [models.ours(part, cache=cache).logits for part in ids().split((5, 3, 1), dim=1)]
     close(torch.cat(logits, dim=1), models.theirs(ids()).logits)
-    assert models.ours.model(ids()[:, :1], cache=cache).past_key_values is cache
+    assert models.ours.model(ids()[:, :1], cache=cache).cache is cache
 
 
 @torch.no_grad()
@@ -260,7 +263,7 @@ def test_any_cache_is_read_incrementally(models: Pair, kind: str, implementation
     for model in models:
         model.set_attn_implementation(implementation)
         cache = CACHES[kind](model.config)
-        parts = [model(part, past_key_values=cache).logits for part in ids().split((4, 3, 1, 1), dim=1)]
+        parts = [model(part, cache=cache).logits for part in ids().split((4, 3, 1, 1), dim=1)]
         logits.append(torch.cat(parts, dim=1))
         model.set_attn_implementation("sdpa")
     close(*logits)
@@ -378,6 +381,11 @@ def test_generation_with_states(recurrent: Pair) -> None:
         assert torch.equal(ours.generate(ids(), cache_implementation=implementation, **options), expected)
     beams = options | {"num_beams": 3}
     assert torch.equal(ours.generate(ids(), **beams), ours.generate(ids(), use_cache=False, **beams))
+    code = sys.modules[type(ours).__module__]
+    cache = getattr(code, "SmallCache", DynamicCache)(config=ours.config)
+    begun = ours.generate(ids(), cache=cache, **options | {"max_new_tokens": 2})
+    longer = options | {"attention_mask": F.pad(PADDED, (0, 2), value=1), "max_new_tokens": 4}
+    assert torch.equal(ours.generate(begun, cache=cache, **longer), expected)
 
 
 @torch.no_grad()

@@ -200,6 +200,10 @@ def test_rules_of_masks(tmp_path: Path) -> None:
     close(written(tokens).logits, expected)
     cache = written(tokens[:, :5], use_cache=True).past_key_values
     close(written(tokens[:, 5:], past_key_values=cache).logits, expected[:, 5:])
+    cache = sys.modules[type(written).__module__].SmallCache(written.config)
+    begun = written.generate(tokens, cache=cache, max_new_tokens=2, do_sample=False)
+    continued = written.generate(begun, cache=cache, max_new_tokens=3, do_sample=False)
+    assert torch.equal(continued, written.generate(tokens, max_new_tokens=5, do_sample=False))
 
 
 @torch.no_grad()

@@ -60,6 +60,10 @@ SCALINGS: dict[str, dict[str, str]] = {
 fraction of a head."""
 
 
+OTHER_NAMES = {"su": "longrope", "deepseek_yarn": "yarn"}
+"""Names of scalings in older files, and in files for code of the model's authors."""
+
+
 class RopeFieldConfig(FieldConfig):
     """A rotary position, with its base and its scaling: `{rope: decoder.attention.position}`."""
 
@@ -277,7 +281,7 @@ def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _scaling(file: Reading, parameters: dict[str, Any], outside: bool) -> dict[str, Any] | None:
     """Return the scaling that the parameters describe, and remove its parameters from them."""
     kind = parameters.pop("rope_type", "default")
-    kind = "longrope" if kind == "su" else "ntk" if kind == "dynamic" and "alpha" in parameters else kind
+    kind = "ntk" if kind == "dynamic" and "alpha" in parameters else OTHER_NAMES.get(str(kind), kind)
     if kind == "default":
         parameters.pop(ORIGINAL, None)
         return None

@@ -149,6 +149,7 @@ def _transformers_model(model: fx.GraphModule, folder: Path, device: torch.devic
     if not os.path.isfile(folder / CONFIG):
         raise SpecError(Diagnostic(f"{quoted(str(folder))} has no {CONFIG}: it is not a transformers model"))
     architecture = _architecture_name(folder / CONFIG) or family.architecture
+    architecture = family.aliases.get(architecture, architecture)
     theirs = _loaded_model(folder, architecture, dtype).to(device).eval()
     theirs.config.use_cache = False
     modules = {path: not list(module.children()) for path, module in theirs.named_modules()}

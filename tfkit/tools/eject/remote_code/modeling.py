@@ -585,7 +585,7 @@ class _ModelingWriter:
         output = "BaseModelOutputWithPast" if body.decodes else "BaseModelOutput"
         output = "MoeModelOutputWithPast" if self.routers else output
         output += "AndCrossAttentions" if body.memory else ""
-        further = ", past_key_values=past_key_values" if body.decodes else ", pooler_output=pooled" if vector else ""
+        further = ", past_key_values" if body.decodes else ", pooled" if vector else ""
         steps = self._steps(self.modules[body], "x, pooled" if vector else "x")
         flags = self._flags(body) | {"masked": body.is_masked, "masks_memory": _has_variable(steps, "memory_mask")}
         signal = self.graph.inputs[body.input]
@@ -701,7 +701,6 @@ class _ModelingWriter:
         flags |= {"ties": bool(ties), "windows": self._has_windows, "pools": _has_variable(steps, "mask")}
         flags |= {"mamba": "mamba" in self.name.lower()}
         flags["misnamed"] = any(name in self.name.lower() for name in OTHER_CACHES)
-        flags["routes"] = bool(self.routers)
         flags |= self._plan_flags()
         return _filled_template("head", self.words | words, flags)
 
