@@ -425,7 +425,7 @@ def test_a_task_in_yaml_that_needs_more_is_rejected_by_name(name: str, here: Pat
 
 
 @pytest.mark.parametrize(
-    ("include", "own", "name"),
+    ("include", "line", "name"),
     [
         ("[first.yaml, second.yaml]", "", "second"),
         ("[second.yaml, first.yaml]", "", "first"),
@@ -433,11 +433,11 @@ def test_a_task_in_yaml_that_needs_more_is_rejected_by_name(name: str, here: Pat
         ("[first.yaml, second.yaml]", "task: third\n", "third"),
     ],
 )
-def test_of_included_files_the_last_applies_and_the_file_itself(include: str, own: str, name: str, here: Path) -> None:
+def test_of_included_files_the_last_applies_and_the_file_itself(include: str, line: str, name: str, here: Path) -> None:
     write_rows(here / "rows.jsonl", [{"text": "a", "options": [" b", " c"]}])
     for word, content in (("first", "task: first\n"), ("second", "task: second\n"), ("third", "include: first.yaml\n")):
         (here / f"{word}.yaml").write_text(content, encoding="utf-8")
-    (here / "local.yaml").write_text(f"include: {include}\n{own}{TASK.partition('task: local')[2]}", encoding="utf-8")
+    (here / "local.yaml").write_text(f"include: {include}\n{line}{TASK.partition('task: local')[2]}", encoding="utf-8")
     assert read_task_file("local.yaml").name == name
 
 
