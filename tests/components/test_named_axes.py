@@ -13,6 +13,7 @@ ALLOWED = {
     "last.unflatten(1, v.shape[1:3])": "how many groups there are is known only when it runs",
     "x.reshape(images.size(0), images.size(1) * x.size(1), x.size(2))": "how many images a row has is known only then",
     "rows[:n * size].unflatten(0, [n, size])": "how many rows an expert has is known only when it runs",
+    "x.unflatten(1, [-1, chunk])": "how many chunks there are is known only when it runs",
     "rows.index_select(0, back).view(chosen.size(0), chosen.size(1), rows.size(1))": "how many ids is known only then",
 }
 """What names no axis, and why."""

@@ -41,7 +41,9 @@ EXCEPT = {
     "xlstm* embedding_dim=[Nn]o* is passed over": "null stands for `hidden_size`, which is equal",
     "xlstm* num_blocks=[Nn]o* is passed over": "null stands for `num_hidden_layers`, which is equal",
     "* rope_parameters.mrope_section=[[]*] is passed over": "positions of text are equal in all planes",
-    "* rope_parameters.type='mrope' is passed over": "the same",
+    "* rope_parameters.*type='mrope' is passed over": "the same",
+    "gemma3n* rope_parameters.sliding_attention=nothing is passed over": "its class has the same base by default",
+    "* mlp_layer_types=[Nn]o* is passed over": "null stands for `first_k_dense_replace`, which agrees",
     "* rope_parameters.*factor=* is passed over": "the ratio of two lengths, as without it",
 }
 """Findings, with `*`, that are right; each with the reason."""

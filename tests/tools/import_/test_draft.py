@@ -78,7 +78,10 @@ def test_layers_that_are_neither_attention_nor_ffn_are_said(name: str, tmp_path:
     assert warning.message == message
 
 
-def test_only_types_of_the_recurrent_plugin_have_such_a_word() -> None:
+def test_only_types_of_plugins_for_such_layers_have_such_a_word() -> None:
     matches = {file.stem for file in PUBLISHED.glob("*.json") if other_layers(read(file))}
     assert matches
-    assert {KNOWN.files[name].plugin for name in matches} == {"tfkit-recurrent 0.1.0"}
+    plugins = {name: KNOWN.files[name].plugin for name in matches}
+    assert set(plugins.values()) == {"tfkit-recurrent 0.1.0", "tfkit-media 0.1.0"}
+    media = {name for name, plugin in plugins.items() if plugin == "tfkit-media 0.1.0"}
+    assert media == {"hubert_base", "hubert_large", "wav2vec2_base", "wav2vec2_large_lv60"}

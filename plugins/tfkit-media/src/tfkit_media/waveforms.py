@@ -121,9 +121,15 @@ class StemLayer(nn.Module):
 class FrameNorm(nn.LayerNorm):
     """A layer norm of the channels of each frame, [b, m, f] -> [b, m, f]."""
 
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(width, eps=eps)
+        self.to_frames = Rearrange("b m f -> b f m")
+        self.to_channels = Rearrange("b f m -> b m f")
+
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        frames = input.transpose(1, 2)
-        return F.layer_norm(frames, self.normalized_shape, self.weight, self.bias, self.eps).transpose(1, 2)
+        frames = F.layer_norm(self.to_frames(input), self.normalized_shape, self.weight, self.bias, self.eps)
+        channels: Tensor = self.to_channels(frames)
+        return channels
 
 
 class ChannelNorm(nn.GroupNorm):
@@ -248,6 +254,8 @@ class WeightNormConv(nn.Module):
         self.direction = nn.Parameter(torch.empty(width, width // groups, size))
         self.gain = nn.Parameter(torch.empty(size))
         self.bias = nn.Parameter(torch.empty(width))
+        self.to_channels = Rearrange("b f m -> b m f")
+        self.to_frames = Rearrange("b m f -> b f m")
 
     def reset_parameters(self) -> None:
         """Fill the weight at random, with the spread of the published models before training."""
@@ -258,8 +266,10 @@ class WeightNormConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.gain / self.direction.square().sum(dim=(0, 1)).sqrt()
-        y = F.conv1d(x.transpose(1, 2), self.direction * scale, self.bias, padding=self.size // 2, groups=self.groups)
-        return y[:, :, : x.size(1)].transpose(1, 2)
+        channels, weight = self.to_channels(x), self.direction * scale
+        y = F.conv1d(channels, weight, self.bias, padding=self.size // 2, groups=self.groups)
+        frames: Tensor = self.to_frames(y[:, :, : x.size(1)])
+        return frames
 
     def extra_repr(self) -> str:
         return named(self.direction.size(0), size=self.size, groups=self.groups)

@@ -250,14 +250,14 @@ def decaying_mean(
         mean, weight = join(mean, torch.addcmul(weight, tokens[:, 0], log_decay), v[:, 0], k[:, 0])
         return y[:, None], mean, weight
     extra = (chunk - length % chunk) % chunk
-    tokens = F.pad(tokens, [0, 0, 0, extra]).unflatten(1, [-1, chunk])
+    tokens = in_chunks(F.pad(tokens, [0, 0, 0, extra]), chunk)
     restarts: Tensor | None = None
     if documents is not None:
         starts = F.pad(~continues(documents)[:, :, None], [0, 0, 0, extra])
-        restarts = empty * starts.to(k.dtype).unflatten(1, [-1, chunk])
+        restarts = empty * in_chunks(starts.to(k.dtype), chunk)
     if extra > 0:
         k, v = F.pad(k, [0, 0, 0, extra], value=2.0 * empty), F.pad(v, [0, 0, 0, extra])
-    k, v = k.unflatten(1, [-1, chunk]), v.unflatten(1, [-1, chunk])
+    k, v = in_chunks(k, chunk), in_chunks(v, chunk)
     until, total = decays_until_end(tokens, log_decay, restarts)
     averages, sizes = mean_of_chunks(k + until, v)
     means: list[Tensor] = []
@@ -274,6 +274,11 @@ def decaying_mean(
         outputs.append(lerp_by_weight(carried, carried_weight, value, key + bonus))
         carried, carried_weight = join(carried, torch.addcmul(carried_weight, token, log_decay), value, key)
     return torch.stack(outputs, dim=2).flatten(1, 2)[:, :length], mean, weight
+
+
+def in_chunks(x: Tensor, chunk: int) -> Tensor:
+    """Divide the positions into chunks: [b, t, w] -> [b, n, c, w]."""
+    return x.unflatten(1, [-1, chunk])
 
 
 def decays_until_end(tokens: Tensor, log_decay: Tensor, restarts: Tensor | None) -> tuple[Tensor, Tensor]:
