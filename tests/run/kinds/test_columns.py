@@ -511,6 +511,13 @@ def test_padding_is_counted_next_to_the_positions(tmp_path: Path) -> None:
     assert run_plan(longer) == replace(size, digest=longer.digest, memory=run_plan(longer).memory)
 
 
+def test_batches_without_padding_count_in_its_share(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [{"text": "a" * size, "label": size % 2} for size in (4, 4, 4, 7, 2, 9)])
+    data = "{kind: labelled, files: {train: rows.jsonl}, text: text, tokenizer: bytes, order: sequential}"
+    size = run_plan(columns_run(tmp_path, "classes", data, "batch.sequences=3", "epochs=1"))
+    assert (size.tokens, size.padding) == (30, 3 * 4 + 3 * 9 - 30)
+
+
 # ---- mixtures ----
 
 PARTS = {

@@ -147,8 +147,6 @@ def padding_of(run: Run) -> float:
         indices = indices_of(config.data.order, config.seed, step, run.sizes, examples=len(examples))
         indices = indices[:PADDING_EXAMPLES]
         batch = run.cut(examples.batch(indices), step)
-        if not batch.masks:
-            continue
         shapes = {name: values.shape[:2] for name, values in batch.inputs.items()}
         sizes = [batch.masks.get(name, np.ones(shape)).sum(1) for name, shape in shapes.items()]
         n_tokens += int(np.max(sizes, axis=0).sum())
