@@ -152,35 +152,35 @@ def mamba2(tensors: Tensors) -> dict[str, Tensor]:
 
 def qwen3_5(tensors: Tensors) -> dict[str, Tensor]:
     rates = torch.cat((tensors["in_proj_b.weight"], tensors["in_proj_a.weight"]))
-    others = {name: tensor for name, tensor in tensors.items() if not name.startswith(("in_proj_a", "in_proj_b"))}
+    remaining = {name: tensor for name, tensor in tensors.items() if not name.startswith(("in_proj_a", "in_proj_b"))}
     names = {"in_proj_qkv": "project", "in_proj_z": "gate", "out_proj": "output", "conv1d": "conv"}
-    return renamed({**others, "rates.weight": rates}, **names, A_log="a_log", dt_bias="step_bias")
+    return renamed({**remaining, "rates.weight": rates}, **names, A_log="a_log", dt_bias="step_bias")
 
 
 def qwen3_next(tensors: Tensors) -> dict[str, Tensor]:
     heads = tensors["in_proj_qkvz.weight"].view(3, -1, WIDTH)
     q, k, v, gate = (part.flatten(0, 1) for part in heads.split([4, 4, 10, 10], dim=1))
     beta, step = (part.flatten(0, 1) for part in tensors["in_proj_ba.weight"].view(3, 4, WIDTH).split(2, dim=1))
-    others = {name: tensor for name, tensor in tensors.items() if not name.startswith("in_proj")}
+    remaining = {name: tensor for name, tensor in tensors.items() if not name.startswith("in_proj")}
     weights = {"project.weight": torch.cat((q, k, v)), "gate.weight": gate, "rates.weight": torch.cat((beta, step))}
-    return renamed({**others, **weights}, out_proj="output", conv1d="conv", A_log="a_log", dt_bias="step_bias")
+    return renamed({**remaining, **weights}, out_proj="output", conv1d="conv", A_log="a_log", dt_bias="step_bias")
 
 
 def olmo_hybrid(tensors: Tensors) -> dict[str, Tensor]:
     project = torch.cat([tensors[f"{name}_proj.weight"] for name in "qkv"])
     rates = torch.cat([tensors[f"{name}_proj.weight"] for name in "ba"])
-    others = {name: tensor for name, tensor in tensors.items() if name[:6] not in [f"{x}_proj" for x in "qkvab"]}
+    remaining = {name: tensor for name, tensor in tensors.items() if name[:6] not in [f"{x}_proj" for x in "qkvab"]}
     names = {"g_proj": "gate", "o_proj": "output", "o_norm": "norm", "conv1d": "conv"}
     return renamed(
-        {**others, "project.weight": project, "rates.weight": rates}, **names, A_log="a_log", dt_bias="step_bias"
+        {**remaining, "project.weight": project, "rates.weight": rates}, **names, A_log="a_log", dt_bias="step_bias"
     )
 
 
 def kimi(tensors: Tensors) -> dict[str, Tensor]:
     project = torch.cat([tensors[f"{name}_proj.weight"] for name in "qkv"])
-    others = {name: tensor for name, tensor in tensors.items() if name[:6] not in [f"{x}_proj" for x in "qkv"]}
+    remaining = {name: tensor for name, tensor in tensors.items() if name[:6] not in [f"{x}_proj" for x in "qkv"]}
     result = renamed(
-        {**others, "project.weight": project, "a_log": tensors["forget_gate.A_log"].flatten()},
+        {**remaining, "project.weight": project, "a_log": tensors["forget_gate.A_log"].flatten()},
         conv1d="conv",
         **{"forget_gate.f_a_proj": "decay_down", "forget_gate.f_b_proj": "decay_up"},
         **{"forget_gate.dt_bias": "step_bias"},
@@ -196,8 +196,8 @@ def kimi(tensors: Tensors) -> dict[str, Tensor]:
 
 def minimax(tensors: Tensors) -> dict[str, Tensor]:
     project = tensors["qkv_proj.weight"].view(4, 3, 6, WIDTH).transpose(0, 1).reshape(-1, WIDTH)
-    others = {name: tensor for name, tensor in tensors.items() if "decay" not in name and "qkv" not in name}
-    result = renamed({**others, "project.weight": project}, output_gate="gate", out_proj="output")
+    remaining = {name: tensor for name, tensor in tensors.items() if "decay" not in name and "qkv" not in name}
+    result = renamed({**remaining, "project.weight": project}, output_gate="gate", out_proj="output")
     result["slopes"] = result.pop("slope_rate").flatten()
     return result
 
