@@ -106,7 +106,7 @@ def reductions(graph: Graph, layers: int = 2) -> Iterator[str]:
     yield from _everywhere(graph, "d_model", 16)
     for name, signal in graph.inputs.items():
         if signal.type == "sequence":
-            yield f"inputs.{name}.width=16"
+            yield f"inputs.{name}.{'length=1600' if signal.width == 1 else 'width=16'}"  # of a waveform, or of vectors
     yield from _everywhere(graph, "vocab_size", 13)
     yield from _everywhere(graph, "max_len", 8)
     for node in graph.built_nodes:
@@ -161,9 +161,10 @@ def _layer_reductions(layer: Any) -> Iterator[str]:
 
 
 def _attention_reductions(attention: Any) -> Iterator[str]:
-    yield "attention.n_heads=2"
-    if attention.kind == "gqa":
-        yield "attention.n_kv_heads=1"
+    pairs = attention.kind == "differential"  # whose heads, and whose key-value heads, form pairs
+    yield f"attention.n_heads={4 if pairs else 2}"
+    if attention.kind in ("gqa", "differential"):
+        yield f"attention.n_kv_heads={2 if pairs else 1}"
     if getattr(attention, "d_head", None):
         yield "attention.d_head=4"
     if getattr(attention.position, "sections", None):
