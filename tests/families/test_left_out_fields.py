@@ -21,6 +21,7 @@ EXCEPT = {
     "deepseek_v2* qk_rope_head_dim": "`head_dim` is there, too, and still has its value",
     "dots1* layer_types": "the list also says what `max_window_layers` does, which the file has for another depth",
     "laguna* rope_parameters.*_attention": "its class makes a config of this, and no model",
+    "phimoe rope_parameters.original_max_position_embeddings": "it is next to it, too, and its class reads neither",
     "hyperclovax* attention_multiplier": "null is the same scale as the number that its class writes",
     "qwen2_moe_* layer_types": "no list is the default: its class has windows in every second layer, so it is required",
 }
