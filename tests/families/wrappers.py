@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 from .case import Case
 from .cases import CASES
 
-TEXT_ALONE = {"blip-2", "florence2", "instructblip", "instructblipvideo"}
+TEXT_ALONE = {"blip-2", "florence2", "instructblip", "instructblipvideo", "llama4"}
 """Types whose class does not run without images, or has two inputs of text: their text model runs alone."""
 MISNAMED = {
     "cosmos3_omni": "version 5.24 writes the names of all of its parts without their prefixes",
