@@ -158,7 +158,7 @@ def test_whisper_decodes_with_its_cache(tmp_path: Path) -> None:
 )
 @torch.no_grad()
 def test_padded_waveforms(name: str, tmp_path: Path) -> None:
-    """Frames of a padded row are those of the row alone, and those of the class, unless it has a group norm."""
+    """Frames of a padded row equal the frames of the row alone, and of the class unless it has a group norm."""
     trial = MediaTrial.of(name, tmp_path)
     samples, lengths = trial.case.inputs["input_values"], (131, 95, 37)
     mask = torch.arange(131) < torch.tensor(lengths)[:, None]

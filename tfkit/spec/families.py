@@ -100,8 +100,13 @@ class FamilyConfig(Config):
         super().check()
         self._check_tensors()
         names = {f"defaults.{name}": name for name in self.defaults} | {f"when.{name}": name for name in self.when}
-        # With a head, `architecture` is another class than that of the aliases. Names of fields have no capitals.
-        names |= {f"aliases.{alias}": name for alias, name in self.aliases.items() if name == name.lower()}
+        # With a head, `architecture` is another class than that of the aliases.
+        classes = [name for name in self.aliases.values() if self.head is not None and name != name.lower()]
+        names |= {
+            f"aliases.{alias}": name
+            for alias, name in self.aliases.items()
+            if name not in (self.architecture, *classes)
+        }
         for path, name in names.items():
             if name not in self.fields:
                 near = closest_name(name, self.fields)

@@ -123,12 +123,13 @@ def _distance_table_prefixes(subject: ModelUnderTest) -> tuple[str, ...]:
     A mask may hide them, or they belong to queries of a last layer that the pooling of its output ignores.
     """
     blocks = {node.name for node in subject.stacks if node.stack is not None and node.stack.blocks is not None}
+    pooled = _pooled_layers(subject)
     return tuple(
         f"{path.partition('.')[0]}.{layer.context}.{name}."
         for path, layer in subject.layers.items()
         for name in ("position", "relative.table")
         if path.partition(".")[0] in blocks
-        or path in _pooled_layers(subject)
+        or path in pooled
         or any(step.mask not in (None, MaskConfig(), MaskConfig(right=0)) for step in layer.steps)
     )
 
@@ -137,10 +138,11 @@ def _pooled_layers(subject: ModelUnderTest) -> set[str]:
     """Return the paths of the last layers whose output is only pooled, and that share no table with other layers."""
     layers = set()
     for node in subject.stacks:
+        if node.stack is None or node.name in subject.graph.outputs:
+            continue
         readers = [reader for reader in subject.graph.nodes if node.name in wire_sources(reader.wires)]
-        pooled = readers and all(reader.output.type == "vector" for reader in readers)
-        contexts = [layer.context for layer in node.stack.layers] if node.stack is not None else []
-        if pooled and node.name not in subject.graph.outputs and contexts.count(contexts[-1]) == 1:
+        contexts = [layer.context for layer in node.stack.layers]
+        if all(reader.output.type == "vector" for reader in readers) and contexts.count(contexts[-1]) == 1:
             layers.add(f"{node.name}.layers.{len(contexts) - 1}")
     return layers
 
