@@ -26,7 +26,7 @@ transformers.utils.logging.set_verbosity_error()
 WITHOUT = {
     "bert_generation": "its class without a head has another name",
     "bert_generation_both_ways": "its class without a head has another name",
-    **dict.fromkeys(("sarvam_moe", "sarvam_moe_bare"), "its class without a head has other names of tensors"),
+    **dict.fromkeys(("exaone", "sarvam_moe", "sarvam_moe_bare"), "its class without a head has other names of tensors"),
     "fsmt": "its class without a head returns logits",
     "flaubert_pre_norm": "the test repairs a defect of its class with a head",
 }
