@@ -212,7 +212,11 @@ def test_a_spelled_out_model_keeps_every_promise(spelled: str) -> None:
 
 KINDS = [(slot, kind) for slot in ("attention", "ffn", "mixer") for kind in PLUGINS.registry.kinds(slot)]
 QUICK_KINDS = {("attention", "gqa"), ("ffn", "moe"), ("mixer", "gated_delta"), ("attention", "mla")}
-NOT_ALONE = {"feature_gate": "needs layer features", "value_residual": "must be in a stack"}
+NOT_ALONE = {
+    "channel_mix": "must be in a stack",
+    "feature_gate": "needs layer features",
+    "value_residual": "must be in a stack",
+}
 """Errors of kinds that take more than a sequence."""
 INDEX = {"n_heads": 2, "d_head": 8, "keep": 3}
 ROPE_AND_INDEX = {"mla_indexed": {"index": INDEX, "position": {"kind": "rope", "width": 4}}}
