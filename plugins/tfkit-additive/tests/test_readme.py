@@ -15,6 +15,12 @@ from tfkit.cli import main
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:^`(?P<file>[\w./]+)`\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FILES = [
+    "pyproject.toml",
+    "src/tfkit_additive/__init__.py",
+    "src/tfkit_additive/reference.py",
+    "tests/test_additive.py",
+]
 BLOCKS = [match.groupdict() for match in BLOCK.finditer(TEXT)]
 
 
@@ -30,7 +36,7 @@ def written(parts: list[str]) -> str:
 def test_no_block_is_left_unread() -> None:
     assert len(BLOCKS) == TEXT.count("```") / 2
     named = {block["file"] for block in BLOCKS} - {None}
-    assert named == {"pyproject.toml", "src/tfkit_additive/__init__.py", "tests/test_additive.py", "translator.yaml"}
+    assert named == {*FILES, "translator.yaml"}
     assert {block["language"] for block in BLOCKS if block["file"] is None} == {"tree", "console"}
 
 
@@ -43,7 +49,7 @@ def test_the_folder_is_as_shown() -> None:
         assert path.is_dir() if line.endswith("/") else path.is_file()
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "src/tfkit_additive/__init__.py", "tests/test_additive.py"])
+@pytest.mark.parametrize("name", FILES)
 def test_the_files_are_as_shown_and_nothing_is_left_out(name: str) -> None:
     """So pytest, which runs `tests/test_additive.py`, runs what is printed."""
     assert written(of_file(name)) == (ROOT / name).read_text(encoding="utf-8")

@@ -8,8 +8,8 @@ b batch, h heads, q queries, k keys, d width of a head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,3 +73,11 @@ class Additive(nn.Module):
 def tfkit_register(register: tfkit.Register) -> None:
     """Register the config."""
     register(AdditiveConfig)
+
+
+@tfkit.hookimpl
+def tfkit_reference() -> dict[str, dict[str, Callable[..., Any]]]:
+    """Return the formula."""
+    from tfkit_additive.reference import additive
+
+    return {"attention": {"additive": additive}}
