@@ -159,7 +159,7 @@ def test_mutants_of_sweeps(folder: Path, text: str) -> None:
 
 
 @pytest.mark.slow
-@settings(SETTINGS, max_examples=1000)
+@settings(SETTINGS, max_examples=300)
 @given(MUTANTS)
 def test_many_mutants_of_sweeps(folder: Path, text: str) -> None:
     check(text, folder)
