@@ -128,7 +128,7 @@ $(VENV)/.base: pyproject.toml $(PINS) | $(VENV)/.created
 	$(PYTHON) -m venv --clear .venv-around
 	.venv-around/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	.venv-around/bin/python -m pip install --quiet --disable-pip-version-check --group test --group around --editable . \
-	  --editable plugins/tfkit-moe --editable plugins/tfkit-mla
+	  --editable plugins/tfkit-additive --editable plugins/tfkit-moe --editable plugins/tfkit-mla
 	@touch $@
 
 $(VENV)/.pyright: $(VENV)/.dev

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import ctypes
+import gc
 import importlib
 import inspect
 import itertools
@@ -110,6 +112,20 @@ def test_a_module_that_nobody_has_imported_is_an_attribute(name: str, monkeypatc
     module = importlib.import_module(f"tfkit.{name}")
     monkeypatch.delattr(tfkit, name)
     assert getattr(tfkit, name) is module
+
+
+def test_a_method_of_all_objects_hides_no_function() -> None:
+    """nnsight adds the method `save` to `object`."""
+    methods = gc.get_referents(object.__dict__)[0]
+    methods["save"] = lambda value: value
+    try:
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(object))
+        assert (0).save() == 0  # type: ignore[attr-defined]
+        assert tfkit.save is importlib.import_module("tfkit.tools.save.save").save
+    finally:
+        del methods["save"]
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(object))
+    assert not hasattr(0, "save")
 
 
 def test_no_other_name_is_there() -> None:

@@ -10,7 +10,9 @@ not import torch.
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
+from types import ModuleType
 
 _STUB = f"{os.path.splitext(__file__)[0]}.pyi"
 if not os.path.isfile(_STUB):
@@ -45,6 +47,20 @@ def __getattr__(name: str) -> object:
 
         return version("tfkit")
     return _attribute("tfkit", _STUB, name)
+
+
+class _Package(ModuleType):
+    @property
+    def save(self) -> object:
+        """The function `save`.
+
+        It is a property because nnsight adds a method of this name to `object`, which Python finds before it calls
+        `__getattr__`.
+        """
+        return _attribute("tfkit", _STUB, "save")
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def _unknown(module: str, name: str, names: list[str]) -> str:
