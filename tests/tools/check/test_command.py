@@ -10,6 +10,7 @@ import pytest
 
 import tfkit
 from tfkit.tools.check.check import Checked, Work, worst_of
+from tfkit.tools.check.components import SLOTS
 from tfkit.tools.check.measure import Deviation, Outcome, property_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties import all as all_properties
@@ -240,3 +241,16 @@ def test_trained_weights_are_not_held_to_an_initialization(run: Run, specs: Path
     text = run("check", "out", "--only", "init", "--only", "padding")
     assert text.splitlines()[0] == "tiny"
     assert "does not apply: the weights are trained" in text
+
+
+@pytest.mark.slow
+def test_every_kind_of_a_model_is_checked_alone() -> None:
+    """Others need later layers, or a sequence of a fixed length."""
+    work, refused = Work(tfkit.load_plugins()), set()
+    for slot in SLOTS:
+        for kind in work.plugins.registry.kinds(slot):
+            try:
+                assert work.of_components(f"{slot}.{kind}", None)
+            except tfkit.SpecError:
+                refused.add(kind)
+    assert refused == {"value_residual", "grid_bias", "grid_rope"}

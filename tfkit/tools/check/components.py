@@ -129,6 +129,8 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
     length = MAX_LEN if config.slot != "mixer" else MIXER_MAX_LEN
     spec: dict[str, Any] = {"tfkit": 1, "name": "small", "d_model": 16, "vocab_size": 11, "max_len": length}
     spec |= {"dropout": 0.1, **({"init": part} if config.slot == "init" else {})}
+    if "norm" in config.model_fields and config.model_fields["norm"].is_required():
+        spec["norm"] = "layernorm"
     if layout == "memory":
         stack |= {"input": "embedding", "memory": "source_embedding"}
         source = {"source_embedding": {"block": "embedding", "input": "source"}}
@@ -146,7 +148,8 @@ def small_spec(layout: Layout, config: type[Component], part: Mapping[str, Any])
         stack["condition"] = "time"
     if config.takes_features:  # the stack has one layer
         graph["embedding"] = {"input": "tokens", **graph["embedding"]}
-        graph = {"features": {"block": "embedding", "input": "tokens", "d_model": 8}, **graph}
+        source = graph["embedding"]["input"]
+        graph = {"features": {"block": "embedding", "input": source, "d_model": 8}, **graph}
         spec |= {"d_features": 8}
         stack |= {"input": "embedding", "layer_features": "features"}
     return {**spec, "graph": {**graph, "stack": stack, "logits": {"block": "lm_head"}}}
