@@ -1,4 +1,4 @@
-"""Progress messages."""
+"""Progress messages, and the rows of tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tfkit.cli import main
+from tfkit.console.output import merge_rows
 from tfkit.tools.build import first_run
 
 pytestmark = pytest.mark.usefixtures("specs")
@@ -30,3 +31,16 @@ def test_progress_is_for_terminals_and_patience(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     assert main(["build", "tiny.yaml", "--no-plugins"]) == 0
     assert "building" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("lists", "rows"),
+    [
+        (["abd", "cadef"], "cabdef"),
+        (["ab", "acb"], "acb"),
+        (["", "ab"], "ab"),
+        (["ab", "xy", "yb"], "xyab"),
+    ],
+)
+def test_each_row_follows_its_predecessor_in_its_table(lists: list[str], rows: str) -> None:
+    assert merge_rows([list(names) for names in lists]) == list(rows)

@@ -139,6 +139,17 @@ def test_what_the_mask_hides_does_not_count(name: str, mask: Tensor) -> None:
     assert_same(model, loss(model, {**inputs, **masks}, targets, chunks=4), plain(model(**inputs, **masks), hidden))
 
 
+def test_the_first_token_of_a_document_is_no_target() -> None:
+    """The mask of pairs is lower triangular: a token does not attend to the next token."""
+    model, inputs = build("gpt2"), inputs_of("gpt2")
+    documents = torch.tensor([[0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 2, 2]])
+    pairs = (documents[:, :, None] == documents[:, None, :]).tril()
+    targets = F.pad(inputs["tokens"][:, 1:], (0, 1), value=-100)
+    targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = -100
+    masked = {**inputs, "tokens_mask": pairs}
+    assert_same(model, loss(model, masked, chunks=4), plain(model(**masked), targets))
+
+
 def test_a_mask_that_the_model_makes_itself() -> None:
     text = """
     {tfkit: 1, name: two, d_model: 16, vocab_size: 23, inputs: [a, b], graph: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from tfkit.component import Component, Config, slot
 from tfkit.run.checked_run import Run
 from tfkit.run.contract import ScheduleConfig
 from tfkit.run.kinds.schedules import ConstantConfig, CosineConfig
-from tfkit.run.run_meaning import RunSemantics
+from tfkit.run.run_meaning import RunSemantics, files_content
 from tfkit.run.run_spec import RunSpec
 from tfkit.spec.annotations import shape_of, slot_setting
 from tfkit.spec.model_spec import ModelSpec
@@ -114,6 +115,27 @@ def test_a_default_that_has_changed_is_noticed(of: Of) -> None:
 
 def test_a_value_that_no_field_has_any_more_is_a_difference(of: Of) -> None:
     assert of(Before()).differences({**of(Before()).values, "schedule.flag": True}) == ["schedule.flag"]
+
+
+def test_the_content_of_files_is_that_of_their_names_and_bytes(tmp_path: Path) -> None:
+    """A file that changes while a process runs may keep its size; a file of a folder may get a different name."""
+    path = tmp_path / "teacher.yaml"
+    path.write_bytes(b"name: ab")
+    before, time = files_content(path), path.stat().st_mtime_ns
+    path.write_bytes(b"name: ac")
+    os.utime(path, ns=(time, time + 10**6))
+    assert files_content(path) != before
+    digests = []
+    for number, files in enumerate(
+        ({"a": "x", "b": "y"}, {"a": "x", "b": "z"}, {"a": "x", "c": "y"}, {"a": "x", "b": "y"})
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        digests.append(files_content(folder))
+    assert len({*digests}) == 3
+    assert digests[0] == digests[3]
 
 
 def test_the_defaults_of_all_kinds(golden: Callable[[str, str], None]) -> None:

@@ -15,8 +15,8 @@ from tfkit.errors import SpecError
 from tfkit.run.checked_run import load_run
 from tfkit.tools.params.count import count_params
 from tfkit.tools.sweep.arms import Arms, all_choices
-from tfkit.tools.sweep.comparison import _transfer_remarks
-from tfkit.tools.sweep.result import Tuned
+from tfkit.tools.sweep.comparison import _not_tuned, _transfer_remarks
+from tfkit.tools.sweep.result import TrialResult, Tuned
 from tfkit.tools.sweep.sweep import Sweep
 from tfkit.tools.sweep.tuning import Tuning
 
@@ -305,14 +305,27 @@ def test_larger_sizes_have_the_values_of_the_smallest(monkeypatch: pytest.Monkey
     assert sweep._choices()["deeper, d_model 32"].values == {"optimizer.lr": 1e-3}
     words = "has no `parametrization`: the values tuned at its smallest size may not fit larger sizes"
     assert list(_transfer_remarks(sweep.arms, sweep._chosen())) == [f"relu {words}"]
+    trial = TrialResult("deeper, d_model 16", {}, "", "val.loss", None, False, 1, 0)
+    for diverged, reason in ((0, "is not tuned yet: trials are missing"), (1, "is not tuned: every trial diverged")):
+        remark = _not_tuned(sweep.arms.arm("deeper, d_model 32"), [replace(trial, diverged=diverged)])
+        assert remark.startswith(f"deeper, d_model 32 {reason}")
     rows = {row.name: row.runs for row in sweep.outline().rows if row.name.startswith("relu")}
     assert rows == {"relu, d_model 16, tuning": 2, "relu, d_model 16": 2, "relu, d_model 32": 2}
 
 
-def test_two_lengths_are_refused() -> None:
-    Path("sweep.yaml").write_text(SWEEP + "tokens: 20 * params\n", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("text", "sets"),
+    [
+        ("", ["steps=9"]),
+        ("grid: {steps: [8, 12]}\n", []),
+        ("sizes: {steps: [8, 12]}\n", []),
+        (TUNE.replace("optimizer.lr: [1e-3, 1e-2]", "steps: [8, 12]"), []),
+    ],
+)
+def test_two_lengths_are_refused(text: str, sets: list[str]) -> None:
+    Path("sweep.yaml").write_text(SWEEP + "tokens: 20 * params\n" + text, encoding="utf-8")
     with pytest.raises(SpecError, match="`steps` has no effect with the sweep's `tokens`"):
-        Sweep("sweep.yaml", PLUGINS, Path("out"), sets=["steps=9"])
+        Sweep("sweep.yaml", PLUGINS, Path("out"), sets=sets)
 
 
 def test_the_base_may_be_the_only_variant() -> None:

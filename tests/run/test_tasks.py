@@ -114,6 +114,15 @@ def test_scores_are_those_of_a_loop_over_tokens() -> None:
     assert correct != by_size
 
 
+@pytest.mark.usefixtures("here")
+def test_the_first_questions_have_all_of_their_choices() -> None:
+    (task,) = read().tasks
+    first = task.first(2)
+    assert [question.answer for question in first.file.questions] == [0, 0]
+    assert len(first.continuations) == len(ROWS[0]["choices"]) + len(ROWS[1]["choices"])
+    assert first.positions == sum(len(continuation.ids) - 1 for continuation in task.continuations[:5])
+
+
 class OneOf(Processes):
     """A process of three that computes alone; its sums lack the rows of the others."""
 
@@ -322,6 +331,17 @@ def test_a_folder_has_the_numbers_of_its_run(here: Path, capsys: pytest.CaptureF
     (here / "model" / "chars.json").unlink()
     assert main(["eval", "model", "--task", "short.jsonl"]) == 1
     assert "a task must have a tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--split", "val"], ["--metric", "loss"]])
+def test_an_option_of_runs_names_the_model_that_lacks_it(
+    option: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "run.yaml").write_text(json.dumps(RUN), encoding="utf-8")
+    model = {"tfkit": 1, "name": "small", **RUN["model"], "vocab_size": 30}
+    (here / "model.yaml").write_text(json.dumps(model), encoding="utf-8")
+    assert main(["eval", "run.yaml", "model.yaml", "--task", "short.jsonl", *option]) == 2
+    assert "--split and --metric must belong to runs; `model.yaml` is a model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("gained", "lost", "even"), [(0, 0, 3), (3, 0, 5), (6, 0, 1), (12, 30, 60), (40, 20, 0)])

@@ -89,6 +89,17 @@ def test_windows_begin_anywhere_in_one_text(tmp_path: Path) -> None:
     assert data.tokenizer.decode(first.inputs["tokens"][0]) == val[:50]
 
 
+@pytest.mark.parametrize("fractions", [(0.7, 0.2, 0.1), (0.6, 0.3, 0.1), (0.5, 0.4, 0.1)])
+def test_fractions_that_add_up_to_1_leave_nothing_out(fractions: tuple[float, ...]) -> None:
+    """In binary, the first two sums are less than 1. A random part has its items in stored order."""
+    config = CalculatorConfig(split=dict(zip(("train", "val", "rest"), fractions, strict=True)))
+    ends = config.ends(10)
+    assert [end - start for start, end in ends.values()] == [round(10 * fraction) for fraction in fractions]
+    parts = [indices.tolist() for indices in config.drawn(10).values()]
+    assert sorted(index for part in parts for index in part) == [*range(10)]
+    assert all(part == sorted(part) for part in parts)
+
+
 def test_rows_are_one_problem_each_and_may_count_the_answer_alone(tmp_path: Path) -> None:
     data = small_run(tmp_path, "{kind: calculator, problems: 30, test: 5, layout: rows, loss_on: answer}").data
     assert data.length == 35

@@ -6,7 +6,8 @@ import csv
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,8 +28,14 @@ from tfkit.cli import main
 from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.contract import IGNORE_INDEX, Batch, Ratio
+from tfkit.run.kinds.columns import Digested, Ragged
+from tfkit.run.kinds.labelled import LabelledExamples
+from tfkit.run.kinds.measured import MeasuredExamples
 from tfkit.run.kinds.metrics import ChoiceAccuracy
 from tfkit.run.kinds.mixture import Mixture, _common_token, _joined_batches
+from tfkit.run.kinds.pairs import Pairs
+from tfkit.run.kinds.preferences import PreferenceExamples
+from tfkit.run.kinds.text_pairs import TextPairExamples
 from tfkit.run.read_rows import read_rows
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate_splits
@@ -467,6 +474,39 @@ def test_a_folder_has_the_ids_of_its_tokenizer(tmp_path: Path) -> None:
     assert batch.inputs["source"][0].tolist() == theirs(ROWS[0]["source"]).input_ids
     assert [*batch.inputs["target"][0].tolist(), 2] == theirs(ROWS[0]["target"]).input_ids
     assert batch.targets[0].tolist() == theirs(ROWS[0]["target"]).input_ids[1:]
+
+
+def arrays_of(value: object) -> Iterator[Any]:
+    """Yield the arrays in examples. The `ends` of sequences follow from their sizes."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (array for item in value.values() for array in arrays_of(item))
+    elif not isinstance(value, bool | str):
+        yield from (array for name, item in vars(value).items() if name != "ends" for array in arrays_of(item))
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        LabelledExamples(Ragged([[5, 6], [7]]), {"": Ragged([[0], [1]]), "b": Ragged([[1], [2]])}, {"": False}),
+        MeasuredExamples(Ragged([[5, 6], [7]]), Ragged([[3], [4]]), each=False),
+        PreferenceExamples(Ragged([[5], [6]]), Ragged([[7], [8]]), Ragged([[9], [1]])),
+        TextPairExamples({"query": Ragged([[5], [6]]), "document": Ragged([[7], [8]])}, np.array([0, 1])),
+        Pairs.of([([5], [[6], [7, 8]]), ([9], [[1]])], [1, 0], "pair"),
+    ],
+    ids=lambda examples: type(examples).__name__,
+)
+def test_examples_that_differ_in_a_number_have_different_digests(examples: Digested) -> None:
+    count = len([*arrays_of(examples)])
+    digests = {examples.digest()}
+    for index in range(count):
+        changed = deepcopy(examples)
+        array = [*arrays_of(changed)][index]
+        array.flags.writeable = True
+        array[0] += 1
+        digests.add(changed.digest())
+    assert len(digests) == 1 + count > 3
 
 
 # ---- lengths ----

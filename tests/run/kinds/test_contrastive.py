@@ -18,7 +18,7 @@ from tfkit.cli import main
 from tfkit.errors import Invalid, SpecError
 from tfkit.run.checked_run import Run, load_run
 from tfkit.run.kinds.contrastive import ContrastiveConfig, ContrastiveLoss, Embeddings, MRRConfig, RecallConfig
-from tfkit.run.kinds.text_pairs import NumeralsConfig, number_in_words
+from tfkit.run.kinds.text_pairs import NumeralsConfig, examples_of, number_in_words
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.processes import check_count
 
@@ -210,6 +210,12 @@ def test_examples_have_their_texts_and_the_number_of_their_document(tmp_path: Pa
     assert run.data.examples("train", "sequential").positions == 4 + 10 + 6 + 3 + 10  # type: ignore[attr-defined]
     memory, _ = trained(run)
     assert memory.losses[-1] < memory.losses[0]
+
+
+def test_a_document_has_the_same_number_in_all_splits() -> None:
+    pairs = [{"query": [1], "document": [token]} for token in (7, 8, 9)]
+    examples = examples_of({"train": pairs[:2], "val": [pairs[2], pairs[0]]})
+    assert [part.documents.tolist() for part in examples.values()] == [[0, 1], [2, 0]]
 
 
 def test_a_long_text_is_cut_omitted_or_reported(tmp_path: Path) -> None:

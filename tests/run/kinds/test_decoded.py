@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import tfkit
-from tfkit.errors import SpecError
+from tfkit.errors import Invalid, SpecError
 from tfkit.run.contract import IGNORE_INDEX, Ratio
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.kinds.calculator import SYMBOLS
-from tfkit.run.kinds.metrics import exact_matches
+from tfkit.run.kinds.metrics import _answer_start, exact_matches
 from tfkit.run.run_spec import SplitConfig
 from tfkit.run.training.evaluate import evaluate_splits
 
@@ -117,6 +117,14 @@ def test_an_example_without_an_answer_does_not_count() -> None:
     targets = torch.tensor([[IGNORE_INDEX, 3, 4], [IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX], [5, IGNORE_INDEX, 6]])
     correct = torch.tensor([[False, True, True], [True, True, True], [True, True, False]])
     assert exact_matches(correct, targets) == Ratio(1, 2)
+
+
+@pytest.mark.parametrize("answer", [[-100, 2, 3, 4], [-100, -100, -100, 4], [-100, -100, 3, -100]])
+def test_answers_that_do_not_fill_the_same_positions_are_an_error(answer: list[int]) -> None:
+    first = [-100, -100, 3, 4]
+    assert _answer_start(torch.tensor([first, first]), minimum=1) == 2
+    with pytest.raises(Invalid, match="all answers must start at the same position"):
+        _answer_start(torch.tensor([first, answer]), minimum=1)
 
 
 def test_errors(tmp_path: Path) -> None:

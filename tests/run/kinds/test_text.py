@@ -15,6 +15,8 @@ import transformers
 from tests.run.training.runs import TEXT, trained
 from tfkit.cli import main
 from tfkit.errors import Invalid, SpecError
+from tfkit.run.contract import IGNORE_INDEX
+from tfkit.run.kinds.examples import Windows
 from tfkit.tools.tokenizer import train_tokenizer
 
 from .small import PLUGINS, refused, small_run
@@ -42,6 +44,17 @@ def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:
     counts = data.tokenizer.byte_counts()
     assert sum(counts[token] for token in ids) == len(TEXT.encode())
     assert counts[built.token_to_id("<|end|>")] == 0
+
+
+@pytest.mark.parametrize(("size", "count"), [(12, 3), (13, 3), (14, 4)])
+def test_windows_predict_each_token_of_a_stream_once(size: int, count: int) -> None:
+    """Except the first token. Every window has a target."""
+    windows = Windows(np.arange(size), 4, stride=4)
+    assert len(windows) == count
+    targets = windows.batch(np.arange(count)).ids
+    assert targets[targets != IGNORE_INDEX].tolist() == [*range(1, size)]
+    assert (targets != IGNORE_INDEX).any(axis=1).all()
+    assert len(Windows(np.arange(size), 4, stride=1)) == size - 4
 
 
 def test_another_tokenizer_is_another_run(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from tfkit.errors import SpecError
 from tfkit.run.contract import Batch, Callback
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.training.loop import Trainer
+from tfkit.run.training.memory import peak_memory
 
 from .runs import Memory, same, small_run, trained
 
@@ -171,3 +174,11 @@ def test_a_batch_of_another_number_of_images_is_an_error() -> None:
     data = GuardedData(Data(), lambda method, error: error)  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match=r"`image` must be .* 3 rows and four axes; got float32 \[2, 1, 4, 4\]"):
         data.check(Batch({"image": np.zeros((2, 1, 4, 4), np.float32)}, np.zeros(3, np.int64)), 3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is compared with /proc")
+def test_the_peak_memory_of_a_process_is_in_bytes() -> None:
+    """A process inherits the peak of the process that started it, which may be larger."""
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    assert 0.9 < peak_memory(torch.device("cpu")) / (1024 * int(peak[1])) < 50

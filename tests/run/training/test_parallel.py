@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tfkit
@@ -28,6 +30,7 @@ from tfkit.run.training.loop import Trainer
 from tfkit.run.training.parallel import Together, distributed_processes
 from tfkit.run.training.parametrize import parameter_rules
 from tfkit.run.training.processes import Processes, launched_count
+from tfkit.run.training.saving import Saving
 from tfkit.run.training.start import set_initial_weights
 
 from ...sampling import some
@@ -314,3 +317,14 @@ def test_one_process_does_not_import_what_several_need() -> None:
     assert actual.pop("command.py") == [" " * 8]  # inside of a branch
     assert actual.pop("spread.py") == [" " * 4]  # for types
     assert not any(actual.values())
+
+
+def test_a_checkpoint_that_could_not_be_written_is_an_error_at_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "new_group", lambda **options: None)
+    saving, failed = Saving(lambda path: [path], None), Future[Any]()
+    failure: Any = (OSError("No space left on device"), None)
+    failed.set_exception(CheckpointException("", {1: failure}))
+    saving._last = failed
+    with pytest.raises(SpecError, match="process 1 cannot write its part of the checkpoint: No space left on device"):
+        saving.begin(cast(Any, None), cast(Any, None), dict)
+    saving.finish()  # reported once

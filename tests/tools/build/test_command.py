@@ -6,10 +6,13 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import tfkit
 from tests.texts import FAILING_PLUGIN, TINY
+from tfkit.tools.build import first_run
 
 Golden = Callable[[str, str], None]
 pytestmark = pytest.mark.usefixtures("specs")
@@ -18,6 +21,13 @@ pytestmark = pytest.mark.usefixtures("specs")
 def test_build(run: Callable[..., str], golden: Golden) -> None:
     for name in ("tiny", "pair"):
         golden(f"cli/build_{name}", re.sub(r"\d+\.\d\d s", "0.00 s", run("build", f"{name}.yaml")))
+
+
+def test_the_times_of_the_build_and_of_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(perf_counter=iter([10.0, 13.0, 20.0]).__next__)
+    monkeypatch.setattr(first_run, "time", clock)
+    _, report = first_run.first_run(tfkit.loads(TINY))
+    assert (report.build_time, report.forward_time) == (3.0, 7.0)
 
 
 def test_build_on_meta(run: Callable[..., str]) -> None:

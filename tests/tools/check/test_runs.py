@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import tfkit
 import tfkit.testing
 from tfkit.errors import SpecError
 from tfkit.run.checked_run import Run, load_run, positions_of
-from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, Ratio
+from tfkit.run.contract import IGNORE_INDEX, Batch, Ids, Order, Ratio
 from tfkit.run.guarded_data import _GuardedExamples
 from tfkit.run.kinds import tasks
 from tfkit.run.kinds.callbacks import Ema, Spikes
@@ -24,6 +25,7 @@ from tfkit.run.kinds.optimizers import AdamWConfig, MuonConfig
 from tfkit.run.kinds.parametrizations import MuPConfig
 from tfkit.run.kinds.schedules import WSDConfig
 from tfkit.run.run_spec import RunSpec
+from tfkit.run.step_values import StepValues
 from tfkit.run.training import evaluate, loop, order
 from tfkit.run.training.evaluate import batch_tensors, evaluate_splits
 from tfkit.run.training.optimizer import groups_of
@@ -31,8 +33,8 @@ from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.measure import Outcome
 from tfkit.tools.check.properties.all import properties_of
 from tfkit.tools.cost.of_run import flops_of_step
-from tfkit.tools.train.check import optimizer
-from tfkit.tools.train.check.run_under_test import RunUnderTest, TrainedSteps, reduced_run
+from tfkit.tools.train.check import data, optimizer, record
+from tfkit.tools.train.check.run_under_test import EXAMPLES, SEQUENCES, RunUnderTest, TrainedSteps, reduced_run
 from tfkit.tools.train.check.small_run import RunSubject, small_run
 
 from ...known import RUNS
@@ -312,6 +314,62 @@ def test_the_property_breaks(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     result = measured(subject(*bug.sets), bug.red)[bug.red]
     assert result.status == "failed", "no property sees it"
     assert result.detail
+
+
+def indices_of(order_name: Order, seed: int) -> list[int]:
+    """Return the indices of the examples of a run, in as many steps as the property `epochs` reads."""
+    sizes, steps = StepValues((0,), (SEQUENCES,)), -(-data.EPOCHS * EXAMPLES // SEQUENCES)
+    batches = [order.indices_of(order_name, seed, step + 1, sizes, examples=EXAMPLES) for step in range(steps)]
+    return [int(index) for indices in batches for index in indices]
+
+
+def repeated(indices: list[int], size: int) -> list[int]:
+    """Repeat the first indices."""
+    return (indices[:size] * len(indices))[: len(indices)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "changed", "detail"),
+    [
+        ("sampled", lambda seed: indices_of("sampled", 0), "sampled, a different seed draws the same examples"),
+        ("sampled", lambda seed: repeated(indices_of("sampled", seed), SEQUENCES), "sampled, every step has the same"),
+        ("shuffled", lambda seed: indices_of("shuffled", 0), "shuffled, a different seed draws the same examples"),
+        ("shuffled", lambda seed: repeated(indices_of("shuffled", seed), EXAMPLES), "shuffled, epochs 1 and 2"),
+        ("shuffled", lambda seed: indices_of("sampled", seed), "shuffled, epoch 1 does not have every example once"),
+        ("sequential", lambda seed: indices_of("sequential", seed)[::-1], "in sequence, the examples are not in their"),
+        ("", None, ""),
+    ],
+)  # fmt: skip
+def test_each_order_of_examples_is_measured(
+    wrong: str, changed: Any, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = lambda _, name, seed: changed(seed) if name == wrong else indices_of(name, seed)  # noqa: E731
+    monkeypatch.setattr(data, "_taken_indices", taken)
+    run = SimpleNamespace(config=SimpleNamespace(seed=3), data=SimpleNamespace(examples=lambda *_: range(EXAMPLES)))
+    details = [deviation.detail for deviation in data.epoch_order.measure(cast(Any, SimpleNamespace(run=run)))]
+    assert details[0].startswith(detail)
+    assert bool(details[0]) is bool(wrong)
+
+
+@pytest.mark.parametrize(("step", "part"), [(1, "weights"), (2, "weights"), (2, "optimizer"), (2, "tensors")])
+def test_a_run_resumes_from_each_of_its_checkpoints(step: int, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def checkpoint(number: int, value: float) -> Any:
+        parts = {
+            name: {"w": torch.tensor(value if name == part else 1.0)} for name in ("weights", "optimizer", "tensors")
+        }
+        return SimpleNamespace(step=number, callbacks=(), **parts)
+
+    def train(run: object, start: Any = None) -> Any:
+        last = checkpoint(4, 1.5 if start is not None and start.step == step else 1.0)
+        checkpoints = [*(checkpoint(number, 1.0) for number in (1, 2, 3)), last]
+        return SimpleNamespace(hidden={}, notes=SimpleNamespace(checkpoints=checkpoints, positions=[0, 0, 0], lines=[]))
+
+    monkeypatch.setattr(record, "train_reduced_run", train)
+    run = SimpleNamespace(config=SimpleNamespace(callbacks=()))
+    checked = cast(Any, SimpleNamespace(callbacks=(), changed=lambda values: run))
+    wrong = [deviation for deviation in record.resumed_run.measure(checked) if deviation.error > 0]
+    assert len(wrong) == 1
+    assert wrong[0].detail.startswith(f"resumed after step {step}, ")
 
 
 def test_each_property_sees_a_bug() -> None:

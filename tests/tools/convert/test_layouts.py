@@ -93,6 +93,19 @@ def test_scaled_positions_of_meta(tied: bool, factor: float, tmp_path: Path) -> 
     assert (config["rope_scaling"]["factor"], config["tie_word_embeddings"], len(notes)) == (factor, tied, 1)
 
 
+@pytest.mark.parametrize(("tied", "factor"), [(False, 8.0), (True, 32.0)])
+def test_the_factor_of_scaled_positions_is_that_of_the_published_sizes(
+    tied: bool, factor: float, tmp_path: Path
+) -> None:
+    """Llama 3.1 has 8; the sizes of Llama 3.2 have tied tables, and 32."""
+    state = by_hand.meta_state()
+    if tied:
+        state["output.weight"] = state["tok_embeddings.weight"]
+    convert(meta_folder(tmp_path / "in", [state], rope_theta=5e5, use_scaled_rope=True), tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["rope_scaling"]["factor"], config["max_position_embeddings"]) == (factor, 131072)
+
+
 def litgpt_folder(folder: Path, state: dict[str, Tensor], config: dict[str, Any], *, wrapped: bool = False) -> Path:
     folder.mkdir()
     torch.save({"model": state} if wrapped else state, folder / "lit_model.pth")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def test_each_size_stands_in_its_note(mode: Any, recompute: bool, lines: list[st
     optimizer = "adamw" if mode == "train" else None
     costs = Cost("small", mode, 1, 8, None, "bfloat16", optimizer, recompute, (), memory)
     assert [note.removeprefix("memory: ") for note in _memory_notes(costs)] == lines
+    device = listed_devices()["h100"]
+    assert [costs.floor(replace(device, memory=memory)).fits for memory in (89, 92, 95)] == [False, not recompute, True]
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:

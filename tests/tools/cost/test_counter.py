@@ -74,6 +74,17 @@ def test_flops_are_those_of_the_flop_counter(name: str) -> None:
     assert (actual.flops_forward, actual.flops_backward) == counted(graph)
 
 
+def test_a_layer_that_reads_the_input_of_the_model_computes_no_gradient_of_it() -> None:
+    """The first of three equal layers: its input is neither an embedding nor the output of a norm."""
+    graph = tfkit.loads("""
+    {tfkit: 1, name: vectors, d_model: 16, inputs: {x: {type: features, width: 16}}, graph: {
+      encoder: {block: encoder, n_layers: 3, placement: post, attention: {n_heads: 2}, ffn: {kind: relu, d_ff: 24}},
+      classes: {block: classifier, n_classes: 3}}}""")
+    actual = cost(graph, batch=B, length=T, dtype=torch.float32).total
+    assert (actual.flops_forward, actual.flops_backward) == counted(graph)
+    assert actual.flops_backward < 2 * actual.flops_forward
+
+
 @pytest.mark.parametrize("name", quick("t5_small", "albert_base"))
 def test_layers_that_are_alike_cost_what_they_cost_one_by_one(name: str) -> None:
     graph = load(name)

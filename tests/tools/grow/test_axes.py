@@ -89,9 +89,10 @@ def test_two_growths_are_a_single_growth(second: Axis) -> None:
 @pytest.mark.parametrize("steps", [*product([True, False], repeat=2)])
 def test_what_a_step_has_lost_stays_lost(name: str, steps: tuple[bool, bool]) -> None:
     first, second = (replace(TensorMap("w", (HEADS,)), **{name: value}) for value in steps)
-    both = first.then(replace(second, axes=(plain_axis(24),), divisor=2.5))
+    both = replace(first, divisor=4.0).then(replace(second, axes=(plain_axis(24),), divisor=2.5))
     assert getattr(both, name) is any(steps)
     assert both.keeps_gradient is not any(steps)
+    assert both.is_zero or both.divisor == 10.0
 
 
 def test_growths_that_no_pattern_expresses() -> None:

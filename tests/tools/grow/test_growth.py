@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tfkit.checkpoint.weight_map import tensor_locations_of
 from tfkit.cli import main
 from tfkit.graph.expand import load
 from tfkit.tools.check.reduced import reduced_model
+from tfkit.tools.grow.changes import larger_spec
 from tfkit.tools.grow.growth import GrownStart, grow
 
 from ...docs.page import ROOT
@@ -131,6 +133,19 @@ def test_errors(folder: Path, change: str, message: str, run: Run) -> None:
     assert message in text
     assert "--set" not in text
     assert text.count("error: ") == 1
+
+
+@pytest.mark.parametrize(("change", "sizes"), [("d_ff=27", (27, 40)), ("decoder.d_ff=27", (20, 27))])
+def test_a_change_applies_to_each_value_that_equals_the_first(change: str, sizes: tuple[int, int]) -> None:
+    layer = "n_layers: 1, attention: {kind: mha, n_heads: 2}, ffn: {kind: relu, d_ff: %d}"
+    graph = tfkit.loads(f"""
+    {{tfkit: 1, name: pair, d_model: 16, vocab_size: 23, inputs: [source, target], graph: {{
+      embedding: {{block: embedding, input: source}}, encoder: {{block: encoder, {layer % 20}}},
+      prefix: {{block: embedding, input: target}},
+      decoder: {{block: decoder, memory: encoder, cross_attention: {{kind: mha, n_heads: 2}}, {layer % 40}}},
+      head: lm_head}}}}""")
+    larger: Any = larger_spec(graph, [change], tfkit.load_plugins(entry_points=False)).model.graph
+    assert (larger["encoder"].ffn.d_ff, larger["decoder"].ffn.d_ff) == sizes
 
 
 def test_an_unknown_value_is_marked_in_its_path(folder: Path, run: Run) -> None:

@@ -52,6 +52,7 @@ def test_states_move_as_gradients_do(changes: list[str], weights_with_state: int
     old, new = gradients_of(source), gradients_of(larger)
     moves = state_moves(larger, source, WeightsConfig(path="", **growth.weights, states=growth.states))
     assert len(moves) == growth.n_states == weights_with_state
+    assert ("embedding.tokens.weight" in growth.repeated) is (changes is WIDER)  # along one of its axes
     sources = {location: name for name, location in tensor_locations_of(source).items()}
     for name, move in moves.items():
         gradient, expected = old[sources[move.source]], new[name]

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import transformers
 from safetensors.torch import save_file
 
 import tfkit
+from tfkit.tools.import_ import importing
 from tfkit.tools.import_.importing import _tree_and_family, draft_of_weights
 from tfkit.tools.import_.shapes import draft_config
 
@@ -74,9 +76,24 @@ def test_a_type_among_a_few(tmp_path: Path) -> None:
     fields = {key: value for key, value in json.loads(drafted.text).items() if key not in ("n_head", "n_inner")}
     assert fields == {key: stated[key] for key in fields}
     assert fields.keys() >= {"vocab_size", "n_embd", "n_layer", "n_positions", "tie_word_embeddings"}
+    drafted = draft_config(
+        tmp_path, {"first": types["gpt2"], "llama": types["llama"], "second": types["gpt2"]}, PLUGINS
+    )
+    assert (drafted.types[:2], drafted.n_equal) == (("first", "second"), 2)
+    assert "types with the same names and shapes: second" in drafted.note.notes
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(tfkit.SpecError, match="no family has the tensors of"):
         draft_config(tmp_path, types, PLUGINS)
+
+
+def test_the_family_that_most_families_extend_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bases = {"a": "llama", "b": "gpt2", "c": "llama", "d": "llama", "e": "gpt2", "f": None}
+    families = {name: SimpleNamespace(path=tmp_path / f"{name}.yaml") for name in bases}
+    for name, base in bases.items():
+        families[name].path.write_text("title: of a test\n" + (f"extends: {base}\n" if base else ""), encoding="utf-8")
+    specs = SimpleNamespace(families=families, by_model_type=dict.fromkeys(("mamba", "gpt2", "llama"), "spec"))
+    monkeypatch.setattr(importing, "draft_config", lambda path, types, plugins: [*types])
+    assert cast(Any, draft_of_weights(tmp_path, cast(Any, SimpleNamespace(specs=specs)))) == ["llama", "gpt2", "mamba"]
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.known import RUNS, SWEEPS
+from tfkit.tools.list_.command import _show_folders
+from tfkit.tools.list_.gallery import PublishedFolder
 
 pytestmark = pytest.mark.usefixtures("specs")
 
@@ -82,3 +84,15 @@ def test_list_names_the_version_of_a_plugin_that_does_not_meet_a_requirement(
     (tmp_path / "lab/specs/lab_gpt.yaml").write_text("extends: gpt2\nname: lab_gpt\nrequires: ['TFKIT_Lab>=1']\n")
     text = " ".join(run("list", "lab_gpt", "--plugin-dir", str(tmp_path)).split())
     assert "TFKIT_Lab>=1, needed by 1, is another version than 0.3" in text
+
+
+def test_published_folders_are_counted_without_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [
+        PublishedFolder("a", "org/a", True),
+        PublishedFolder("b", "org/b", False),
+        PublishedFolder("c", None, False),
+    ]
+    _show_folders(folders)
+    _, _, *rows, last = capsys.readouterr().out.splitlines()
+    assert [row.split() for row in rows] == [["a", "org/a", "tensors"], ["b", "org/b"], ["c"]]
+    assert last == "2 of 3 folders are known"

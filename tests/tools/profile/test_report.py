@@ -44,6 +44,7 @@ def test_the_table_adds_up_the_modules_of_each_component():
         )
     assert lines["FFN"][5:] == ["16.0G", "552G", "1.38 GB", "2.0 kB"]
     assert lines["step"][1] == "70.0 ms"
+    assert lines["step"][3:5] == ["19.3 ms", "38.7 ms"]  # of 58 ms without the optimizer
     assert lines["optimizer"][3:5] == ["", ""]  # neither forward nor backward
 
 

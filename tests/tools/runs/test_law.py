@@ -70,6 +70,21 @@ def test_each_number_of_a_law_stands_in_its_row(
     golden("runs/law", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--fit --margin 0.1", "--fit cannot be combined with --margin"),
+        ("--list --better lower", "--list cannot be combined with --better"),
+        ("--list --fit", "--list cannot be combined with --fit"),
+        ("--fit --so-far", "--fit cannot be combined with --so-far"),
+        ("--list --markdown", "--list cannot be combined with --markdown"),
+    ],
+)
+def test_an_option_without_effect_is_named(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "out", *options.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_runs_of_a_folder_have_a_law(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

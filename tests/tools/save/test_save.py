@@ -12,6 +12,7 @@ import tfkit
 from tfkit.checkpoint import folder_format
 from tfkit.tools.common import atomic_files
 from tfkit.tools.common.atomic_files import write_file
+from tfkit.tools.common.companions import Companions
 from tfkit.tools.save.layouts import layouts_of
 from tfkit.tools.save.save import save
 
@@ -87,6 +88,10 @@ def test_where_it_may_write(small: tfkit.Graph, tmp_path: Path) -> None:
     with pytest.raises(tfkit.SpecError, match="already exists"):
         check_folder(tmp_path / "out", force=False)
     check_folder(tmp_path / "out", force=True)
+    (tmp_path / "out" / "tokenizer.json").write_text("{}")
+    with pytest.raises(tfkit.SpecError, match=r"must hold only the files of a model; got tokenizer\.json"):
+        check_folder(tmp_path / "out", force=True)
+    check_folder(tmp_path / "out", force=True, companions=Companions({"merges.txt": b""}, {}))
 
 
 def test_a_text_is_replaced_whole(tmp_path: Path) -> None:

@@ -165,10 +165,14 @@ def test_what_else_makes_a_family_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("d_ff", "numerator", "rounded"), [(11008, 5, 13824), (11008, 8, 22016), (14336, 8, 28672), (2730, 4, 2730)]
+    ("d_ff", "numerator", "rounded"),
+    [(11008, 5, 13824), (11008, 8, 22016), (14336, 8, 28672), (2730, 4, 2730), (1280, 1, 320)],
 )
 def test_hidden_widths_are_rounded_as_published(d_ff: int, numerator: int, rounded: int) -> None:
-    """LLaMA 13B has 13824, 65B 22016, Llama 3 70B 28672; all from the 4096 of their smallest."""
+    """LLaMA 13B has 13824, 65B 22016, Llama 3 70B 28672; all from the 4096 of their smallest.
+
+    The unit of rounding gets smaller with the width: to a multiple of 128, 320 would become 384.
+    """
     assert HiddenWidth((), d_ff).at(Fraction(numerator, 4)) == rounded
 
 

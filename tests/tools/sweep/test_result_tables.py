@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tfkit.run.sweep_spec import CompareConfig
+from tfkit.tools.sweep import result
 from tfkit.tools.sweep.comparison import Side, compare_sides
 from tfkit.tools.sweep.result import (
     ArmResult,
@@ -22,6 +25,7 @@ from tfkit.tools.sweep.result import (
     Scaling,
     TrialResult,
     Tuned,
+    curve_of,
 )
 from tfkit.tools.sweep.result_tables import show_results, verdict_text
 from tfkit.tools.sweep.statistics import Paired
@@ -106,3 +110,25 @@ def test_each_number_stands_in_its_column(
     monkeypatch.setenv("COLUMNS", "100")
     show_results(results(), form)
     golden(f"sweeps/numbers{'' if form is None else f'_{form}'}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("losses", "diverged", "steps", "last"),
+    [
+        ((math.nan, 2.5, 2.0), False, (4, 8), 2.0),
+        ((3.0, math.inf, 2.0), False, (0, 8), 2.0),
+        ((3.0, 2.5, math.inf), True, (0, 4), math.nan),
+    ],
+)
+def test_a_run_diverged_if_its_last_value_is_not_finite(
+    losses: tuple[float, ...], diverged: bool, steps: tuple[int, ...], last: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"step": step, "val.loss": value} for step, value in zip((0, 4, 8), losses, strict=True)]
+    sessions = [{"memory": 5}, {}, {"memory": 9}, {"memory": 7}]
+    facts = SimpleNamespace(ended="finished", sessions=sessions, seconds_of_step=0.5, bits={})
+    monkeypatch.setattr(result, "read_metric_lines", lambda folder: lines)
+    monkeypatch.setattr(result, "_facts_of_run", lambda run: facts)
+    run: Any = SimpleNamespace(seed=3, folder=Path("out"), run=SimpleNamespace(tokens_of_step=72))
+    actual = curve_of(run, "val.loss")
+    assert (actual.diverged, actual.steps, actual.memory, actual.speed) == (diverged, steps, 9, 144)
+    assert actual.last == pytest.approx(last, nan_ok=True)

@@ -12,8 +12,8 @@ import pytest
 import tfkit
 from tests.run.kinds.small import small_run
 from tfkit.cli import main
-from tfkit.run.contract import IGNORE_INDEX
-from tfkit.tools.train.plan import MAX_EXAMPLES, metric_floors
+from tfkit.run.contract import IGNORE_INDEX, Batch
+from tfkit.tools.train.plan import MAX_EXAMPLES, _has_answers, metric_floors
 
 PLUGINS = tfkit.load_plugins(entry_points=False)
 
@@ -40,3 +40,17 @@ def test_the_floors_of_the_published_calculator(capsys: pytest.CaptureFixture[st
     report = json.loads(capsys.readouterr().out)["floors"]
     assert report["test.constant_accuracy"] == pytest.approx(0.616, abs=0.003)
     assert report["test.constant_exact_match"] == pytest.approx(0.0028, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("second", "has_answers"),
+    [
+        ([-100, -100, 5, 6], True),
+        ([-100, 2, 3, 4], False),
+        ([-100, -100, -100, 4], False),
+        ([-100, -100, 3, -100], False),
+    ],
+)
+def test_only_answers_at_the_same_positions_have_a_floor(second: list[int], has_answers: bool) -> None:
+    targets = np.array([[-100, -100, 3, 4], second])
+    assert _has_answers(Batch({"tokens": targets}, targets)) is has_answers

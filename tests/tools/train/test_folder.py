@@ -279,9 +279,11 @@ def test_settings_that_change_no_weight_change_in_place(capsys: pytest.CaptureFi
     final += ["--set", "checkpoint.every=null", "--set", "nonfinite.skip=1", "--set", "steps=6"]
     assert train("whole", *final) == 0
     assert train("out", "--set", f"callbacks=[{EMA}, {spikes}]", "--set", "steps=6", "--stop-after", "4") == 0
+    other = load_run("small.yaml", PLUGINS, sets=[*SETS[1::2], "steps=6", "eval.every=5"])
+    RunFolder(Path("out"), other, {}, {}).begin("killed before its first checkpoint", "", {})
     capsys.readouterr()
     assert train("out", *final) == 0
-    assert "changed: eval.every: 4 -> 3" in capsys.readouterr().err
+    assert "changed: eval.every: 5 -> 3" in capsys.readouterr().err
     assert weights("out/step-6") == weights("whole/step-6")
     assert weights("out/ema") == weights("whole/ema")
     states, expected = (
@@ -290,7 +292,12 @@ def test_settings_that_change_no_weight_change_in_place(capsys: pytest.CaptureFi
     assert states == expected
     facts, expected = (json.loads(Path(name, "run.json").read_text()) for name in ("out", "whole"))
     assert (facts["digest"], facts["meaning"]) == (expected["digest"], expected["meaning"])
-    assert "eval.every: 4 -> 3" in facts["sessions"][1]["changed"]
+    changes = [session.get("changed", []) for session in facts["sessions"]]
+    assert [[text for text in texts if text.startswith("eval")] for texts in changes] == [
+        [],
+        ["eval.every: 4 -> 5"],
+        ["eval.every: 5 -> 3"],
+    ]
     assert Path("out/run.yaml").read_bytes() == Path("whole/run.yaml").read_bytes()
     lines = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "val.loss" in line] == [0, 6]

@@ -24,7 +24,7 @@ CASES = {
     "sizes": [*DROPOUT, "batch.sequences={at: {0: 2, 2: 6}}", "data.order=sampled", "optimizer={kind: sgd, lr: 0.5}"],
     "frozen": [*DROPOUT, "freeze=[embedding.*]", "data.order=sequential"],
     "documents": ['data={kind: packed, of: {kind: text, files: sheep.txt}, separator: "\\n"}', "steps=3"],
-    "noise": [DIFFUSION, "loss=masked_diffusion", "steps=3"],
+    "noise": [DIFFUSION, "loss=masked_diffusion", "steps=3", "batch.sequences={at: {0: 2, 1: 6}}"],
 }
 
 

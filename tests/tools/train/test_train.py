@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +20,12 @@ from tfkit.cli import main
 from tfkit.errors import SpecError
 from tfkit.run.contract import Training
 from tfkit.tools.common.history import History, read_history
-from tfkit.tools.train import command
+from tfkit.tools.train import command, plan
+from tfkit.tools.train.plan import Plan, Utilisation
 from tfkit.tools.train.progress import TrainingProgress
 from tfkit.tools.train.report import LAST_TEXTS, MAX_POINTS, _binned_points, _text_contents
+from tfkit.tools.train.train import Trained
+from tfkit.tools.train.weight_settings import SettingsGroup
 
 SETS = [
     "eval={every: 4, splits: {val: {batches: 2}, train: {batches: 2}}, metrics: [loss, accuracy]}",
@@ -72,6 +77,50 @@ def test_the_first_of_several_processes_prints_notes(
             cast(Any, None), "small.yaml", None, None, cast(Any, launched), allow_change=False, json=False
         )
     assert arguments == [quiet]
+
+
+PLAN = Plan(
+    name="small",
+    digest="0123456789abcdef",
+    parameters=12_345,
+    trained=678,
+    steps=901,
+    tokens=2_345_678,
+    padding=9_012,
+    epochs=3.25,
+    flops=4 * 10**12,
+    flops_of_evaluations=5 * 10**9,
+    memory=6 << 20,
+    seconds=7.0,
+    float8="rowwise, 8 of 9 matrices of layers",
+    rates=((1, 0.001), (901, 0.0025)),
+    groups=(
+        SettingsGroup("hidden", 10, 1100, 0.012, 0.13, 1e-8, (0.014, 0.015)),
+        SettingsGroup("fixed", 16, 1700, 0.018, 0.19, None, None),
+    ),
+    growth={"decoder": {"width": 4.0, "depth": 2.5}},
+    factors={"graph.head.scale": 0.25},
+)
+
+
+def test_each_number_of_a_plan_stands_in_its_row(
+    golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command._show_plan(PLAN, {"test.constant_accuracy": 0.5625})
+    short = replace(PLAN, trained=None, padding=0, flops_of_evaluations=0, seconds=None, float8=None, groups=())
+    command._show_plan(short, {})
+    golden("runs/plan", capsys.readouterr().out)
+
+
+def test_each_number_of_a_run_stands_in_its_row(
+    golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "device_of_run", lambda run: None)
+    monkeypatch.setattr(plan, "device_utilisation", lambda *arguments: Utilisation(causal=0.25, full=0.5))
+    monkeypatch.setattr(plan, "padding_of", lambda run: 0.125)
+    history = History({"loss": [(1, 3.5), (901, 2.25)], "val.loss": [(901, 2.75)]}, [])
+    command._show_result(Trained(Path("out"), 901, "finished", history, 4, 8000.0), cast(Any, None), json=False)
+    golden("runs/trained", capsys.readouterr().out)
 
 
 def test_python_trains_what_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
