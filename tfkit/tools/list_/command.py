@@ -31,7 +31,8 @@ NAME = re.compile(r"[^\w.-]")
     description are listed. Missing plugins of a spec are named; none is loaded.
     Runs and sweeps, which follow the specs, have `run` or `sweep` as their kind.
     With --published, `compared` is `tensors` if the names of all tensors of the
-    folder were compared with the spec. Other folders are named from memory.
+    folder, or of a copy or fine-tune of it, were compared with the spec. Other
+    folders are named from memory.
     """,
     examples="""
     tfkit list
