@@ -329,7 +329,7 @@ def repeated(indices: list[int], size: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "changed", "detail"),
+    ("faulty_order", "changed", "detail"),
     [
         ("sampled", lambda seed: indices_of("sampled", 0), "sampled, a different seed draws the same examples"),
         ("sampled", lambda seed: repeated(indices_of("sampled", seed), SEQUENCES), "sampled, every step has the same"),
@@ -341,14 +341,14 @@ def repeated(indices: list[int], size: int) -> list[int]:
     ],
 )  # fmt: skip
 def test_each_order_of_examples_is_measured(
-    wrong: str, changed: Any, detail: str, monkeypatch: pytest.MonkeyPatch
+    faulty_order: str, changed: Any, detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = lambda _, name, seed: changed(seed) if name == wrong else indices_of(name, seed)  # noqa: E731
+    taken = lambda _, name, seed: changed(seed) if name == faulty_order else indices_of(name, seed)  # noqa: E731
     monkeypatch.setattr(data, "_taken_indices", taken)
     run = SimpleNamespace(config=SimpleNamespace(seed=3), data=SimpleNamespace(examples=lambda *_: range(EXAMPLES)))
     details = [deviation.detail for deviation in data.epoch_order.measure(cast(Any, SimpleNamespace(run=run)))]
     assert details[0].startswith(detail)
-    assert bool(details[0]) is bool(wrong)
+    assert bool(details[0]) is bool(faulty_order)
 
 
 @pytest.mark.parametrize(("step", "part"), [(1, "weights"), (2, "weights"), (2, "optimizer"), (2, "tensors")])
@@ -367,9 +367,9 @@ def test_a_run_resumes_from_each_of_its_checkpoints(step: int, part: str, monkey
     monkeypatch.setattr(record, "train_reduced_run", train)
     run = SimpleNamespace(config=SimpleNamespace(callbacks=()))
     checked = cast(Any, SimpleNamespace(callbacks=(), changed=lambda values: run))
-    wrong = [deviation for deviation in record.resumed_run.measure(checked) if deviation.error > 0]
-    assert len(wrong) == 1
-    assert wrong[0].detail.startswith(f"resumed after step {step}, ")
+    failures = [deviation for deviation in record.resumed_run.measure(checked) if deviation.error > 0]
+    assert len(failures) == 1
+    assert failures[0].detail.startswith(f"resumed after step {step}, ")
 
 
 def test_each_property_sees_a_bug() -> None:
