@@ -107,10 +107,10 @@ def test_a_part_inherits_from_what_is_around_it_and_the_nearest_wins() -> None:
 
 
 def test_a_value_inside_an_inherited_config_was_written_where_it_is_inherited_from() -> None:
-    text = "bias: 3\nnorm: layernorm\ngraph: {norm: {block: norm, input: x}}"
+    text = "d_condition: 0\nnorm: adaptive\ngraph: {norm: {block: norm, input: x}}"
     with pytest.raises(tfkit.SpecError) as caught:
         tfkit.loads(f"tfkit: 1\nname: m\ninputs: {{x: {{type: features, width: 8}}}}\n{text}")
-    assert [(error.path, error.span.line) for error in caught.value.diagnostics if error.span] == [("bias", 4)]
+    assert [(error.path, error.span.line) for error in caught.value.diagnostics if error.span] == [("d_condition", 4)]
 
 
 def test_what_nobody_takes_is_not_used() -> None:
