@@ -358,3 +358,8 @@ def test_the_name_is_the_function_and_the_package(statement: str) -> None:
     code = f"import tfkit; {statement}; tfkit.component('activation', kind='gelu'); import tfkit.component as package"
     code += "; assert package.Config is tfkit.Config; tfkit.component('activation', kind='relu')"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_features_and_conditions_have_their_own_widths() -> None:
+    gate = tfkit.component("mixer", kind="feature_gate", d_model=12, d_features=5, plugins=PLUGINS)
+    assert gate(torch.randn(2, 3, 12), layer_features=torch.randn(2, 3, 5)).shape == (2, 3, 12)

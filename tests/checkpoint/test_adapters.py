@@ -423,6 +423,8 @@ def test_an_adapter_has_the_tokenizer_and_the_fields_of_the_model_that_it_change
         assert {name: content.decode() for name, content in companions.files.items()} == expected
         assert companions.fields["eos_token_id"] == 5
     assert tokenizer_of(None, adapter, numbers=False).encode("é") == [3]
+    (adapter / "chars.json").write_text(json.dumps({"characters": "aébc"}), encoding="utf-8")
+    assert tokenizer_of(None, adapter, numbers=False).encode("é") == [1]
 
 
 @pytest.mark.slow

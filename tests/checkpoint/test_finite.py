@@ -29,11 +29,14 @@ def test_numbers_that_are_none(dtype: torch.dtype, value: float) -> None:
         )
 
 
-def test_finite_in_the_last_of_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_many_values_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "CHUNK", 5)
     tensor = torch.zeros(3, 7)
     tensor[2, 6] = torch.inf
     with pytest.raises(SpecError, match=r"the first is inf at \[2, 6\]"):
+        check_finite("w", tensor, Path("f"))
+    tensor[0, 6] = tensor[1, 4] = -torch.inf
+    with pytest.raises(SpecError, match=r"3 in total; the first is -inf at \[0, 6\]"):
         check_finite("w", tensor, Path("f"))
     with pytest.raises(SpecError, match=r"the first is nan at \[\]"):
         check_finite("w", torch.tensor(torch.nan), Path("f"))

@@ -16,6 +16,7 @@ from torch import nn
 
 import tfkit
 from tfkit.checkpoint.links import published_map
+from tfkit.checkpoint.tensor_names import collapsed_layers
 from tfkit.checkpoint.weight_map import TensorLocation, WeightMap, sort_metadata, write_shards
 from tfkit.tools.common.loading_weights import build_with_weights, load_weights
 
@@ -136,6 +137,18 @@ def test_what_a_file_repeats_ignores_or_leaves_out(file: Path) -> None:
     assert torch.equal(model.embedding.tokens.weight, stored["m.wte.weight"])  # type: ignore[union-attr]
     save_file({name.removeprefix("m."): tensor for name, tensor in stored.items()}, file)
     load_weights(model, file)
+
+
+def test_only_full_names_of_tensors_are_ignored(file: Path) -> None:
+    save_file({**load_file(file), "m.0.bias_of_mask_of_keys": torch.zeros(2)}, file)
+    assert refusal(file) == (
+        "error: `model.safetensors` has tensors that the model lacks\n   = m.0.bias_of_mask_of_keys [2]"
+    )
+
+
+def test_ranges_of_layers_do_not_depend_on_the_order_of_a_file() -> None:
+    shapes = {"m.10.up": (4, 3), "m.11.up": (4, 3), "m.2.up": (4, 3), "m.9.up": (4, 3), "m.3.up": (3, 4), "up": (4, 3)}
+    assert collapsed_layers(shapes) == [("m.2,9-11.up", (4, 3)), ("m.3.up", (3, 4)), ("up", (4, 3))]
 
 
 def refusal(file: Path, checkpoint: dict[str, Any] = SIMPLE_MAP) -> str:

@@ -62,3 +62,13 @@ def test_zeros_in_place_of_padding_do_not_reach_the_tokens_of_xlm() -> None:
 def test_a_stage_needs_its_field(stage: str, field: str) -> None:
     with pytest.raises(tfkit.SpecError, match=f"stage `{stage}` has no effect: `{field}` is not set"):
         embedding_of(f"stages: [{stage}]", {})
+
+
+@pytest.mark.parametrize(("max_len", "of_table"), [(4, 6), (6, 4), (None, 4)])
+def test_the_shorter_of_two_limits_applies(max_len: int | None, of_table: int) -> None:
+    limits = {"max_len": max_len, "position": {"kind": "learned", "max_len": of_table}}
+    graph = {"embedding": {"block": "embedding", **limits}}
+    model = tfkit.build({"tfkit": 1, "name": "e", "d_model": 8, "vocab_size": 11, "graph": graph})
+    assert model(torch.arange(8).view(2, 4)).shape == (2, 4, 8)
+    with pytest.raises(ValueError, match=r"5 tokens of `tokens` are more than max_len \(4\)"):
+        model(torch.arange(10).view(2, 5))

@@ -63,8 +63,8 @@ def name_in_nodes(name: str) -> str:
     for part in ("attention", "ffn"):
         if sublayer == f"{part}_norm_in":
             return f"{part}{number}_norm.{rest}"
-        if sublayer == f"{part}_residual_scale":
-            return f"{part}{number}_sum.scale.{rest}"
+        if sublayer in (f"{part}_residual_scale", f"{part}_residual_scale_onto"):
+            return f"{part}{number}_sum.{sublayer.removeprefix(f'{part}_residual_')}.{rest}"
     return f"attention{number}.layers.0.attention.{rest}" if sublayer == "attention" else f"ffn{number}.{rest}"
 
 
@@ -123,7 +123,9 @@ def test_spelled_out_layers_are_decoded_with_caches(spelled: str, attention: Map
 
 
 @pytest.mark.parametrize(
-    "residual", [{"scale": 0.5, "learned": "vector"}, {"scale": 2.0, "scale_onto": 0.5}], ids=["learned", "scaled"]
+    "residual",
+    [{"scale": 0.5, "learned": "vector", "learned_onto": "scalar"}, {"scale": 2.0, "scale_onto": 0.5}],
+    ids=["learned", "scaled"],
 )
 def test_a_residual_node_is_the_residual_of_a_layer(residual: Mapping[str, Any]) -> None:
     stack, nodes = pair("sublayers", ATTENTION, residual=residual)
@@ -294,7 +296,9 @@ def perceiver(**fields: Any) -> tfkit.Graph:
 
 
 def test_latents_are_the_same_for_every_row() -> None:
-    model = tfkit.build(perceiver(), seed=5).eval()
+    graph = perceiver()
+    assert [graph.node(name).output.length for name in ("embedding", "latents", "attention")] == [None, 5, 5]
+    model = tfkit.build(graph, seed=5).eval()
     x = tokens(3, 9)
     assert model(x).shape == (3, 5, 40)
     latents = model.latents(model.embedding(x))

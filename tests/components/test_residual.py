@@ -191,3 +191,13 @@ def test_the_sublayer_is_multiplied_by_the_factor() -> None:
     first, other = build(half), build(f"{half}, residual: {{scale: 0.25}}")
     other.load_state_dict(first.state_dict())
     torch.testing.assert_close(other(x) - x, 0.25 * (first(x) - x))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_residual_of_all_sublayers_needs_a_single_norm(first: bool) -> None:
+    steps = f"[{{sublayer: attention, norm_in: {first}}}, {{sublayer: ffn, norm_in: {not first}}}]".lower()
+    layer = f"block: encoder, n_layers: 1, attention: {{n_heads: 2}}, ffn: {{kind: relu, d_ff: 8}}, sublayers: {steps}"
+    (stack,) = tfkit.loads(
+        f"{HEAD}graph:\n  stack: {{input: x, final_norm: false, {layer}, residual: {{onto: normed}}}}\n"
+    ).nodes
+    assert [step.norm_in is not None for step in stack.stack.layers[0].steps] == [first, not first]  # type: ignore[union-attr]

@@ -146,6 +146,14 @@ def renamed(stack: tfkit.Layers) -> tfkit.Layers:
     [
         (renamed, "block `loop` describes layers with modules that it does not have: layers.0.consider, "),
         (
+            lambda stack: replace(stack, layers=tuple(replace(x, input_norm=stack.final_norm) for x in stack.layers)),
+            "modules that it does not have: layers.0.input_norm, layers.1.input_norm",
+        ),
+        (
+            lambda stack: replace(stack, layers=tuple(replace(x, around=x.steps[0].residual) for x in stack.layers)),
+            "modules that it does not have: layers.0.residual_read, layers.0.residual_write",
+        ),
+        (
             lambda stack: replace(stack, layers=stack.layers[:2]),
             "has a module `layers.2`, but its `stack` omits it",
         ),

@@ -101,6 +101,7 @@ def test_recomputed_and_scripted_layers_have_equal_bits() -> None:
     ("pattern", "attention", "message"),
     [
         (["shared", "base", "local", "local_shared"], {}, "layer 0 takes `full.keys`, but no earlier layer gives it"),
+        (["shared", "base"], {}, "layer 0 takes `full.keys`, but no earlier layer gives it"),
         (["base", "local", "local_shared", "base"], {}, "gives `full.keys`, which has no effect"),
         (None, {"value_norm": "rmsnorm"}, "`value_norm` has no effect: the keys and values come from an earlier layer"),
         (None, {"kv_name": "full", "mask": {"left": 2, "right": 0}}, "`mask` must be equal"),
@@ -109,6 +110,8 @@ def test_recomputed_and_scripted_layers_have_equal_bits() -> None:
 def test_an_unmet_wire_is_an_error(pattern: list[str] | None, attention: dict[str, Any], message: str) -> None:
     broken = spec(**attention)
     layers = broken["graph"]["decoder"]["layers"]
+    if pattern is not None and len(pattern) == 2:
+        layers |= {"groups": 2, "order": "looped", "variants": {"shared": layers["variants"]["shared"]}}
     if pattern is not None:
         layers["pattern"] = pattern
     used = {*layers["pattern"]}

@@ -44,3 +44,33 @@ def test_without_token_types_all_are_of_the_first_type(tmp_path: Path) -> None:
     trial = Trial.of(CASES["bert"], tmp_path)
     ids = torch.randint(3, 61, (3, trial.case.length))
     torch.testing.assert_close(trial.ours(ids), trial.theirs(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+INNER = """
+tfkit: 1
+name: small
+d_model: 8
+vocab_size: 11
+graph: {embedding: {block: embedding}}
+checkpoint:
+  model_type: outer
+  architecture: OuterModel
+  tensors: {}
+  families:
+    text_config:
+      model_type: inner
+      architecture: InnerModel
+      prefix: text.body.
+      tensors: {embedding.tokens: {".[a b].weight": "(p i) -> (i p)"}, norm: .norm, head: output}
+      extra: {.old.weight: = .norm.weight, .older: -> .norm, .unused: The training does not need it., outside: Unused.}
+"""
+
+
+def test_names_of_an_inner_family_continue_its_prefix() -> None:
+    family = tfkit.loads(INNER).spec.family
+    assert family is not None
+    pattern = {"text.body.[a b].weight": "(p i) -> (i p)"}
+    assert family.tensors == {"embedding.tokens": pattern, "norm": "text.body.norm", "head": "output"}
+    assert family.copies == {"text.body.old.weight": "text.body.norm.weight"}
+    assert family.older == {"text.body.older": "text.body.norm"}
+    assert [*family.ignored] == ["text.body.unused", "outside"]

@@ -301,8 +301,8 @@ def test_several_implementations_of_an_object() -> None:
         def tfkit_spec_loaded(self, graph: Any = "default") -> None:
             self.graph = graph
 
-    part = Two()
-    hooks = hooks_of(part)  # type: ignore[arg-type]
+    part, hooks = Two(), Hooks()
+    assert hooks.add(part, Candidate("two", "", "test", tuple, "two.py")) == []
     assert listed(value for _, value in hooks.call("tfkit_checks", list, graph="").values) == ["first", "second"]
     hooks.act("tfkit_spec_loaded", graph="the graph")
     expected = Two()

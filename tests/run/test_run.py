@@ -185,6 +185,12 @@ def test_another_end_replaces_the_former_one(end: str, tmp_path: Path) -> None:
     assert arguments == [name]
 
 
+def test_null_for_another_end_keeps_the_former_one(tmp_path: Path) -> None:
+    (tmp_path / "child.yaml").write_text("extends: small.yaml\ntokens: null\n", encoding="utf-8")
+    changed = load_run(write_run(tmp_path), PLUGINS, sets=["tokens=null"])
+    assert changed.steps == load_run(tmp_path / "child.yaml", PLUGINS).steps == 8
+
+
 def test_steps_follow_from_tokens_and_passes(tmp_path: Path) -> None:
     path = write_run(tmp_path, RUN.replace("steps: 8", "tokens: 73"))
     assert load_run(path, PLUGINS).steps == 2

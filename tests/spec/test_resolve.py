@@ -8,6 +8,7 @@ import pytest
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+import tfkit
 from tfkit.component import Component, Config, Make, Shared, slot
 from tfkit.errors import Invalid
 from tfkit.plugin.manager import Plugins
@@ -103,6 +104,13 @@ def test_a_part_inherits_from_what_is_around_it_and_the_nearest_wins() -> None:
     assert resolver.provenance.written(("drawing", "first", "side")) == ("drawing", "side")
     assert origins["drawing", "second", "side"].how == "given"
     assert origins["drawing", "second", "other"].how == "default"
+
+
+def test_a_value_inside_an_inherited_config_was_written_where_it_is_inherited_from() -> None:
+    text = "d_condition: 0\nnorm: adaptive\ngraph: {norm: {block: norm, input: x}}"
+    with pytest.raises(tfkit.SpecError) as caught:
+        tfkit.loads(f"tfkit: 1\nname: m\ninputs: {{x: {{type: features, width: 8}}}}\n{text}")
+    assert [(error.path, error.span.line) for error in caught.value.diagnostics if error.span] == [("d_condition", 4)]
 
 
 def test_what_nobody_takes_is_not_used() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tfkit_media import tfkit_reference
 from tfkit_media.masks import GridWindows
 from tfkit_media.placing import ImageBlocks, ImagePositions, JoinImages, MergePatches, PlaceImages
 from torch.nn import functional as F
 
 import tfkit
+from tfkit.reference import run
 
 from .models import PLUGINS
 
@@ -127,3 +129,14 @@ def test_positions_in_pieces_are_those_of_one_call() -> None:
     chunks = zip(tokens.split([3, 6, 3], dim=1), mask.split([3, 6, 3], dim=1), strict=True)
     actual = torch.cat([cached(piece, real) for piece, real in chunks], dim=1)
     torch.testing.assert_close(actual[mask], expected[mask])
+
+
+def test_the_reference_traces_every_image_of_a_row() -> None:
+    graph = tfkit.load(spec_with(), plugins=PLUGINS)
+    model = tfkit.build(graph, seed=1)
+    inputs = {"tokens": torch.arange(16).view(2, 8) % 9, "images": torch.randn(2, 3, 1, 4, 4)}
+    inputs["tokens"][:] = torch.tensor([8] * 6 + [1, 2])
+    weights = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
+    trace = dict(run(graph, weights, {name: x.numpy() for name, x in inputs.items()}, kinds=tfkit_reference()).trace)
+    assert trace["patches"].shape == (6, 4, 4)
+    assert trace["embedding"].shape == (2, 8, 4)

@@ -86,6 +86,21 @@ def test_each_result() -> None:
     assert Tripled.forward.__code__ is code
 
 
+def test_a_bug_is_tried_in_the_models_that_run_a_part_of_its_expression() -> None:
+    reach = mutants._Reach([TripledConfig])
+    reach.record(subjects)
+    (cls,) = (
+        node for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.ClassDef) and node.name == "Tripled"
+    )
+    (forward,) = (node for node in cls.body if isinstance(node, ast.FunctionDef))
+    short, long, result = forward.body
+    models = [
+        reach.models_of(str(FILE), (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset))
+        for node in (forward, short, long.body[0], result)
+    ]
+    assert models == [["a decoder"], ["a decoder"], [], ["a decoder"]]
+
+
 @pytest.mark.slow
 def test_the_seed_draws_as_many_as_the_limit() -> None:
     bugs = planted("position-wise", limit=3)

@@ -14,7 +14,9 @@ import tfkit
 from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties import costs
+from tfkit.tools.check.properties.forms import state_dict
 from tfkit.tools.check.properties.numbers import _distance_of_tokens
+from tfkit.tools.check.properties.steps import SequenceBatch, reading_schedules
 from tfkit.tools.check.properties.training import parameter_gradients
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.check.runs import arguments_of
@@ -166,6 +168,38 @@ def test_the_inputs_of_a_module_that_runs_again_are_those_of_its_first_run() -> 
     assert not torch.equal(recorded[0], arguments[-1])
 
 
+def test_a_first_step_has_the_blocks_of_its_own_tokens() -> None:
+    sets = ["inputs={tokens: tokens, images: {type: positions}}", "embedding.input=tokens", "stack.input=embedding"]
+    model = tfkit.build(tfkit.loads(TEXT, sets=[*sets, "stack.blocks=images"], plugins=PLUGINS))
+    inputs = {
+        "tokens": torch.arange(14).view(2, 7),
+        "images": torch.tensor([[0, 1, 1, 2, 2, 2, 3], [4, 4, 4, 5, 5, 0, 6]]),
+    }
+    rows = SequenceBatch.of(model, inputs)
+    assert rows.started_by(4).stepwise["images"].tolist() == [[0, 1, 1, 2, 0, 0, 0], [4, 4, 4, 5, 0, 0, 0]]
+    padded = torch.tensor([[False, True, True], [False, False, True]])
+    assert rows.started_by(padded).stepwise["images"].tolist() == [[0, 1, 0, 0, 0, 0, 0], [4, 0, 0, 0, 0, 0, 0]]
+
+
+def test_schedules_have_the_padding_of_their_names() -> None:
+    batch, length = 4, 19
+    schedules = reading_schedules(batch, length)
+    changes = {}
+    for name, schedule in schedules.items():
+        masks = [step for step in schedule if isinstance(step, torch.Tensor)]
+        assert sum(step.size(1) if isinstance(step, torch.Tensor) else step for step in schedule) >= length - 1
+        steps = [step.int().diff(dim=1) for step in masks if step.size(1) > 1]
+        changes[name] = (any((step > 0).any() for step in steps), any((step < 0).any() for step in steps))
+    assert {name for name, change in changes.items() if change == (True, False)} == {"padded on the left"}
+    assert {name for name, change in changes.items() if change == (False, True)} == {"padded on the right"}
+    assert {name for name, change in changes.items() if change == (True, True)} == {"padded in between"}
+    for side, order in (("left", 1), ("right", -1)):
+        first = schedules[f"padded on the {side}"][0]
+        assert isinstance(first, torch.Tensor)
+        assert first.sum(dim=1).tolist() == [9, 8, 7, 6]
+        assert torch.equal(first, first.int().mul(order).sort(dim=1).values.mul(order).bool())
+
+
 @pytest.mark.parametrize("output", ["logits", "second"])
 def test_each_output_must_be_finite_in_train_mode(output: str) -> None:
     second = "graph.second={block: lm_head, input: stack}"
@@ -173,6 +207,13 @@ def test_each_output_must_be_finite_in_train_mode(output: str) -> None:
     model.get_submodule(output).register_forward_hook(lambda _module, _args, y: y + torch.inf)
     (deviation,) = parameter_gradients(model, {"tokens": torch.arange(6)[None]})
     assert deviation.detail == "outputs are not finite in train mode"
+
+
+def test_a_state_dict_that_fills_no_weight_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = tfkit.loads(TEXT, plugins=PLUGINS)
+    assert all(deviation.error == 0 for deviation in state_dict(graph))
+    monkeypatch.setattr(torch.fx.GraphModule, "load_state_dict", lambda *_, **__: None)
+    assert max(deviation.error for deviation in state_dict(graph)) > 1e-3
 
 
 def test_outputs_of_another_shape_are_infinitely_far_from_the_reference() -> None:

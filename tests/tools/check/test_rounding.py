@@ -46,3 +46,15 @@ def test_the_effect_of_rounding_is_proportional_to_the_unit_of_a_type() -> None:
     fine, coarse = (model.effect_of_rounding(dtype, relative_distance) for dtype in (torch.float32, torch.bfloat16))
     assert 0.5 < coarse / fine / 2**16 < 2
     assert 1e-8 < fine < 1e-6
+
+
+def test_the_effect_of_rounding_is_the_largest_of_several_draws() -> None:
+    outputs: list[Tensor] = []
+    errors = iter([3.0, 7.0, 1.0, 5.0, 2.0])
+
+    def error(actual: Tensor, _expected: Tensor) -> float:
+        outputs.append(actual)
+        return next(errors)
+
+    assert subject("mixers").effect_of_rounding(torch.bfloat16, error) == 7.0
+    assert len({tuple(output.flatten().tolist()) for output in outputs}) == 5

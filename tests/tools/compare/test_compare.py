@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import tfkit
 from tfkit.tools.compare.comparison import RETURNED, common_inputs, compare
-from tfkit.tools.compare.other_model import Other, other_model
+from tfkit.tools.compare.other_model import Other, _patches, other_model
 
 Run = Callable[..., str]
 HEAD = "tfkit: 1\nname: {name}\nd_model: 16\nvocab_size: {vocab}\nmax_len: {length}\n"
@@ -109,6 +110,15 @@ def test_what_cannot_be_given_the_same_inputs_is_one_error(name: str) -> None:
     with pytest.raises(tfkit.SpecError) as refused:
         compare(graph(a), graph(b, name="b"))
     assert message in str(refused.value)
+
+
+def test_a_grid_of_patches_has_rows_and_columns() -> None:
+    images = torch.arange(2 * 8 * 12).view(2, 1, 8, 12)
+    fields = SimpleNamespace(patch_size=2, spatial_merge_size=2, temporal_patch_size=3)
+    patches, grids = _patches(images, fields)
+    assert grids.tolist() == [[1, 4, 6]] * 2
+    first_square = [images[0, 0, row : row + 2, column : column + 2] for row in (0, 2) for column in (0, 2)]
+    assert torch.equal(patches.view(48, 3, 4)[:4, 2], torch.stack(first_square).flatten(1))
 
 
 def test_more_tokens_than_one_can_read() -> None:

@@ -52,6 +52,19 @@ def faults(picture: Picture) -> Iterator[str]:
         yield "a box leaves the page"
     yield from _texts_out_of_boxes(words, [rect for rect in rects if not rect.look.startswith("cell")])
     yield from _crossings(picture, words)
+    yield from _uneven_rows(picture)
+
+
+def _uneven_rows(picture: Picture) -> Iterator[str]:
+    """Rows of inner boxes with different margins on the left and on the right."""
+    actual = boxes(picture)
+    for group in (shape for shape in picture.shapes if isinstance(shape, ShapeGroup)):
+        parts = [bounds(shape) for shape in group.shapes if isinstance(shape, Rect) and shape.look == "box part"]
+        for top in {part[1] for part in parts}:
+            row = [part for part in parts if part[1] == top]
+            left, right = min(part[0] for part in row), max(part[2] for part in row)
+            if abs((left - actual[group.key][0]) - (actual[group.key][2] - right)) > EPS:
+                yield f"the inner boxes of {group.key} do not fill its width"
 
 
 def _texts_out_of_boxes(words: list[Words], rects: list[Rect]) -> Iterator[str]:

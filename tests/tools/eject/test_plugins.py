@@ -13,6 +13,7 @@ import torch
 import tfkit
 from tfkit.cli import main
 from tfkit.plugin.manager import load_plugins
+from tfkit.tools.common.model_inputs import full_sequence_cases
 from tfkit.tools.eject.proof import Alone, check
 from tfkit.tools.eject.runner import build_model, loaded_module
 from tfkit.tools.eject.write import eject
@@ -404,6 +405,12 @@ def test_a_bug_in_the_file_is_found(alone: Alone) -> None:
     assert "x = x + " in text
     with pytest.raises(tfkit.SpecError, match="computes something else"):
         check(graph, text.replace("x = x + ", "x = 2 * x + ", 1), alone)
+    first, *_, last = (
+        tuple(next(iter(case.inputs.values())).shape) for case in full_sequence_cases(tfkit.build(graph))
+    )
+    assert first != last
+    with pytest.raises(tfkit.SpecError, match=f"computes something else for {last[0]} x {last[1]}"):
+        check(graph, text.replace("x = x + ", f"x = (1 + (tuple(x.shape[:2]) == {last})) * x + ", 1), alone)
     with pytest.raises(tfkit.SpecError, match="NameError: name 'nowhere' is not defined"):
         check(graph, text.replace("x = x + ", "x = nowhere + ", 1), alone)
     with pytest.raises(tfkit.SpecError, match="it has other tensors"):

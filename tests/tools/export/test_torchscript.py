@@ -15,6 +15,7 @@ import tfkit
 from tfkit.building.builder import graph_of
 from tfkit.spec.render import render_spec
 from tfkit.tools.export.export import Exported, check_format, export
+from tfkit.tools.export.script_state import add_caches, empty_state
 from tfkit.tools.export.torchscript_format import TorchScript, reason_of
 
 from ...small_specs import PROGRAMS, reduced
@@ -172,3 +173,12 @@ def test_a_refusal_contains_the_cause_and_not_only_a_signature() -> None:
 
 def test_nothing_is_refused_that_can_be_written() -> None:
     assert not TorchScript().refusals(tfkit.build(small(), device="meta").eval())
+
+
+def test_each_group_of_layers_adds_its_caches() -> None:
+    state = empty_state(2, 9, torch.empty(0, dtype=torch.bfloat16))
+    add_caches(state, "decoder", 2, [(4, 9, 3, False), (4, 9, 5, True)], torch.empty(0, dtype=torch.bfloat16))
+    add_caches(state, "decoder", 1, [(6, 7, 8, False)], torch.empty(0, dtype=torch.bfloat16))
+    shapes = [[(list(cache.shape), cache.dtype) for cache in layer] for layer in state["decoder"]]
+    keys, values = ([2, 4, 9, 3], torch.bfloat16), ([2, 4, 9, 5], torch.float32)
+    assert shapes == [[keys, values], [keys, values], [([2, 6, 7, 8], torch.bfloat16)]]

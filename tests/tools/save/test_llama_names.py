@@ -363,3 +363,16 @@ def test_a_published_recipe_of_adapters(tmp_path: Path, monkeypatch: pytest.Monk
     merged.save_pretrained(tmp_path / "merged")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", trust_remote_code=True)
     torch.testing.assert_close(again(tokens).logits, logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("position", "rope"),
+    [
+        ({"theta": 500.0}, {"rope_type": "default", "rope_theta": 500.0}),
+        ({"theta": 500.0, "width": 4}, {}),
+        ({"theta": 500.0, "scaling": {"kind": "dynamic", "factor": 2.0, "original_max_len": 32}}, {}),
+    ],
+)
+def test_rotary_positions_that_transformers_describes(position: dict[str, Any], rope: dict[str, Any]) -> None:
+    stack = decoder({**ATTENTION, "position": {"kind": "rope", **position}}).node("decoder")
+    assert LlamaFields.of(stack, {"theta": 500.0}).rope == rope
