@@ -126,7 +126,7 @@ def test_each_kind_that_computes_has_a_formula() -> None:
     computed = ("activation", "attention", "ffn", "mixer", "norm", "residual", "rope_scaling", "mask_rule")
     formulas = kinds.formulas()
     missing = [(slot, kind) for slot in computed for kind in registry.kinds(slot) if kind not in formulas.get(slot, {})]
-    assert missing == [("attention", "additive"), ("residual", "add")]  # a tutorial, and no computation
+    assert missing == [("residual", "add")]  # the layer computes it
 
 
 def test_required_fields_are_first_and_inherited_fields_last() -> None:

@@ -37,7 +37,7 @@ def test_every_kind_of_the_shipped_plugins_has_a_formula() -> None:
         for kind in PLUGINS.registry.kinds(slot)
         if kind not in {*BUILT_IN.get(slot, {}), *functions.get(slot, {})}
     }
-    assert missing == {"attention additive", "residual add"}  # computed by its own tests; by the layer
+    assert missing == {"residual add"}  # the layer computes it
 
 
 def defined(graph: tfkit.Graph) -> bool:

@@ -58,6 +58,8 @@ ROTARY = re.compile("rope|rotary|theta")
 """Matches the fields of rotary positions, which have older and newer forms."""
 CODE = "auto_map"
 """The field that names code in the folder of a config.json."""
+QUANTIZATION = "quantization_config"
+"""The field that describes quantized weights."""
 IGNORED = "its class in transformers ignores the field"
 MAX_LAYERS = 4096
 """Maximum number of layers of a stack, see `Count`."""
@@ -314,6 +316,12 @@ class FieldReading:
             if not self._used.isdisjoint((name, around)) or leaf in SILENT or empty:
                 continue
             if leaf in INERT_VALUES and plain_data(node) == INERT_VALUES[leaf]:
+                continue
+            if name == QUANTIZATION:
+                method = plain_data(node).get("quant_method") if isinstance(node, Mapping) else None
+                message = f"the weights of this folder are quantized{f' by {quoted(method)}' if method else ''}"
+                help = "build the model with weights of a folder that is not quantized"
+                self.ignored.append(Diagnostic(message, node.span, name, (), help))
                 continue
             near = closest_name(name, self._family.fields)
             message = f"{self.model_type} does not have the field {quoted(name)}"
