@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from tfkit.errors import SpecError
 from tfkit.graph.expand import Graph
 from tfkit.tools.check.measure import Outcome, outcome_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
+from tfkit.tools.check.properties import forms
 from tfkit.tools.check.properties.forms import in_transformers
 from tfkit.tools.check.reduced import reduced_model
 from tfkit.tools.import_.importing import export_config, family_models
@@ -134,3 +136,11 @@ def test_exchanged_parts(spec: str, family: str, tensors: object, text: str, tmp
     result = outcome(with_map(tmp_path, spec, family, tensors))
     assert result.status == "failed"
     assert text in result.detail
+
+
+def test_the_deviation_from_transformers_is_that_of_the_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [SimpleNamespace(relative=relative) for relative in (0.5, 0.125, 0.25)]
+    comparison = SimpleNamespace(difference=1.0, parts=parts, first=SimpleNamespace(name="decoder.layers.0.ffn"))
+    monkeypatch.setattr(forms, "_comparison_with_class", lambda *_: comparison)
+    actual = outcome(tfkit.load("gpt2", plugins=PLUGINS))
+    assert (actual.status, actual.worst, actual.component) == ("failed", 0.25, "decoder.layers.0.ffn")

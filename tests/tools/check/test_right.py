@@ -14,7 +14,6 @@ import tfkit
 from tfkit.tools.check.check import outcomes_of
 from tfkit.tools.check.model_under_test import ModelUnderTest
 from tfkit.tools.check.properties import costs
-from tfkit.tools.check.properties.forms import state_dict
 from tfkit.tools.check.properties.numbers import _distance_of_tokens
 from tfkit.tools.check.properties.steps import SequenceBatch, reading_schedules
 from tfkit.tools.check.properties.training import parameter_gradients
@@ -207,13 +206,6 @@ def test_each_output_must_be_finite_in_train_mode(output: str) -> None:
     model.get_submodule(output).register_forward_hook(lambda _module, _args, y: y + torch.inf)
     (deviation,) = parameter_gradients(model, {"tokens": torch.arange(6)[None]})
     assert deviation.detail == "outputs are not finite in train mode"
-
-
-def test_a_state_dict_that_fills_no_weight_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = tfkit.loads(TEXT, plugins=PLUGINS)
-    assert all(deviation.error == 0 for deviation in state_dict(graph))
-    monkeypatch.setattr(torch.fx.GraphModule, "load_state_dict", lambda *_, **__: None)
-    assert max(deviation.error for deviation in state_dict(graph)) > 1e-3
 
 
 def test_outputs_of_another_shape_are_infinitely_far_from_the_reference() -> None:

@@ -450,3 +450,33 @@ def test_what_cannot_be_written_out_names_its_class(cls: type[nn.Module], why: s
         left_of(cls)
     (only,) = caught.value.diagnostics
     assert only.message == f"`{cls.__name__}` (test_specialise.py) cannot be ejected: forward: {why}"
+
+
+class Half(nn.Module):
+    """Half of its input, or nothing."""
+
+    def __init__(self, scale: float | None) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor | None:
+        return None if self.scale is None else x * self.scale
+
+
+class Halves(nn.Module):
+    """Modules of which only some return a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Half(None), Half(0.5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            half = part(x)
+            if half is not None:
+                x = x + half
+        return x
+
+
+def test_a_call_of_several_modules_has_the_results_of_all() -> None:
+    assert "if half is not None:" in left_of(Halves)
