@@ -172,6 +172,8 @@ def test_a_field_that_the_class_ignores_is_a_warning(folder: Path, run: Run) -> 
     output = run("import", "theirs", stderr=True)
     assert "warning: gpt2 does not have the field `n_experts`" in output
     assert "its class in transformers ignores the field" in output
+    path.write_text(json.dumps({**fields, "quantization_config": {"quant_method": "mxfp4", "bits": 4}}))
+    assert "warning: the weights of this folder are quantized by `mxfp4`" in run("import", "theirs", stderr=True)
     run("import", "theirs", "-o", "my.yaml", stderr=True)
     assert Path("my.yaml").read_text().endswith(expected)
     path.write_text(json.dumps({**fields, "auto_map": {"AutoConfig": "code.Config"}}, indent=2))
