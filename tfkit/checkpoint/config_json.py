@@ -320,8 +320,8 @@ class FieldReading:
             if name == QUANTIZATION:
                 method = plain_data(node).get("quant_method") if isinstance(node, Mapping) else None
                 message = f"the weights of this folder are quantized{f' by {quoted(method)}' if method else ''}"
-                help = "build the model with weights of a folder that is not quantized"
-                self.ignored.append(Diagnostic(message, node.span, name, (), help))
+                way_out = "build the model with weights of a folder that is not quantized"
+                self.ignored.append(Diagnostic(message, node.span, name, (), way_out))
                 continue
             near = closest_name(name, self._family.fields)
             message = f"{self.model_type} does not have the field {quoted(name)}"
