@@ -30,12 +30,13 @@ def within(a: Bounds, b: Bounds) -> bool:
 
 def boxes(picture: Picture) -> dict[str, Bounds]:
     """The rectangle of each box, by its key."""
-    groups = [shape for shape in picture.shapes if isinstance(shape, ShapeGroup)]
-    result = {}
-    for group in groups:
-        rects = [value for value in group.shapes if isinstance(value, Rect) and value.look.startswith("box r-")]
-        result[group.key] = bounds(rects[-1])
-    return result
+    return {group.key: _outer(group) for group in picture.shapes if isinstance(group, ShapeGroup)}
+
+
+def _outer(group: ShapeGroup) -> Bounds:
+    """The rectangle of a box; two models next to each other have boxes of the same key."""
+    rects = [value for value in group.shapes if isinstance(value, Rect) and value.look.startswith("box r-")]
+    return bounds(rects[-1])
 
 
 def faults(picture: Picture) -> Iterator[str]:
@@ -57,13 +58,13 @@ def faults(picture: Picture) -> Iterator[str]:
 
 def _uneven_rows(picture: Picture) -> Iterator[str]:
     """Rows of inner boxes with different margins on the left and on the right."""
-    actual = boxes(picture)
     for group in (shape for shape in picture.shapes if isinstance(shape, ShapeGroup)):
+        outer = _outer(group)
         parts = [bounds(shape) for shape in group.shapes if isinstance(shape, Rect) and shape.look == "box part"]
         for top in {part[1] for part in parts}:
             row = [part for part in parts if part[1] == top]
             left, right = min(part[0] for part in row), max(part[2] for part in row)
-            if abs((left - actual[group.key][0]) - (actual[group.key][2] - right)) > EPS:
+            if abs((left - outer[0]) - (outer[2] - right)) > EPS:
                 yield f"the inner boxes of {group.key} do not fill its width"
 
 

@@ -39,13 +39,14 @@ SLOTS = (
 )
 """The slots of components that have a small model."""
 SMALL_VALUES = {"n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "activation": "gelu", "factor": 2.0, "original_max_len": 16}
-SMALL_VALUES |= {"n_experts_per_token": 2, "lr": 1e-2, "every": 2}
+SMALL_VALUES |= {"n_experts_per_token": 2, "lr": 1e-2, "every": 2, "n_buckets": 6}
 """Values of required fields, by name."""
 LISTS: dict[str, dict[str, Any]] = {
     "longrope": {"factor": 2.0, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 }
 LISTS |= {"expression": {"where": "(q - k) % 3 != 1 or k < 2"}}
-"""Values for kinds that require lists or text."""
+LISTS |= {"t5": {"n_buckets": 8, "max_distance": 10}, "disentangled": {"max_distance": 9}}
+"""Values for kinds that require lists or text, and for tables of distances, whose last rows the small models reach."""
 MAX_LEN, MIXER_MAX_LEN = 32, 300
 """Maximum length of a small model, and of one with a mixer, whose sequences may have chunks."""
 NUMBER = 4
