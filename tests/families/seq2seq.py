@@ -21,6 +21,7 @@ T5 = {
     "relative_attention_max_distance": 9,
 }
 GATED = {"feed_forward_proj": "gated-gelu"}
+SWITCH = {**T5, "num_layers": 4, "encoder_sparse_step": 3, "decoder_sparse_step": 2, "num_experts": 4}
 
 BART = {
     "vocab_size": 61,
@@ -87,6 +88,21 @@ SEQ2SEQ: dict[str, Case] = {
     "mt5": Case("mt5", {**T5, **GATED}, "seq2seq", std=0.15, prepare=untie),
     "umt5": Case("umt5", {**T5, **GATED, "tie_word_embeddings": False}, "seq2seq", std=0.15, prepare=untie),
     "umt5_scaled": Case("umt5", {**T5, **GATED}, "seq2seq", std=0.15, prepare=untie),
+    # Its class counts padding in front against the capacity.
+    "switch_transformers": Case(
+        "switch_transformers",
+        {**SWITCH, "expert_capacity": 2, "router_bias": True, "dense_act_fn": "gelu"},
+        "seq2seq",
+        std=0.2,
+        alone=True,
+    ),
+    "switch_transformers_sparse": Case(
+        "switch_transformers",
+        {**SWITCH, "encoder_sparse_step": 1, "decoder_sparse_step": 1, "expert_capacity": 3},
+        "seq2seq",
+        std=0.2,
+        alone=True,
+    ),
     "bart": Case("bart", BART, "seq2seq", alone=True),
     "mbart": Case("mbart", {**BART, "activation_function": "relu"}, "seq2seq", alone=True),
     "pegasus": Case("pegasus", BART, "seq2seq", alone=True, uncounted=SINUSOIDS),

@@ -195,6 +195,7 @@ def test_a_max_len_beyond_the_scaling(kind: str, written: int, tmp_path: Path) -
     [
         ({"long_mscale": 1.3}, "must be equal numbers; got 1.24, 1.3"),
         ({"long_mscale": None}, "must be equal numbers; got 1.24, None"),
+        ({"long_mscale": [1.24]}, r"must be equal numbers; got 1.24, \[1.24\]"),
         ({"attention_factor": 1.3}, "unknown field of a rotary position: `attention_factor`"),
         ({"rope_type": "yarn", "factor": 2.0}, "`rope_type` must be `longrope`; got `yarn`"),
     ],

@@ -152,14 +152,20 @@ class EveryNthConfig(CountConfig):
     kind: Literal["every_nth"] = "every_nth"
     every_nth: str | tuple[str, str]
     """Their variant; or their variant and the variant of the remaining layers, `base` by default."""
+    offset: int = -1
+    """Index of a layer from which they are counted in both directions; by default, -1: the first of them is the n-th
+    layer."""
 
     def names(self, number: int, before: Sequence[str]) -> list[str]:
         nth, rest = _pair(self.every_nth)
-        return [nth if number and (i + 1) % number == 0 else rest for i in range(len(before))]
+        return [nth if number and (i - self.offset) % number == 0 else rest for i in range(len(before))]
 
     def count(self, names: Sequence[str]) -> int:
-        nth, _ = _pair(self.every_nth)
-        return next((i + 1 for i, variant in enumerate(names) if variant == nth), 0)
+        indices = [i for i, variant in enumerate(names) if variant == _pair(self.every_nth)[0]]
+        if self.offset < 0:
+            return indices[0] - self.offset if indices else 0
+        # With a single such layer, any number of layers that reaches beyond the last expresses it.
+        return indices[1] - indices[0] if len(indices) > 1 else len(indices) * len(names)
 
 
 class LayerNumbersConfig(FieldConfig):

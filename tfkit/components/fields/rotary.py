@@ -175,7 +175,7 @@ class RopeFieldConfig(FieldConfig):
         if TEMPERATURE in parameters:
             raise _unknown(TEMPERATURE)
         values = [parameters.pop(entry, None) for entry in self.temperatures]
-        if None in values or len(set(values)) > 1:
+        if any(type(value) not in (int, float) or value != values[0] for value in values):
             raise Invalid("", f"{listing(self.temperatures)} must be equal numbers; got {listing(map(str, values))}")
         parameters[TEMPERATURE] = values[0]
 

@@ -68,6 +68,8 @@ DISTANCES = {"n_buckets": 6, "max_distance": 9}
 RULE = 5
 """Size of a chunk or block in a mask rule. It does not divide a window."""
 EXPERTS = 16
+CAPACITY = 2
+"""Number of tokens that an expert admits, of which the sequences of a check have more."""
 WINDOW = 4
 DIM, COUNT, EXTENT = 2**26, 4096, 2**31
 """The bounds of a `Dim`, of a `Count` and of an `Extent`."""
@@ -283,6 +285,8 @@ class _Shrink:
             return min(value, TEMPERATURE)
         if isinstance(config, RopeScalingConfig) and name.endswith("max_len"):
             return ORIGINAL_MAX_LEN
+        if name == "capacity":
+            return min(value, CAPACITY)
         if name == "max_len":
             if value in self.lengths:
                 return self._shorter(value)

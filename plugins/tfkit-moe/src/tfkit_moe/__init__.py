@@ -1,8 +1,8 @@
 """Mixture of experts: the `ffn` kind `moe`, and the `loss` kind `balanced`.
 
 `moe.py` has the config and the full layer, `router.py` the choice of experts, `sparse_mixer.py` a choice of one after
-another, `experts.py` their computation, `stacked.py` a linear layer of all experts, `balance.py` the loss, `checks.py`
-warnings, and `properties.py` a property for `tfkit check`.
+another, `capacity.py` the tokens that an expert admits, `experts.py` their computation, `stacked.py` a linear layer of
+all experts, `balance.py` the loss, `checks.py` warnings, and `properties.py` a property for `tfkit check`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import tfkit
 from tfkit_moe.balance import BalancedConfig, BalancedLoss
+from tfkit_moe.capacity import Capacity
 from tfkit_moe.checks import idle_routers, slow_widths
 from tfkit_moe.experts import Experts, Gate, SharedExperts
 from tfkit_moe.moe import MoE, MoEConfig, SharedConfig
@@ -22,6 +23,7 @@ from tfkit_moe.stacked import ExpertLinear
 __all__ = [
     "BalancedConfig",
     "BalancedLoss",
+    "Capacity",
     "ExpertLinear",
     "Experts",
     "Gate",

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import tfkit
 from tfkit import Invalid
-from tfkit_moe.router import Router
+from tfkit_moe.moe import MoE
 
 IGNORE_INDEX = -100
 """The target of a position that does not count."""
@@ -79,7 +79,9 @@ class BalancedLoss(nn.Module):
         self.base, self.config = base, config
         self.balance, self.router_z = config.balance, config.router_z
         graph: tfkit.Graph = model.meta["graph"]
-        self.routers = {name: module for name, module in model.named_modules() if isinstance(module, Router)}
+        layers = {f"{name}.router": module for name, module in model.named_modules() if isinstance(module, MoE)}
+        self.routers = {name: layer.router for name, layer in layers.items()}
+        self.tokens_first = {name for name, layer in layers.items() if layer.capacity is not None}
         self.masks = {name: graph.node(name.partition(".")[0]).output.mask for name in self.routers}
         if not self.routers:
             raise ValueError(f"`balanced` must have a mixture of experts to balance; `{graph.name}` has none")
@@ -114,6 +116,8 @@ class BalancedLoss(nn.Module):
             mask = torch.ones(n, len(logits) // n, device=logits.device)
         elif mask.dim() == 3:
             mask = mask.diagonal(dim1=1, dim2=2)
+        if name in self.tokens_first:
+            mask = mask.sort(dim=1, descending=True)[0]  # a stack moves padding behind the tokens of such a layer
         return logits.view(*mask.shape, -1), chosen.view(*mask.shape, -1), mask.to(logits.dtype)
 
     def _terms(self, layers: Any) -> Tensor:

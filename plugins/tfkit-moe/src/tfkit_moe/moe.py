@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import tfkit
 from tfkit import Count, Dim, Invalid, PositiveFloat, Shared
-from tfkit.nn import Linear, settings
+from tfkit.nn import Context, Linear, settings
+from tfkit_moe.capacity import Capacity
 from tfkit_moe.experts import Experts, Gate, SharedExperts
 from tfkit_moe.router import Router, RouterConfig
 
@@ -36,6 +37,7 @@ class MoEConfig(tfkit.FFNConfig):
 
     kind: Literal["moe"] = "moe"
     drawn_apart = True
+    restarts = True
     score_parameters = ("router.weight", "router.bias", "router.correction")
     n_experts: Count
     """Number of experts to choose from."""
@@ -98,14 +100,29 @@ class MoEConfig(tfkit.FFNConfig):
             raise Invalid("router.groups.by", "`top2sum` must have at least two experts in each group; got one")
 
     @property
+    def takes_context(self) -> bool:  # type: ignore[override]
+        """True if experts have a capacity, which tokens of a row share; other mixtures compute each token alone."""
+        return self.router.capacity is not None
+
+    @property
+    def cached(self) -> tuple[tfkit.State, ...]:
+        """The number of tokens that chose each expert, if experts have a capacity."""
+        return () if self.router.capacity is None else (tfkit.State(1, 1, self.n_experts, wide=True),)
+
+    @property
     def hidden_width(self) -> int:
         return self.d_ff
 
     @property
     def inner_values(self) -> Mapping[str, tfkit.InnerValue]:
-        """The logits of all experts, the weights of each token's experts, and the numbers of these experts."""
+        """The logits of all experts, the weights of each token's experts, and the numbers of these experts.
+
+        With a capacity, also whether these experts admit the token; the weights are the weights before admission.
+        """
         shape = f"[b*t, {self.n_experts_per_token}]"
         chosen = {name: tfkit.InnerValue("router", None, shape, item=i) for i, name in enumerate(("router", "experts"))}
+        if self.router.capacity is not None:
+            chosen["admitted"] = tfkit.InnerValue("capacity", None, f"[b, t, {self.n_experts_per_token}]")
         return {"router_logits": tfkit.InnerValue("router.bound", None, f"[b*t, {self.n_experts}]"), **chosen}
 
     def build(self, make: tfkit.Make) -> nn.Module:
@@ -119,7 +136,7 @@ class MoEConfig(tfkit.FFNConfig):
 class MoE(nn.Module):
     """[..., d_model] -> [..., d_model]: the weighted outputs of each token's experts, and of the shared experts.
 
-    `experts` and `shared` are their activations.
+    `experts` and `shared` are their activations. With a capacity, x is [b, t, d_model] and `context` its context.
     """
 
     extra_repr = settings
@@ -132,6 +149,8 @@ class MoE(nn.Module):
             n_experts=config.n_experts,
             n_experts_per_token=config.n_experts_per_token,
         )
+        capacity = config.router.capacity
+        self.capacity = None if capacity is None else Capacity(capacity, config.n_experts)
         self.experts = Experts(
             experts,
             n=config.n_experts,
@@ -153,9 +172,12 @@ class MoE(nn.Module):
         if self.router.correction is not None:
             nn.init.zeros_(self.router.correction)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         tokens = x.flatten(0, -2)
         weights, chosen = self.router(tokens)
+        if self.capacity is not None:
+            assert context is not None
+            weights = weights * self.capacity(chosen.view(x.size(0), x.size(1), -1), context).view_as(weights)
         out = self.experts(tokens, chosen, weights)  # in the order of transformers, whose plans divide weights
         if self.shared is not None:
             shared = self.shared(tokens)

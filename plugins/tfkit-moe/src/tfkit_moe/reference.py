@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ from tfkit.reference import Part
 def moe(part: Part, x: Any) -> Any:
     """Add the weighted outputs of each token's experts and of the shared experts; x [t, d_model]."""
     config, y = part.config, np.zeros_like(x)
+    choices = Counter[int]()
     for token, logits in enumerate(_logits(part, x)):
         for expert, weight in _routed(part, logits):
+            choices[expert] += 1
+            if config.router.capacity is not None and choices[expert] > config.router.capacity:
+                continue  # dropped: https://arxiv.org/abs/2101.03961, section 2.2
             before, after = (weight, 1.0) if config.router.weighs == "input" else (1.0, weight)
             y[token] += after * _network(part, part.at("experts"), before * x[token], config.bias, expert)
     if config.shared is None:

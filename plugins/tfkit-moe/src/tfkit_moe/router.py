@@ -69,6 +69,9 @@ class RouterConfig(Config):
     """If true, the logits have a learned bias."""
     softcap: PositiveFloat | None = None
     """Soft bound of the logits, softcap * tanh(logits / softcap)."""
+    capacity: Count | None = None
+    """Number of tokens of a row that an expert admits, the first that choose it. Later tokens have the weight 0 for it.
+    By default, it admits all."""
     sparse_mixer: SparseMixerConfig | None = None
     """Choice of one expert after another, instead of the best experts together. Its weights replace `score`."""
 
@@ -82,6 +85,9 @@ class RouterConfig(Config):
             raise Invalid("renormalize", message, help="remove it, or write `order: score_then_topk`")
         if self.eps is not None and not self.renormalize:
             raise Invalid("eps", "`eps` has no effect without `renormalize: true`: nothing is divided")
+        if self.capacity is not None and self.weighs == "input":
+            message = "`capacity` cannot be combined with `weighs: input`: experts turn an input of 0 into their biases"
+            raise Invalid("capacity", message, help="write `weighs: output`")
 
     def _check_mixed(self) -> None:
         """Raise `Invalid` for fields of a choice by scores, if experts are chosen by `sparse_mixer`."""
