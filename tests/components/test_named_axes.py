@@ -12,6 +12,7 @@ ALLOWED = {
     "_exchange_axes(y).unflatten(1, v.shape[1:3])": "how many groups there are is known only when it runs",
     "last.unflatten(1, v.shape[1:3])": "how many groups there are is known only when it runs",
     "x.reshape(images.size(0), images.size(1) * x.size(1), x.size(2))": "how many images a row has is known only then",
+    "chosen.view(x.size(0), x.size(1), -1)": "batch and length are known only when it runs",
     "rows[:n * size].unflatten(0, [n, size])": "how many rows an expert has is known only when it runs",
     "x.unflatten(1, [-1, chunk])": "how many chunks there are is known only when it runs",
     "rows.index_select(0, back).view(chosen.size(0), chosen.size(1), rows.size(1))": "how many ids is known only then",
