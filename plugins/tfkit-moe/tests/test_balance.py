@@ -116,6 +116,19 @@ def test_the_terms_are_those_of_transformers(mask: Tensor | None) -> None:
     assert len(model.get_submodule("decoder.layers.0.ffn.router")._forward_hooks) == 1  # the one of this test
 
 
+def test_padding_on_either_side_of_tokens_with_a_capacity_does_not_count() -> None:
+    sets = ["decoder.ffn.router={capacity: 3}"]
+    model = tfkit.build(tfkit.load(SPEC, plugins=PLUGINS, sets=sets))
+    loss = BalancedLoss(model, Nothing(model), balanced(balance=1.0, router_z=0.5))
+    shifts = (8 - MASK.sum(dim=1)).tolist()
+    left, left_mask = (
+        torch.stack([row.roll(shift) for row, shift in zip(part, shifts, strict=True)]) for part in (TOKENS, MASK)
+    )
+    targets = torch.arange(24).view(3, 8)
+    expected = loss({"tokens": TOKENS, "tokens_mask": MASK}, targets)
+    torch.testing.assert_close(loss({"tokens": left, "tokens_mask": left_mask}, targets), expected)
+
+
 RUN = """\
 tfkit: 1
 name: small
