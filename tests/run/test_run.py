@@ -42,6 +42,8 @@ WRONG = {
     "warmup_and_decay": RUN + "schedule: {kind: wsd, warmup: 7, decay: 0.5}\n",
     "micro_batch": RUN + "machine: {micro_batch: 7}\n",
     "a_group_that_changes_nothing": RUN.replace("lr: 1e-2", "lr: 1e-2, groups: [{match: '*norm*'}]"),
+    "a_rate_beyond_float32": RUN.replace("lr: 1e-2", "lr: 1e300"),
+    "a_decay_beyond_float32": RUN.replace("lr: 1e-2", "lr: 1e-2, groups: [{match: '*norm*', weight_decay: 2e18}]"),
     "model_without_effect": RUN.replace("d_model: 16", "d_model: 16\n  n_kv_heads: 2"),
     "model_misspelt": CHILD + "model: {decoder: {n_layers: 3}}\n",
     "unknown_base": "extends: smal.yaml\nname: child\n",
@@ -234,7 +236,7 @@ def schema() -> Draft202012Validator:
 @pytest.mark.parametrize("name", [name for name in WRONG if not name.startswith(NOT_IN_A_SCHEMA)])
 def test_an_editor_finds_errors_of_one_field(name: str, schema: Draft202012Validator) -> None:
     relations = ("no_length", "a_length_without_effect", "a_group_that_changes_nothing", "model_of_no_name")
-    assert schema.is_valid(yaml.safe_load(WRONG[name])) == (name in relations)
+    assert schema.is_valid(yaml.safe_load(WRONG[name])) == (name in relations or name.endswith("_beyond_float32"))
 
 
 @pytest.mark.parametrize("more", ["", "callbacks: spikes\ntrack: [tensorboard]\n"])

@@ -32,6 +32,8 @@ Ids: TypeAlias = "NDArray[np.int64]"
 Array: TypeAlias = "NDArray[Any]"
 """Inputs of examples: token ids, or real numbers."""
 IGNORE_INDEX = -100
+# Products of a rate, a decay and the factors of a parametrization stay within float32, which optimizers require.
+MAX_RATE = 1e18
 """The target of a position that does not count."""
 Order = Literal["sampled", "shuffled", "sequential"]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -435,8 +437,9 @@ class GroupConfig(Config):
     """Weight decay of these parameters."""
 
     def check(self) -> None:
-        """Raise `Invalid` for a rule without effect."""
+        """Raise `Invalid` for a rule without effect, and for a rate or decay above `MAX_RATE`."""
         super().check()
+        _check_rates(self)
         if self.lr is None and self.weight_decay is None:
             raise Invalid("match", "the group has no effect: it sets no option", help="add an `lr` or a `weight_decay`")
 
@@ -462,6 +465,11 @@ class OptimizerConfig(Component):
     groups: tuple[GroupConfig, ...] = ()
     """Groups of parameters with separate settings; if several groups match a parameter, the last group applies."""
 
+    def check(self) -> None:
+        """Raise `Invalid` for a rate or decay above `MAX_RATE`; overriding methods call `super().check()`."""
+        super().check()
+        _check_rates(self)
+
     @property
     def rest(self) -> OptimizerConfig | None:
         """The optimizer of all parameters except matrices inside the model; None if this optimizer takes them all."""
@@ -480,6 +488,12 @@ class OptimizerConfig(Component):
         in it. Parameters of fused or stacked layers contain several matrices. The state of the optimizer must consist
         of tensors, and depend only on the gradients and settings of all steps.
         """
+
+
+def _check_rates(config: GroupConfig | OptimizerConfig) -> None:
+    for name, value in (("lr", config.lr), ("weight_decay", config.weight_decay)):
+        if value is not None and value > MAX_RATE:
+            raise Invalid(name, f"`{name}` must be at most {MAX_RATE:g}; got {value:g}")
 
 
 class ScheduleConfig(Component):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tfkit.errors import SpecError
-from tfkit.run.contract import Batch, Callback
+from tfkit.run.contract import MAX_RATE, Batch, Callback
 from tfkit.run.guarded_data import GuardedData
 from tfkit.run.training.loop import Trainer
 from tfkit.run.training.memory import peak_memory
@@ -59,6 +59,16 @@ def test_the_first_component_that_is_not_finite_is_named(tmp_path: Path) -> None
     assert memory.lines[-1] == {"step": 2, "diverged": str(error.value.diagnostics[0].message)}
     _, before = trained(small_run(tmp_path), until=2)
     assert same(before, trainer.model.state_dict())
+
+
+RATES = f"lr: {MAX_RATE}, weight_decay: {MAX_RATE}, decay_all: true"
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", f"muon, others: {{kind: sgd, {RATES}}}"])
+def test_the_largest_rate_and_decay_diverge_with_an_error(tmp_path: Path, kind: str) -> None:
+    trainer = Trainer(small_run(tmp_path, "precision=bfloat16", f"optimizer={{kind: {kind}, {RATES}}}"), Memory())
+    with pytest.raises(SpecError, match="not finite"):
+        trainer.train()
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
