@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import click
 
-from tfkit.console.commands import Command, CommandGroup, HintedError
+from tfkit.console.commands import HELP_OPTIONS, Command, CommandGroup, HintedError
 from tfkit.console.completion import VARIABLE, run_completion
 from tfkit.console.output import warnings_as_text
 from tfkit.console.signals import Ended, end_on_signal
@@ -51,7 +51,7 @@ def _print_version(context: click.Context, option: click.Parameter, requested: b
 
 @click.group(
     cls=CommandGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    context_settings={"help_option_names": HELP_OPTIONS, "max_content_width": 80},
     examples="""
     tfkit build gpt2
     tfkit params gpt2 llama3_8b

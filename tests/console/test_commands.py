@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from tfkit.cli import main
+from tfkit.console.commands import Command, CommandGroup
 
 PROJECT = """\
 [project]
@@ -36,6 +38,13 @@ def plugin(tmp_path: Path) -> Path:
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "src" / "census_command.py").write_text(CODE)
     return folder
+
+
+@pytest.mark.parametrize("kind", [Command, CommandGroup])
+def test_the_help_option_does_not_depend_on_the_first_context(kind: type[click.Command]) -> None:
+    tested = kind("census")
+    tested.make_parser(click.Context(tested))
+    assert "-h, --help" in tested.get_help(click.Context(tested, help_option_names=["--help"]))
 
 
 def test_it_runs_as_any_other(plugin: Path, capsys: pytest.CaptureFixture[str]) -> None:

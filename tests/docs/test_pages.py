@@ -195,7 +195,7 @@ def test_commands_in_the_text_can_be_called(page: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(click.Path, "convert", lambda kind, value, *_: kind.coerce_path_result(value))  # none exists
     monkeypatch.setattr(Reader, "load", stop)
     monkeypatch.setattr(Reader, "plugins", property(stop))
-    root = click.Context(cli, **cli.context_settings)  # click keeps the names of a command's first help option
+    root = click.Context(cli)
     for words in re.findall(r"`(tfkit [a-z][^`]*)`", prose(page)):
         name, *arguments = shlex.split(words)[1:]
         command = cli.get_command(root, name)

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 
 
+HELP_OPTIONS = ("-h", "--help")
+
+
 class _Help:
     """Help with notes and examples below the options. Line breaks of examples are preserved."""
 
@@ -44,6 +47,10 @@ class _Help:
         super().__init__(*args, **kwargs)
         self.examples = inspect.cleandoc(examples).splitlines()
         self.notes = inspect.cleandoc(notes)
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        # click keeps the help option of the first context, which may not be a child of a context of `tfkit`.
+        return list(HELP_OPTIONS)
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         if self.notes:
