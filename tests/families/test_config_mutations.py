@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
@@ -42,22 +41,25 @@ EXCEPT = {
     "xlstm* num_blocks=[Nn]o* is passed over": "null stands for `num_hidden_layers`, which is equal",
     "* rope_parameters.mrope_section=[[]*] is passed over": "positions of text are equal in all planes",
     "* rope_parameters.*type='mrope' is passed over": "the same",
-    "gemma3n* rope_parameters.sliding_attention=nothing is passed over": "its class has the same base by default",
+    "gemma4_text* layer_types=[[]*...* is passed over": "the last layer is one of full attention in its class",
+    "gemma3n* rope_parameters.*_attention=[Nn]o* is passed over": "its class has the same base by default",
+    "modernbert* rope_parameters.*_attention=[{Nn]* is passed over": "its class has the same base by default",
+    "phimoe rope_parameters.type='su' is passed over": "the older name of `longrope`",
+    "sarvam_moe topk_group=* is written as 1": "with `n_group` as 1: every group is read in both",
     "* mlp_layer_types=[Nn]o* is passed over": "null stands for `first_k_dense_replace`, which agrees",
     "* rope_parameters.*factor=* is passed over": "the ratio of two lengths, as without it",
 }
 """Findings, with `*`, that are right; each with the reason."""
 
 
-def report_of(names: list[str], seeds: Iterable[int], folder: Path) -> str:
-    """The findings of mutations of cases, a line for each, with its seed."""
+def report_of(names: list[str], seeds: int, folder: Path) -> str:
+    """The findings of mutations of cases, a line for each, with its seed; a new case changes no mutation of others."""
     lines: list[str] = []
-    for seed in seeds:
-        random = Random(seed)
-        name = random.choice(names)
-        changes = mutations(name, random)
-        unexpected = [finding for finding in findings(name, changes, folder) if not excepted(f"{name} {finding}")]
-        lines += [f"{seed} {name} {', '.join(map(str, changes))}: {finding}" for finding in unexpected]
+    for name in names:
+        for seed in range(seeds):
+            changes = mutations(name, Random(f"{name} {seed}"))
+            unexpected = [finding for finding in findings(name, changes, folder) if not excepted(f"{name} {finding}")]
+            lines += [f"{seed} {name} {', '.join(map(str, changes))}: {finding}" for finding in unexpected]
     return "\n".join(lines)
 
 
@@ -71,12 +73,12 @@ def test_what_the_mutants_are_made_from_is_right(name: str, tmp_path: Path) -> N
 
 
 def test_mutations(tmp_path: Path) -> None:
-    assert report_of(spread(NAMES, 3), range(40), tmp_path) == ""
+    assert report_of(spread(NAMES, 3), 14, tmp_path) == ""
 
 
 @pytest.mark.slow
 def test_many_mutations(tmp_path: Path) -> None:
-    assert report_of(NAMES, range(2000), tmp_path) == ""
+    assert report_of(NAMES, 8, tmp_path) == ""
 
 
 @pytest.mark.slow

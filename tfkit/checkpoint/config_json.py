@@ -254,6 +254,8 @@ class FieldReading:
         solved = Expression.parse(expression, self._family.fields)
         if not self.reaches(solved.path):
             return
+        if isinstance(value, dict):
+            raise Invalid("", f"{quoted(self._name)} cannot be a mapping")
         if not solved.is_path and value is not None:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ExpressionError(f"the value must be a number; got {quoted(str(value))}")

@@ -161,6 +161,9 @@ class Expression:
     def inverse(self, value: Number, number: Lookup) -> Number:
         """Return the spec's value for the field's value; raise `ExpressionError` if it is undefined."""
         assert self.steps is not None
+        rounds = isinstance(self.steps, ast.BinOp) and isinstance(self.steps.op, ast.FloorDiv)
+        if rounds and not float(value).is_integer():
+            raise ExpressionError(f"the value must be an integer; got {value}")
         return _solved_value(self.steps, self.path, lambda operand: evaluate(ast.unparse(operand), number), value)
 
 

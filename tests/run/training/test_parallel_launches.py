@@ -280,7 +280,7 @@ def test_an_error_is_said_once(folder: Path, what: str) -> None:
 
 def test_an_error_of_a_step_is_said_once(folder: Path) -> None:
     """While torch's launcher, which sees one of the processes end, ends the other."""
-    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "infinite", *options(*SETS, "optimizer.lr=1e30")))
+    status, _, errors = finish(start(folder, 2, "small.yaml", "-o", "infinite", *options(*SETS, "optimizer.lr=1e18")))
     assert status == 1
     assert errors.count("error: ") == 1
     assert "is not finite" in errors

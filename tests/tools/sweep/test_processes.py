@@ -54,7 +54,7 @@ STAND_IN = """\
 #!/bin/sh
 test "$1 $2 $3" = "-m tfkit train" || exit 2
 echo "$(basename "$4")" "$CUDA_VISIBLE_DEVICES" >> started
-if grep -q 1e+38 "$4/run.yaml"; then
+if grep -q 1e+18 "$4/run.yaml"; then
   echo "error: the loss is not finite" >&2
   exit 1
 fi
@@ -75,7 +75,7 @@ def stand_in(complete_sweep: tuple[Path, list[str]], here: None, monkeypatch: py
 
 @pytest.mark.usefixtures("stand_in")
 def test_each_run_has_a_process_whose_error_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0]"))
+    write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e18}\n  gelu:").replace("[0, 1, 2]", "[0]"))
     capsys.readouterr()
     assert sweep("--jobs", "2") == 1
     out, err = capsys.readouterr()
@@ -98,7 +98,7 @@ def test_an_error_is_said_before_the_next_run_begins(
         return start(*arguments)
 
     monkeypatch.setattr(work, "_start_process", started)
-    write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e38}\n  gelu:").replace("[0, 1, 2]", "[0]"))
+    write(SWEEP.replace("  gelu:", "  wild: {optimizer.lr: 1e18}\n  gelu:").replace("[0, 1, 2]", "[0]"))
     assert sweep("--json") == 1
     assert re.fullmatch(r"error: the run in out/runs/\w+ failed\nerror: the loss is not finite\n\n", text[2])
     out, err = capsys.readouterr()
@@ -161,7 +161,7 @@ def test_killed_in_the_middle_two_sweeps_go_on_at_once_and_an_error_stops_no_oth
     A run that diverges is complete, and one that fails is not.
     """
     broken = '  broken: {callbacks: [{kind: samples, every: 5, prompt: "@", tokens: 5}]}\n'
-    more = SWEEP.replace("  gelu:", f"  wild: {{optimizer.lr: 1e38}}\n{broken}  gelu:")
+    more = SWEEP.replace("  gelu:", f"  wild: {{optimizer.lr: 1e18}}\n{broken}  gelu:")
     write(more.replace("[0, 1, 2]", "[0]"))
     first = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait(lambda: any(Path("out").glob("runs/*/run.json")))

@@ -203,7 +203,7 @@ def test_the_page_has_the_last_texts() -> None:
 
 def test_a_run_that_diverged_is_not_trained_again(capsys: pytest.CaptureFixture[str]) -> None:
     """Its folder has the fact, its error says the cause again, and a checkpoint before it stays."""
-    wild = ["train", "small.yaml", "-o", "out", "--set", "optimizer.lr=1e20", "--set", "checkpoint.every=1"]
+    wild = ["train", "small.yaml", "-o", "out", "--set", "optimizer.lr=1e18", "--set", "checkpoint.every=1"]
     assert main(wild) == 1
     first = capsys.readouterr().err
     assert "error: step 2 has a loss or a gradient that is not finite: " in first

@@ -300,7 +300,9 @@ class KeyFactorConfig(FieldConfig):
     """The path of the attention."""
 
     def read(self, name: str, file: Reading) -> None:
-        file.put(f"{self.key_factor}.scale", file.value(name) * file.at(f"{self.key_factor}.d_head") ** -0.5)
+        factor, width = file.compute(name), file.at(f"{self.key_factor}.d_head")
+        if isinstance(width, int) and width > 0:  # otherwise an error of the field that gives it
+            file.put(f"{self.key_factor}.scale", factor * width**-0.5)
 
     def write(self, name: str, file: Writing) -> None:
         scale, width = file.value(f"{self.key_factor}.scale"), file.value(f"{self.key_factor}.d_head")
