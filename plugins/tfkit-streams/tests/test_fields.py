@@ -119,6 +119,11 @@ def test_experts_are_next_to_the_ffn_with_and_without_features(tmp_path: Path) -
             {"hidden_size_per_layer_input": -1},
             "`hidden_size_per_layer_input` must be 0, or the number of features in each layer; got -1",
         ),
+        (
+            {"per_layer_config": {str(i): {"head_dim": "8"} for i in (1, 3, 5)}},
+            "`head_dim` must be an integer; got `8`",
+        ),
+        ({"intermediate_size": "d_model"}, "`intermediate_size` must be an integer; got `d_model`"),
         ({"attention_k_eq_v": 1}, "`attention_k_eq_v` must be true or false; got `1`"),
         ({"enable_moe_block": None}, "`enable_moe_block` must be true or false; got `None`"),
         ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8}, "5 experts"),

@@ -108,7 +108,10 @@ class DenseWidthConfig(FieldConfig):
     """The path of the FFN."""
 
     def read(self, name: str, file: Reading) -> None:
-        file.put(f"{self.dense_width}.d_ff", file.value(name))
+        width = file.value(name)
+        if type(width) is not int:
+            raise tfkit.Invalid("", f"`{name}` must be an integer; got `{width}`")
+        file.put(f"{self.dense_width}.d_ff", width)
 
     def write(self, name: str, file: Writing) -> None:
         file.put(name, _dense_width(file, self.dense_width))
@@ -196,6 +199,8 @@ class LayerSizesConfig(FieldConfig):
             values = [sizes.get(number, {}).get(size, file.value(size)) for number in numbers]
             if any(value != values[0] for value in values):
                 raise tfkit.Invalid("", f"`{size}` must be equal in layers with full attention; got {values}")
+            if any(type(value) is not int for value in values):
+                raise tfkit.Invalid("", f"`{size}` must be an integer; got `{values[0]}`")
             for path in filter(file.reaches, paths if numbers else ()):
                 file.put(path, values[0])
 
