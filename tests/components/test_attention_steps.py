@@ -104,6 +104,39 @@ def test_all_steps_at_once_are_the_formula(layout: str) -> None:
     torch.testing.assert_close(attention(x, context), torch.stack(want), rtol=1e-5, atol=1e-5)
 
 
+# ---- values that are the keys ----
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields"),
+    [
+        ("decoder", {"clip": 0.5, "value_norm": RMS, "bias": True, **TURNED}),  # in one matrix
+        ("decoder", {"qk_norm": "layernorm", "qk_norm_full": "rmsnorm", "bias": {"k": True, "v": True}}),
+        ("memory", {"clip": 0.5, "bias": True}),
+    ],
+)
+@torch.no_grad()
+def test_values_are_the_keys_as_if_both_had_the_same_weights(layout: str, fields: dict[str, Any]) -> None:
+    part = {"kind": "gqa", "n_heads": 4, "n_kv_heads": 2, **fields}
+    bias = {"k": True} if isinstance(fields["bias"], dict) else True
+    graph = spec(layout, {**part, "values": "keys", "bias": bias})
+    model, separate = shaken(tfkit.build(graph)).eval(), tfkit.build(spec(layout, part)).eval()
+    tensors = dict(model.state_dict())
+    for name in separate.state_dict():
+        if "project.v." in name:
+            tensors[name] = tensors[name.replace("project.v.", "project.k.")]
+        elif "project.qkv." in name:
+            tensors[name] = torch.cat([tensors[name], tensors[name][32:]])  # four heads of 8 queries, then the keys
+    separate.load_state_dict(tensors)
+    inputs = example_inputs(graph, length=LENGTH)
+    torch.testing.assert_close(model(**inputs), separate(**inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_a_bias_of_values_that_are_the_keys_is_an_error() -> None:
+    with pytest.raises(tfkit.SpecError, match=r"`bias\.v` has no effect: the values are the keys"):
+        spec("decoder", {"values": "keys", "bias": {"v": True}})
+
+
 # ---- sinks ----
 
 
@@ -195,6 +228,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "norm_by_head": {"qk_norm": {"kind": "rmsnorm", "offset": 1}, "qk_norm_weight": "per_head"},
     "norm_after_rotation": {"qk_norm_rotated": "rmsnorm", "position": "rope"},
     "value_norm": {"value_norm": RMS},
+    "values": {"values": "keys", "qk_norm_full": "rmsnorm", "position": "rope"},
     "sinks": {"sinks": True},
     "sinks_in_a_window": {"sinks": True, "mask": WINDOW},
     "sinks_with_a_bias": {"sinks": True, "position": "alibi"},
@@ -214,6 +248,7 @@ OPTIONS: dict[str, list[Any]] = {
     "qk_norm_full": [None, "rmsnorm"],
     "qk_norm_rotated": [None, "rmsnorm"],
     "value_norm": [None, "rmsnorm"],
+    "values": [None, "keys"],
     "softcap": [None, 2.0],
     "sinks": [False, True],
     "position": [None, "rope", "alibi"],

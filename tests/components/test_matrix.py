@@ -33,6 +33,7 @@ OPTIONS: dict[str, Part] = {
     "narrow": {"d_head": 6, "scale": 0.3},
     "biases": {"bias": {"q": True, "v": True}},
     "no_bias": {"bias": False},
+    "keys_as_values": {"values": "keys", "value_norm": "rmsnorm", "bias": {"k": True}},
     "sinks": {"sinks": True, "clip": 0.3},
     "steps": {
         "qk_norm": "rmsnorm",

@@ -104,6 +104,7 @@ def test_recomputed_and_scripted_layers_have_equal_bits() -> None:
         (["shared", "base"], {}, "layer 0 takes `full.keys`, but no earlier layer gives it"),
         (["base", "local", "local_shared", "base"], {}, "gives `full.keys`, which has no effect"),
         (None, {"value_norm": "rmsnorm"}, "`value_norm` has no effect: the keys and values come from an earlier layer"),
+        (None, {"values": "keys"}, "`values` has no effect: the keys and values come from an earlier layer"),
         (None, {"kv_name": "full", "mask": {"left": 2, "right": 0}}, "`mask` must be equal"),
     ],
 )

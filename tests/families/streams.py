@@ -25,6 +25,14 @@ GEMMA4 = {
 }
 
 
+GEMMA4_WITHOUT_FEATURES = {
+    **{field: value for field, value in GEMMA4.items() if field != "vocab_size_per_layer_input"},
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 12}
+
+
 def scalars(n_layers: int) -> dict[str, str]:
     """Return the buffers of Gemma 4 that scale the output of each layer."""
     return {
@@ -105,6 +113,64 @@ STREAMS: dict[str, Case] = {
     "gemma4_text_one_taker": Case(
         "gemma4_text",
         {**GEMMA4, "num_kv_shared_layers": 1, "global_head_dim": 8},
+        buffers=scalars(7),
+        std=0.15,
+        prepare=softer,
+    ),
+    "gemma4_text_experts": Case(
+        "gemma4_text",
+        {
+            **GEMMA4_WITHOUT_FEATURES,
+            **GEMMA4_EXPERTS,
+            "num_global_key_value_heads": 1,
+            "rms_norm_eps": 1e-4,
+        },
+        buffers=scalars(7),
+        std=0.15,
+        prepare=softer,
+    ),
+    "gemma4_text_everything": Case(
+        "gemma4_text",
+        {
+            **GEMMA4,
+            **GEMMA4_EXPERTS,
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_activation": "quick_gelu",
+        },
+        buffers=scalars(7),
+        std=0.15,
+        prepare=softer,
+    ),
+    "gemma4_text_layers": Case(
+        "gemma4_text",
+        {**GEMMA4, "per_layer_config": {i: {"head_dim": 12, "num_key_value_heads": 1} for i in (1, 3, 6)}},
+        buffers=scalars(7),
+        std=0.15,
+        prepare=softer,
+    ),
+    "gemma4_unified_text": Case(
+        "gemma4_unified_text",
+        {
+            **{field: GEMMA4_WITHOUT_FEATURES[field] for field in GEMMA4_WITHOUT_FEATURES if "input" not in field},
+            "num_global_key_value_heads": 4,
+            "final_logit_softcapping": 5.0,
+            "rms_norm_eps": 1e-4,
+        },
+        buffers=scalars(7),
+        std=0.15,
+        prepare=softer,
+    ),
+    "gemma4_unified_text_shared": Case(
+        "gemma4_unified_text",
+        {
+            **{field: GEMMA4[field] for field in GEMMA4 if "input" not in field},
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "use_bidirectional_attention": None,
+        },
         buffers=scalars(7),
         std=0.15,
         prepare=softer,

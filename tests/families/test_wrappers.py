@@ -52,7 +52,7 @@ NO_TOWER = {"fuyu", "granite_speech", "granite_speech_plus"}
 
 LISTED = {"lfm2", "llama4_text", "qwen3_5_text", "qwen3_5_moe_text"}
 """Types whose text_config must list the types of the layers."""
-WITH_BUFFERS = {"deepseek_v3", "gemma4_text"}
+WITH_BUFFERS = {"deepseek_v3", "gemma4_text", "gemma4_unified_text"}
 """Types with buffers that are parameters in tfkit."""
 
 

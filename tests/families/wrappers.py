@@ -57,6 +57,9 @@ FURTHER: dict[str, dict[str, Any]] = {
             "patch_size": 8,
         }
     },
+    "gemma4_unified": {
+        "vision_config": {"patch_size": 8, "pooling_kernel_size": 1, "mm_embed_dim": 16, "mm_posemb_size": 4}
+    },
     "perception_lm": {"vision_config": {"model_type": "timm_wrapper", "model_args": {"embed_dim": 5}}},
     "florence2": {
         "vision_config": {
@@ -136,6 +139,7 @@ TEXT_TYPES = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "glmasr": "llama",
     "got_ocr2": "qwen2",
     "granite_speech": "granite",

@@ -55,6 +55,12 @@ STACKS: dict[str, Part] = {
         "bias: {q: true, o: true}",
         kind="gqa",
     ),
+    "values that are the keys": heads(
+        "n_kv_heads: 2, values: keys, qk_norm: rmsnorm, value_norm: {kind: rmsnorm, scale: false}, position: rope, "
+        "bias: {k: true}",
+        kind="gqa",
+    ),
+    "values that are the keys, in one matrix": heads("values: keys, clip: 0.5, qk_norm_rotated: layernorm, bias: true"),
     "norms of values, of all heads": heads(
         "qk_norm_full: {kind: rmsnorm, offset: 1}, inner_norm: layernorm, value_norm: {kind: layernorm, offset: 1}"
     ),

@@ -133,7 +133,8 @@ def _name_projections(module: nn.Module, step: Step, path: str, new: str, paths:
         names |= _name_children(children, role, path, new, paths)
     if role == "ffn":
         return OUTPUTS[role] in names and not names.isdisjoint({"up_proj", "gate_up_proj"})
-    return names >= {"q_proj", OUTPUTS[role]} | (set() if step.takes else {"k_proj", "v_proj"})
+    further = {"k_proj"} if getattr(step.config, "values", None) == "keys" else {"k_proj", "v_proj"}
+    return names >= {"q_proj", OUTPUTS[role]} | (set() if step.takes else further)
 
 
 def _name_children(

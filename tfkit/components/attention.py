@@ -262,7 +262,7 @@ class MultiHeadConfig(ProjectedConfig):
     def check(self) -> None:
         """Raise `Invalid` for fields without effect, and for content scores with keys that layers share."""
         super().check()
-        for field in ("kv_name", "value_norm") if self.kv_from is not None else ():
+        for field in ("kv_name", "value_norm", "values") if self.kv_from is not None else ():
             if getattr(self, field) is not None:
                 message = f"`{field}` has no effect: the keys and values come from an earlier layer"
                 raise Invalid(field, message, help="set it to null")

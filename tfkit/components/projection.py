@@ -9,9 +9,12 @@ Clip: https://github.com/mosaicml/llm-foundry, https://arxiv.org/abs/2402.00838.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 
 from tfkit.component import AttentionConfig, Cached, Config, Make, NormConfig, PositiveFloat, Shared, State
+from tfkit.errors import Invalid
 from tfkit.nn import Linear, Rearrange, settings
 
 
@@ -33,6 +36,13 @@ class ProjectedConfig(AttentionConfig):
     """Bound of the absolute values of the projected queries, keys and values, before any norm."""
     qk_norm_full: NormConfig | None = None
     """Norm of the queries of all heads as a single vector, and of the keys likewise."""
+    values: Literal["keys"] | None = None
+    """`keys`: the values are the projected keys, before norms and rotation. By default, they have a projection."""
+
+    def check(self) -> None:
+        super().check()
+        if self.values is not None and isinstance(self.bias, ProjectionBiases) and self.bias.v:
+            raise Invalid("bias.v", "`bias.v` has no effect: the values are the keys", help="set it to false")
 
     @property
     def biases(self) -> ProjectionBiases:
@@ -50,8 +60,11 @@ class ProjectedConfig(AttentionConfig):
         biases, norm = self.biases, self.qk_norm_full
         if self.takes:
             return QueryProjection(self, make(norm, self.n_heads * self.head_width) if norm else None)
-        if d_memory is None and norm is None and biases.q == biases.k == biases.v:
-            return FusedProjection(self)
+        if d_memory is None and norm is None and biases.q == biases.k:
+            if self.values is not None:
+                return SharedProjection(self)
+            if biases.k == biases.v:
+                return FusedProjection(self)
         q_norm = make(norm, self.n_heads * self.head_width) if norm else None
         k_norm = make(norm, self.kv_heads * self.head_width) if norm else None
         return SeparateProjection(self, self.d_model if d_memory is None else d_memory, q_norm, k_norm)
@@ -65,6 +78,8 @@ class FusedProjection(nn.Module):
     def __init__(self, config: ProjectedConfig) -> None:
         super().__init__()
         d, heads = config.head_width, {"q": config.n_heads, "k": config.kv_heads, "v": config.kv_heads}
+        if config.values is not None:
+            del heads["v"]
         self.qkv = Linear(config.d_model, {name: n * d for name, n in heads.items()}, bias=config.biases.q)
         self.clip = config.clip
         self.split_heads = Rearrange("b t (h d) -> b h t d", h=heads, d=d)
@@ -74,6 +89,15 @@ class FusedProjection(nn.Module):
         if self.clip is not None:
             qkv = qkv.clamp(-self.clip, self.clip)
         return self.split_heads(qkv)
+
+
+class SharedProjection(FusedProjection):
+    """Queries, and keys that are also the values, in one matrix."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        qk = self.qkv(x)
+        q, k = self.split_heads(qk if self.clip is None else qk.clamp(-self.clip, self.clip))
+        return q, k, k
 
 
 class QueryProjection(nn.Module):
@@ -109,7 +133,7 @@ class SeparateProjection(nn.Module):
         d, biases = config.head_width, config.biases
         self.q = Linear(config.d_model, config.n_heads * d, bias=biases.q)
         self.k = Linear(d_source, config.kv_heads * d, bias=biases.k)
-        self.v = Linear(d_source, config.kv_heads * d, bias=biases.v)
+        self.v = None if config.values else Linear(d_source, config.kv_heads * d, bias=biases.v)
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.clip = config.clip
@@ -128,7 +152,8 @@ class SeparateProjection(nn.Module):
 
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Project [b, k, d_source] -> [b, g, k, d] twice."""
-        k, v = self.clipped(self.k(source)), self.clipped(self.v(source))
+        k = self.clipped(self.k(source))
+        v = k if self.v is None else self.clipped(self.v(source))
         if self.k_norm is not None:
             k = self.k_norm(k)
         return self.split_heads(k), self.split_heads(v)

@@ -38,8 +38,7 @@ class Scope:
 def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None = None) -> Array:
     """Compute multi-head attention with g heads of keys and values; a kind may replace the core `dot_product`."""
     config, position = part.config, scope.position
-    names = "qkv" if config.kv_from is None else "q"
-    q, *kv = [_heads(part, name, y, scope) for name, y in zip(names, _projected(part, x, scope, g), strict=False)]
+    q, *kv = [_heads(part, name, y, scope) for name, y in zip("qkv", _projected(part, x, scope, g), strict=False)]
     if config.kv_from is not None:  # https://arxiv.org/abs/2405.12981
         kv = [scope.wires[f"{config.kv_from}.{name}"] for name in ("keys", "values")]
     if config.kv_name is not None:
@@ -68,14 +67,19 @@ def multi_head(part: Part, x: Array, scope: Scope, g: int, core: Function | None
 
 def _projected(part: Part, x: Array, scope: Scope, g: int) -> list[Array]:
     """Return queries of x, and keys and values of its source; one matrix may hold all three."""
-    layer = part.at("project.qkv")
+    layer, h = part.at("project.qkv"), part.config.n_heads
+    heads = {"q": h} if part.config.kv_from is not None else {"q": h, "k": g, "v": g}
+    if part.config.values is not None:
+        del heads["v"]
     if f"{layer.path}.weight" in part.weights:
-        y, h = layer.linear(x, bias_of(part, "q")), part.config.n_heads
-        d = y.shape[1] // (h + 2 * g)
-        return [*layer.split(y, {"q": h * d, "k": g * d, "v": g * d})]
-    read = x if scope.memory is None else scope.memory
-    sources = {"q": x} if part.config.kv_from is not None else {"q": x, "k": read, "v": read}
-    return [part.at(f"project.{name}").linear(source, bias_of(part, name)) for name, source in sources.items()]
+        y = layer.linear(x, bias_of(part, "q"))
+        projected = [*layer.split(y, {name: n * (y.shape[1] // sum(heads.values())) for name, n in heads.items()})]
+    else:
+        read = x if scope.memory is None else scope.memory
+        projected = [
+            part.at(f"project.{name}").linear(x if name == "q" else read, bias_of(part, name)) for name in heads
+        ]
+    return projected if part.config.values is None else [*projected, projected[1]]
 
 
 def _heads(part: Part, name: str, y: Array, scope: Scope) -> Array:

@@ -36,6 +36,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "average": {"shared": {"d_ff": 16, "combine": "average"}},
     "mixer": {"n_experts_per_token": 3, "router": {"sparse_mixer": {"jitter": 0.2}, "renormalize": True}},
     "all": {"n_experts_per_token": 8},
+    "branches": {
+        "norm_in": "rmsnorm",
+        "norm_out": {"kind": "rmsnorm", "offset": 1},
+        "shared": {"d_ff": 16, "norm_in": "layernorm", "norm_out": "rmsnorm"},
+        "router": {"norm": "rmsnorm", "logit_scale": 0.25, "renormalize": True, "expert_scale": True},
+    },
     "odd widths": {"d_ff": 23},
 }
 
@@ -46,14 +52,18 @@ def test_it_has_every_property(name: str) -> None:
     check_component(MoEConfig, fields={**CHOICE, "activation": "silu", **VARIANTS[name]}, within=within)
 
 
-@pytest.mark.parametrize("name", ["biases", "deepseek", "clamped", "input", "mixer"])
+@pytest.mark.parametrize("name", ["biases", "deepseek", "clamped", "input", "mixer", "branches"])
 def test_it_trains_is_scripted_and_acts_on_each_token_alone(name: str) -> None:
     graph = tfkit.loads(spec(**{**CHOICE, "d_ff": 24, **VARIANTS[name]}), plugins=PLUGINS)
     check_model(graph, plugins=PLUGINS, only=["weights", "padded-gradients", "position-wise", "script"])
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("deepseek", "mixer") else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+    "name",
+    [
+        name if name in ("deepseek", "mixer", "branches") else pytest.param(name, marks=pytest.mark.slow)
+        for name in VARIANTS
+    ],
 )
 def test_it_computes_what_the_reference_says(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "moe.yaml").write_text(spec(**{**CHOICE, "d_ff": 24, **VARIANTS[name]}))

@@ -11,7 +11,8 @@ from transformers import Gemma3nTextConfig
 
 import tfkit
 
-PUBLISHED = json.loads((Path(__file__).parents[3] / "tests/published/gemma4_e2b.json").read_text(encoding="utf-8"))
+FILES = Path(__file__).parents[3] / "tests/published"
+PUBLISHED = json.loads((FILES / "gemma4_e2b.json").read_text(encoding="utf-8"))
 SLIDING, FULL = "sliding_attention", "full_attention"
 SLIDING_ROPE = {SLIDING: {"rope_theta": 1e4}}
 
@@ -60,6 +61,43 @@ def test_layers_with_full_attention_have_sizes_and_a_rotation(tmp_path: Path) ->
     assert decoder(tmp_path, per_layer_config={}).layers.variants["full"].attention.head_width == 256
 
 
+def test_full_layers_have_keys_as_values_and_their_number_of_heads(tmp_path: Path) -> None:
+    for heads, expected in ((2, 2), (None, 4)):
+        stack = decoder(tmp_path, num_key_value_heads=4, attention_k_eq_v=True, num_global_key_value_heads=heads)
+        full, taking = (stack.layers.variants[name].attention for name in ("full", "full_shared"))
+        assert (stack.attention.values, full.values, taking.values) == (None, "keys", None)
+        assert (stack.attention.n_kv_heads, full.n_kv_heads, taking.n_kv_heads) == (4, expected, expected)
+    full = decoder(tmp_path, num_key_value_heads=4, num_global_key_value_heads=2).layers.variants["full"].attention
+    assert (full.values, full.n_kv_heads) == (None, 4)
+    sizes = {str(i): {"head_dim": 20, "num_key_value_heads": 1} for i in (1, 3, 5)}
+    full = decoder(tmp_path, num_key_value_heads=4, per_layer_config=sizes).layers.variants["full"].attention
+    assert (full.values, full.n_kv_heads, full.head_width) == (None, 1, 20)
+
+
+def test_values_with_a_projection_where_the_first_spec_has_keys(tmp_path: Path) -> None:
+    """The first spec of `gemma4_unified_text` has its values from the keys, and one head of them in full layers."""
+    fields = json.loads((FILES / "gemma4_12b.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"attention_k_eq_v": False}), encoding="utf-8")
+    full = tfkit.import_config(tmp_path).graph.spec.model.graph["decoder"].layers.variants["full"].attention
+    assert (full.values, full.n_kv_heads) == (None, 8)
+
+
+def test_experts_are_next_to_the_ffn_with_and_without_features(tmp_path: Path) -> None:
+    experts = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 12}
+    stack = decoder(tmp_path, hidden_activation="silu", rms_norm_eps=1e-4, **experts)
+    assert [step.norm_in for step in stack.sublayers] == [None, False, False]
+    full = stack.layers.variants["full_shared"].ffn
+    assert (stack.ffn.d_ff, stack.ffn.shared.d_ff, full.d_ff, full.shared.d_ff) == (12, 6144, 12, 2 * 6144)
+    assert (stack.ffn.n_experts, stack.ffn.n_experts_per_token) == (6, 2)
+    assert stack.ffn.activation.kind_name() == "silu"
+    assert stack.ffn.router.logit_scale == 1536**-0.5
+    norms = (stack.ffn.norm_in, stack.ffn.norm_out, stack.ffn.router.norm, stack.ffn.shared.norm_in)
+    assert {norm.eps for norm in (*norms, stack.ffn.shared.norm_out)} == {1e-4}
+    stack = decoder(tmp_path, hidden_size_per_layer_input=0, **experts)
+    assert [step.sublayer for step in stack.sublayers] == ["attention", "ffn"]
+    assert (stack.mixer, stack.layer_features, stack.sublayers[1].norm_in) == (None, None, False)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -76,7 +114,19 @@ def test_layers_with_full_attention_have_sizes_and_a_rotation(tmp_path: Path) ->
         ({"per_layer_config": {"1": {"sliding_window": 8}}}, "`sliding_window` must be equal in all layers"),
         ({"per_layer_config": 3}, "only layers with full attention can have other sizes; got `3`"),
         ({"per_layer_config": {"1": 3}}, "the sizes of layer 1 must be a mapping; got `3`"),
-        ({"hidden_size_per_layer_input": 0}, "`hidden_size_per_layer_input` must be a positive integer"),
+        ({"per_layer_config": {"1": {"head_dim": [8]}}}, "`head_dim` must be equal in layers with full attention"),
+        (
+            {"hidden_size_per_layer_input": -1},
+            "`hidden_size_per_layer_input` must be 0, or the number of features in each layer; got -1",
+        ),
+        (
+            {"per_layer_config": {str(i): {"head_dim": "8"} for i in (1, 3, 5)}},
+            "`head_dim` must be an integer; got `8`",
+        ),
+        ({"intermediate_size": "d_model"}, "`intermediate_size` must be an integer; got `d_model`"),
+        ({"attention_k_eq_v": 1}, "`attention_k_eq_v` must be true or false; got `1`"),
+        ({"enable_moe_block": None}, "`enable_moe_block` must be true or false; got `None`"),
+        ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8}, "5 experts"),
         ({"use_double_wide_mlp": "yes"}, "`use_double_wide_mlp` must be true or false; got `yes`"),
         (
             {

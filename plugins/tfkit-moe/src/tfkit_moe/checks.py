@@ -43,7 +43,13 @@ def idle_routers(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
             continue
         constant_softmax = router.score == "softmax" and (single or router.order == "topk_then_score")
         divided = router.renormalize and (router.eps or 0.0) < VANISHING
-        if config.n_experts_per_token == 1 and (constant_softmax or divided):
+        if config.n_experts_per_token == 1 and _normalizes(config.norm_out):
+            yield tfkit.Diagnostic(
+                "the router learns nothing from the loss of the model: `norm_out` removes the weight of the expert",
+                path=f"{path}.norm_out",
+                help="choose several experts for each token, or remove `norm_out`",
+            )
+        elif config.n_experts_per_token == 1 and (constant_softmax or divided):
             weight = "the softmax over it" if constant_softmax else "its score over itself, by `renormalize`,"
             way_out = "write `order: score_then_topk`" if constant_softmax else "remove `renormalize`"
             help = f"{way_out}, which makes its score its weight; or choose two experts"
@@ -53,3 +59,8 @@ def idle_routers(graph: tfkit.Graph) -> Iterator[tfkit.Diagnostic]:
                 notes=(f"{weight} is 1, whatever the score",),
                 help="choose among several experts, or use a dense FFN" if single else help,
             )
+
+
+def _normalizes(norm: tfkit.NormConfig | None) -> bool:
+    """Return True for a norm that divides a vector by its size."""
+    return norm is not None and norm.kind_name() in ("rmsnorm", "layernorm")

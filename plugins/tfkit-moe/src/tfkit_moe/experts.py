@@ -114,10 +114,27 @@ class Experts(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """Experts that every token goes through: one dense feed-forward network, [s, m] -> [s, m]."""
+    """Experts that every token goes through: one dense feed-forward network, [s, m] -> [s, m].
 
-    def __init__(self, activation: nn.Module, *, d_model: int, d_ff: int, bias: bool) -> None:
+    Args:
+        activation: between the two layers; a `Gate`, or anything that keeps the shape.
+        norms: of the tokens, and of the result; None for no norm.
+        d_model: width of the tokens.
+        d_ff: width of the hidden layer.
+        bias: if true, the layers have biases.
+    """
+
+    def __init__(
+        self,
+        activation: nn.Module,
+        *,
+        norms: tuple[nn.Module | None, nn.Module | None],
+        d_model: int,
+        d_ff: int,
+        bias: bool,
+    ) -> None:
         super().__init__()
+        self.norm_in, self.norm_out = norms
         gated = isinstance(activation, Gate)
         self.gate_up = Linear(d_model, {"gate": d_ff, "up": d_ff}, bias=bias) if gated else None
         self.up = None if gated else Linear(d_model, d_ff, bias=bias)
@@ -125,9 +142,12 @@ class SharedExperts(nn.Module):
         self.down = Linear(d_ff, d_model, bias=bias, residual=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.norm_in is not None:
+            x = self.norm_in(x)
         if self.gate_up is not None:
             hidden = self.gate_up(x)
         else:
             assert self.up is not None
             hidden = self.up(x)
-        return self.down(self.activation(hidden))
+        out = self.down(self.activation(hidden))
+        return out if self.norm_out is None else self.norm_out(out)

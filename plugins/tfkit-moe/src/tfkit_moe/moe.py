@@ -1,6 +1,11 @@
 """Mixture of experts: a router sends each token to a few of many feed-forward networks, https://arxiv.org/abs/2101.03961.
 
-Shared: https://arxiv.org/abs/2401.06066.
+Each branch, the chosen experts and the shared experts, may have a norm before and after it: the layer then has no norm
+before its FFN, and the router takes the tokens without a norm, or has a separate norm.
+
+    y = norm_out(experts(norm_in(x), router(x))) + shared.norm_out(shared(shared.norm_in(x)))
+
+Shared: https://arxiv.org/abs/2401.06066. Norms of branches: Gemma 4 in https://github.com/huggingface/transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import tfkit
-from tfkit import Count, Dim, Invalid, PositiveFloat, Shared
+from tfkit import Count, Dim, Invalid, NormConfig, PositiveFloat, Shared
 from tfkit.nn import Context, Linear, settings
 from tfkit_moe.capacity import Capacity
 from tfkit_moe.experts import Experts, Gate, SharedExperts
@@ -30,6 +35,10 @@ class SharedConfig(tfkit.Config):
     """If true, its linear layers have biases; by default, `bias` of the other experts applies."""
     combine: Literal["sum", "average"] = "sum"
     """Result of the layer: the sum of the outputs of shared and chosen experts, or half of it."""
+    norm_in: NormConfig | None = None
+    """Norm of the tokens before the shared experts."""
+    norm_out: NormConfig | None = None
+    """Norm of the output of the shared experts."""
 
 
 class MoEConfig(tfkit.FFNConfig):
@@ -55,6 +64,10 @@ class MoEConfig(tfkit.FFNConfig):
     """Bound for gate from above, and for up on both sides, before they are multiplied."""
     up_offset: Literal[0, 1] = 0
     """Number that is added to up after `limit`."""
+    norm_in: NormConfig | None = None
+    """Norm of the tokens before the chosen experts; the router and the shared experts take the tokens without it."""
+    norm_out: NormConfig | None = None
+    """Norm of the weighted sum of the chosen experts' outputs, before the shared experts are added."""
     router: RouterConfig = RouterConfig()
     """Choice of the experts of a token, and their weights."""
     shared: SharedConfig | None = None
@@ -126,7 +139,29 @@ class MoEConfig(tfkit.FFNConfig):
         return {"router_logits": tfkit.InnerValue("router.bound", None, f"[b*t, {self.n_experts}]"), **chosen}
 
     def build(self, make: tfkit.Make) -> nn.Module:
-        return MoE(self, experts=self._build_activation(make), shared=self._build_activation(make))
+        router = Router(
+            self.router,
+            d_model=self.d_model,
+            n_experts=self.n_experts,
+            n_experts_per_token=self.n_experts_per_token,
+            norm=self._build_norm(make, self.router.norm),
+        )
+        norms = self._build_norm(make, self.norm_in), self._build_norm(make, self.norm_out)
+        return MoE(
+            self, router=router, experts=self._build_activation(make), shared=self._build_shared(make), norms=norms
+        )
+
+    def _build_shared(self, make: tfkit.Make) -> SharedExperts | None:
+        config = self.shared
+        if config is None:
+            return None
+        norms = self._build_norm(make, config.norm_in), self._build_norm(make, config.norm_out)
+        bias = self.bias if config.bias is None else config.bias
+        activation = self._build_activation(make)
+        return SharedExperts(activation, norms=norms, d_model=self.d_model, d_ff=config.d_ff, bias=bias)
+
+    def _build_norm(self, make: tfkit.Make, norm: NormConfig | None) -> nn.Module | None:
+        return None if norm is None else make(norm, self.d_model)
 
     def _build_activation(self, make: tfkit.Make) -> nn.Module:
         activation = make(self.activation)
@@ -136,19 +171,24 @@ class MoEConfig(tfkit.FFNConfig):
 class MoE(nn.Module):
     """[..., d_model] -> [..., d_model]: the weighted outputs of each token's experts, and of the shared experts.
 
-    `experts` and `shared` are their activations. With a capacity, x is [b, t, d_model] and `context` its context.
+    `experts` is the activation of the experts, and `norms` are the norms of their input and of their weighted sum. With
+    a capacity, x is [b, t, d_model] and `context` its context.
     """
 
     extra_repr = settings
 
-    def __init__(self, config: MoEConfig, *, experts: nn.Module, shared: nn.Module) -> None:
+    def __init__(
+        self,
+        config: MoEConfig,
+        *,
+        router: Router,
+        experts: nn.Module,
+        shared: SharedExperts | None,
+        norms: tuple[nn.Module | None, nn.Module | None],
+    ) -> None:
         super().__init__()
-        self.router = Router(
-            config.router,
-            d_model=config.d_model,
-            n_experts=config.n_experts,
-            n_experts_per_token=config.n_experts_per_token,
-        )
+        self.router = router
+        self.norm_in, self.norm_out = norms
         capacity = config.router.capacity
         self.capacity = None if capacity is None else Capacity(capacity, config.n_experts)
         self.experts = Experts(
@@ -160,10 +200,8 @@ class MoE(nn.Module):
             bias=config.bias,
             weighs_input=config.router.weighs == "input",
         )
-        self.shared, self.shared_gate, self.averages = None, None, False
+        self.shared, self.shared_gate, self.averages = shared, None, False
         if config.shared is not None:
-            bias = config.bias if config.shared.bias is None else config.shared.bias
-            self.shared = SharedExperts(shared, d_model=config.d_model, d_ff=config.shared.d_ff, bias=bias)
             self.shared_gate = Linear(config.d_model, 1, bias=False) if config.shared.gate else None
             self.averages = config.shared.combine == "average"
 
@@ -171,6 +209,8 @@ class MoE(nn.Module):
         """Fill the tensors that the spec's `init` does not fill; it fills weights and biases of linear layers."""
         if self.router.correction is not None:
             nn.init.zeros_(self.router.correction)
+        if self.router.expert_scale is not None:
+            nn.init.ones_(self.router.expert_scale)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         tokens = x.flatten(0, -2)
@@ -178,7 +218,10 @@ class MoE(nn.Module):
         if self.capacity is not None:
             assert context is not None
             weights = weights * self.capacity(chosen.view(x.size(0), x.size(1), -1), context).view_as(weights)
-        out = self.experts(tokens, chosen, weights)  # in the order of transformers, whose plans divide weights
+        inputs = tokens if self.norm_in is None else self.norm_in(tokens)
+        out = self.experts(inputs, chosen, weights)  # in the order of transformers, whose plans divide weights
+        if self.norm_out is not None:
+            out = self.norm_out(out)
         if self.shared is not None:
             shared = self.shared(tokens)
             if self.shared_gate is not None:

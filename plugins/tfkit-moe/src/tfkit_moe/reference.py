@@ -13,6 +13,7 @@ from tfkit.reference import Part
 def moe(part: Part, x: Any) -> Any:
     """Add the weighted outputs of each token's experts and of the shared experts; x [t, d_model]."""
     config, y = part.config, np.zeros_like(x)
+    inputs = part.at("norm_in", config.norm_in)(x)
     choices = Counter[int]()
     for token, logits in enumerate(_logits(part, x)):
         for expert, weight in _routed(part, logits):
@@ -20,11 +21,14 @@ def moe(part: Part, x: Any) -> Any:
             if config.router.capacity is not None and choices[expert] > config.router.capacity:
                 continue  # dropped: https://arxiv.org/abs/2101.03961, section 2.2
             before, after = (weight, 1.0) if config.router.weighs == "input" else (1.0, weight)
-            y[token] += after * _network(part, part.at("experts"), before * x[token], config.bias, expert)
+            y[token] += after * _network(part, part.at("experts"), before * inputs[token], config.bias, expert)
+    y = part.at("norm_out", config.norm_out)(y)
     if config.shared is None:
         return y
     bias = config.bias if config.shared.bias is None else config.shared.bias
-    shared = _network(part, part.at("shared"), x, bias, ...)
+    shared = part.at("shared.norm_in", config.shared.norm_in)(x)
+    shared = _network(part, part.at("shared"), shared, bias, ...)
+    shared = part.at("shared.norm_out", config.shared.norm_out)(shared)
     if config.shared.gate:
         shared = shared / (1 + np.exp(-part.at("shared_gate").linear(x, False)))
     return (y + shared) / (2 if config.shared.combine == "average" else 1)
@@ -32,6 +36,7 @@ def moe(part: Part, x: Any) -> Any:
 
 def _logits(part: Part, x: Any) -> Any:
     router = part.config.router
+    x = router.logit_scale * part.at("router.norm", router.norm)(x)
     logits = x @ part.weight("router.weight").T + (part.weight("router.bias") if router.bias else 0)
     return logits if router.softcap is None else router.softcap * np.tanh(logits / router.softcap)
 
@@ -40,7 +45,7 @@ def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
     """Choose the experts of a token, with the weight of each. arXiv:2101.03961, arXiv:1701.06538."""
     router, k = part.config.router, part.config.n_experts_per_token
     if router.sparse_mixer is not None:
-        return _weighted(router, *_mixed(logits, k, router.sparse_mixer.jitter))
+        return _weighted(part, *_mixed(logits, k, router.sparse_mixer.jitter))
     scores = logits if router.order == "topk_then_score" else _scored(router, logits)
     # A correction affects only the choice, not the weights: https://arxiv.org/abs/2412.19437, section 2.1.2.
     worth = scores + (part.weight("router.correction") if router.correction_bias else 0)
@@ -50,7 +55,7 @@ def _routed(part: Part, logits: Any) -> list[tuple[int, float]]:
         worth = np.where(np.isin(np.arange(router.groups.n), kept_groups)[:, None], groups, -np.inf).ravel()
     chosen = np.argsort(-worth, kind="stable")[:k]  # among equal scores, the first experts
     weights = _scored(router, logits[chosen]) if router.order == "topk_then_score" else scores[chosen]
-    return _weighted(router, chosen.tolist(), weights)
+    return _weighted(part, chosen.tolist(), weights)
 
 
 def _mixed(logits: Any, k: int, jitter: float) -> tuple[list[int], Any]:
@@ -70,10 +75,13 @@ def _mixed(logits: Any, k: int, jitter: float) -> tuple[list[int], Any]:
     return chosen, np.array(weights)
 
 
-def _weighted(router: Any, chosen: list[int], weights: Any) -> list[tuple[int, float]]:
+def _weighted(part: Part, chosen: list[int], weights: Any) -> list[tuple[int, float]]:
     """Return the experts of a token with their final weights."""
+    router = part.config.router
     if router.renormalize:
         weights = weights / (weights.sum() + (router.eps or 0))
+    if router.expert_scale:
+        weights = weights * part.weight("router.expert_scale")[chosen]
     return list(zip(chosen, (router.scale * weights).tolist(), strict=True))
 
 

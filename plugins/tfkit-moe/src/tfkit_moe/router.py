@@ -1,5 +1,6 @@
 """The router: the experts of each token, and their weights.
 
+    logits = linear(logit_scale * norm(x))
     scores = score(logits)                           or, topk_then_score: the logits themselves
     chosen = the k largest of scores + correction    among the best groups of experts
     weights = scores of the chosen                   topk_then_score: score(logits of the chosen)
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfkit import Config, Count, Invalid, PositiveFloat
+from tfkit import Config, Count, Invalid, NormConfig, PositiveFloat
 from tfkit.nn import Linear, Rearrange, choose_top, is_scripting, named
 from tfkit_moe.sparse_mixer import SparseMixer, SparseMixerConfig
 
@@ -48,6 +49,10 @@ class GroupsConfig(Config):
 class RouterConfig(Config):
     """Choice of the experts of a token, and their weights. Computed in float32."""
 
+    norm: NormConfig | None = None
+    """Norm of the tokens before the router's linear layer."""
+    logit_scale: PositiveFloat = 1.0
+    """Factor of the tokens before the router's linear layer, after `norm`; `bias` is not multiplied by it."""
     score: Literal["softmax", "sigmoid"] = "softmax"
     """Function from logits to scores: softmax over the experts, or sigmoid for each expert separately."""
     order: Literal["score_then_topk", "topk_then_score"] = "score_then_topk"
@@ -58,6 +63,8 @@ class RouterConfig(Config):
     """Number that is added to this sum."""
     scale: PositiveFloat = 1.0
     """Factor of the weights."""
+    expert_scale: bool = False
+    """If true, a learned number for each expert multiplies its weight, after `renormalize`. It starts at one."""
     weighs: Literal["output", "input"] = "output"
     """The side of an expert that its weight multiplies."""
     correction_bias: bool = False
@@ -120,8 +127,12 @@ class Router(Linear):
     A forward hook on it reads the routing, for a loss that balances the load or for inspection.
     """
 
-    def __init__(self, config: RouterConfig, *, d_model: int, n_experts: int, n_experts_per_token: int) -> None:
+    def __init__(
+        self, config: RouterConfig, *, d_model: int, n_experts: int, n_experts_per_token: int, norm: nn.Module | None
+    ) -> None:
         super().__init__(d_model, n_experts, bias=config.bias)
+        self.norm = norm
+        self.logit_scale = config.logit_scale
         self.k = n_experts_per_token
         self.softmax = config.score == "softmax"
         self.topk_first = config.order == "topk_then_score"
@@ -136,6 +147,7 @@ class Router(Linear):
         self.n_kept = config.groups.keep if config.groups else 1
         self.n_best = 2 if config.groups and config.groups.by == "top2sum" else 1
         self.correction = nn.Parameter(torch.empty(n_experts), requires_grad=False) if config.correction_bias else None
+        self.expert_scale = nn.Parameter(torch.empty(n_experts)) if config.expert_scale else None
         self.mixer = None
         if config.sparse_mixer:
             mixer = config.sparse_mixer
@@ -148,6 +160,8 @@ class Router(Linear):
             weights = weights / (weights.sum(dim=-1, keepdim=True) + self.eps)
         if self.scale != 1.0:
             weights = weights * self.scale
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[chosen]
         return weights, chosen
 
     def by_score(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +176,10 @@ class Router(Linear):
         bias: Tensor | None = self.bias
         if bias is not None:
             bias = bias.float()
-        logits: Tensor = self.bound(_linear_without_autocast(x.float(), self.weight.float(), bias))
+        x = x.float() if self.norm is None else self.norm(x).float()
+        if self.logit_scale != 1.0:
+            x = x * self.logit_scale
+        logits: Tensor = self.bound(_linear_without_autocast(x, self.weight.float(), bias))
         return logits
 
     def score(self, logits: Tensor) -> Tensor:
@@ -196,8 +213,16 @@ class Router(Linear):
             n_experts_per_token=self.k,
             correction=correction,
             groups=groups,
+            logit_scale=self.logit_scale,
         )
-        return f"{super().extra_repr()}\n{named(choice, renormalize=self.renormalize, eps=self.eps, scale=self.scale)}"
+        weights = named(
+            choice,
+            renormalize=self.renormalize,
+            eps=self.eps,
+            scale=self.scale,
+            expert_scale=self.expert_scale is not None,
+        )
+        return f"{super().extra_repr()}\n{weights}"
 
 
 def _linear_without_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

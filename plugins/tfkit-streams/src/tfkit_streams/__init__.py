@@ -15,10 +15,13 @@ import tfkit
 from tfkit_streams.altup import AltUpConfig, LaurelConfig, SparseGLUConfig
 from tfkit_streams.depth import DepthConfig
 from tfkit_streams.fields import (
+    DenseWidthConfig,
     DoubledConfig,
     EqualConfig,
     FeatureWidthConfig,
+    KeysAsValuesConfig,
     LayerSizesConfig,
+    MixtureConfig,
     SharedLayersConfig,
     SparsityConfig,
 )
@@ -66,6 +69,9 @@ def tfkit_register(register: tfkit.Register) -> None:
         EqualConfig,
         SparsityConfig,
         DoubledConfig,
+        DenseWidthConfig,
+        KeysAsValuesConfig,
+        MixtureConfig,
         LayerSizesConfig,
         FeatureWidthConfig,
         ValueResidualConfig,

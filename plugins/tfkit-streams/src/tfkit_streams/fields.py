@@ -1,8 +1,8 @@
-"""Fields of config.json in Gemma 3n and 4: layers that share keys, sizes of some layers, and layer features."""
+"""Fields of config.json in Gemma 3n and 4: layers that share keys, sizes of some layers, layer features, experts."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import tfkit
 from tfkit import FieldConfig, Reading, Writing
@@ -47,28 +47,127 @@ def _attention(stack: str, variant: str) -> str:
     return f"{stack}.attention" if variant == "base" else f"{stack}.layers.variants.{variant}.attention"
 
 
+def _is_set(name: str, file: Reading) -> bool:
+    """Return the value of a field that must be true or false."""
+    value = file.value(name)
+    if type(value) is not bool:
+        raise tfkit.Invalid("", f"`{name}` must be true or false; got `{value}`")
+    return value
+
+
+class KeysAsValuesConfig(FieldConfig):
+    """True if the values of the layers of a variant are their keys: `{keys_as_values: full, at: decoder}`.
+
+    Otherwise, these layers have the number of key-value heads of the other layers, unless a later field sets it.
+    """
+
+    kind: Literal["keys_as_values"] = "keys_as_values"
+    keys_as_values: str
+    """The variant."""
+    at: str
+    """The path of the stack."""
+
+    def read(self, name: str, file: Reading) -> None:
+        attention, is_set = _attention(self.at, self.keys_as_values), _is_set(name, file)
+        if is_set or file.at(f"{attention}.values") is not None:
+            file.put(f"{attention}.values", "keys" if is_set else None)
+        if file.at(f"{attention}.n_kv_heads") is not None:
+            file.put(f"{attention}.n_kv_heads", file.at(f"{self.at}.attention.n_kv_heads"))
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.says(f"{_attention(self.at, self.keys_as_values)}.values", "keys"))
+
+
 class DoubledConfig(FieldConfig):
-    """True if some layers have twice the width of the others: `{doubled: [path, path], of: decoder.ffn.d_ff}`."""
+    """True if some layers have FFNs of twice the width: `{doubled: [path, path], of: decoder.ffn}`."""
 
     kind: Literal["doubled"] = "doubled"
     doubled: tuple[str, ...]
-    """The path of the width in each variant with these layers."""
+    """The paths of the FFNs of these layers."""
     of: str
-    """The path of the width in the other layers."""
+    """The path of the FFN of the other layers."""
 
     def read(self, name: str, file: Reading) -> None:
-        width, doubles = file.at(self.of), file.value(name)
-        if type(doubles) is not bool:
-            raise tfkit.Invalid("", f"`{name}` must be true or false; got `{doubles}`")
-        for path in filter(file.reaches, self.doubled):
+        width, doubles = file.at(f"{self.of}.d_ff"), _is_set(name, file)
+        for path in filter(file.reaches, (f"{ffn}.d_ff" for ffn in self.doubled)):
             file.put(path, 2 * width if doubles and type(width) is int else width)
 
     def write(self, name: str, file: Writing) -> None:
-        width = file.value(self.of)
-        widths = {number for path in self.doubled if type(number := file.value(path)) is int}
+        width = _dense_width(file, self.of)
+        widths = {number for ffn in self.doubled if type(number := _dense_width(file, ffn)) is int}
         if not widths <= {width} and widths != {2 * width}:
             raise tfkit.Invalid("", f"the widths of layers that share keys must be {width}, or all {2 * width}")
         file.put(name, widths == {2 * width})
+
+
+class DenseWidthConfig(FieldConfig):
+    """The width of an FFN, or of the shared experts that it becomes with `mixture`: `{dense_width: decoder.ffn}`."""
+
+    kind: Literal["dense_width"] = "dense_width"
+    dense_width: str
+    """The path of the FFN."""
+
+    def read(self, name: str, file: Reading) -> None:
+        width = file.value(name)
+        if type(width) is not int:
+            raise tfkit.Invalid("", f"`{name}` must be an integer; got `{width}`")
+        file.put(f"{self.dense_width}.d_ff", width)
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, _dense_width(file, self.dense_width))
+
+
+def _dense_width(file: Writing, ffn: str) -> Any:
+    """Return the width of an FFN; of a mixture of experts, the width of its shared experts."""
+    shared = file.value(f"{ffn}.shared.d_ff")
+    return shared if isinstance(shared, int) else file.value(f"{ffn}.d_ff")
+
+
+class MixtureConfig(FieldConfig):
+    """True if the FFN of each layer becomes the shared experts of a mixture, as in Gemma 4: `{mixture: decoder}`.
+
+    Each branch has a norm before and after it, and the router takes the residual stream. Later fields set the numbers
+    and the width of the experts.
+    """
+
+    kind: Literal["mixture"] = "mixture"
+    mixture: str
+    """The path of the stack."""
+
+    def read(self, name: str, file: Reading) -> None:
+        if not _is_set(name, file):
+            return
+        stack, norm = self.mixture, file.at("norm")
+        variants = file.at(f"{stack}.layers.variants") or {}
+        ffn = file.at(f"{stack}.ffn")
+        for variant, changes in variants.items():
+            if "ffn" in changes:
+                file.put(f"{stack}.layers.variants.{variant}.ffn.shared.d_ff", changes["ffn"]["d_ff"])
+        router = {"norm": norm, "logit_scale": "d_model ** -0.5", "renormalize": True, "expert_scale": True}
+        shared = {"d_ff": ffn["d_ff"], "norm_in": norm, "norm_out": norm}
+        mixture = {"activation": _activation(ffn), "norm_in": norm, "norm_out": norm, "router": router}
+        file.put(f"{stack}.ffn", {"kind": "moe", **mixture, "shared": shared})
+        steps = [step if isinstance(step, dict) else {"sublayer": step} for step in file.at(f"{stack}.sublayers")]
+        file.put(
+            f"{stack}.sublayers", [{**step, "norm_in": False} if step["sublayer"] == "ffn" else step for step in steps]
+        )
+        file.put("requires", ["tfkit-moe", "tfkit-streams"])
+
+    def write(self, name: str, file: Writing) -> None:
+        file.put(name, file.says(f"{self.mixture}.ffn", "moe"))
+
+
+GATES = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+"""Activations of the gated FFNs that have a separate name."""
+
+
+def _activation(ffn: dict[str, Any]) -> Any:
+    """Return the activation of a gated FFN."""
+    approximate = {key: ffn[key] for key in ("approximate",) if key in ffn}
+    return ffn["activation"] if "activation" in ffn else {"kind": GATES[ffn["kind"]], **approximate}
+
+
+KV_HEADS = "num_key_value_heads"
 
 
 class LayerSizesConfig(FieldConfig):
@@ -97,14 +196,21 @@ class LayerSizesConfig(FieldConfig):
             if further := sorted(layer.keys() - self.layer_sizes.keys()):
                 raise tfkit.Invalid("", f"`{further[0]}` must be equal in all layers")
         for size, paths in self.layer_sizes.items():
-            values = {sizes.get(number, {}).get(size, file.value(size)) for number in numbers}
-            if len(values) > 1:
-                raise tfkit.Invalid("", f"`{size}` must be equal in layers with full attention; got {sorted(values)}")
-            for path in filter(file.reaches, paths):
-                file.put(path, values.copy().pop())
+            values = [sizes.get(number, {}).get(size, file.value(size)) for number in numbers]
+            if any(value != values[0] for value in values):
+                raise tfkit.Invalid("", f"`{size}` must be equal in layers with full attention; got {values}")
+            if any(type(value) is not int for value in values):
+                raise tfkit.Invalid("", f"`{size}` must be an integer; got `{values[0]}`")
+            for path in filter(file.reaches, paths if numbers else ()):
+                file.put(path, values[0])
 
     def write(self, name: str, file: Writing) -> None:
-        """Write nothing: one field has the size for all of these layers."""
+        """Write all sizes if no other field has the number of key-value heads: if values have a projection."""
+        attention = _attention(self.at, self.variants[0])
+        sizes = {size: file.value(paths[0]) for size, paths in self.layer_sizes.items()}
+        differs = isinstance(sizes[KV_HEADS], int) and sizes[KV_HEADS] != file.compute(KV_HEADS)
+        if differs and not file.says(f"{attention}.values", "keys"):
+            file.put(name, {str(i): sizes for i, layer in enumerate(file.layers(self.at)) if layer in self.variants})
 
 
 class FeatureWidthConfig(FieldConfig):
@@ -115,18 +221,26 @@ class FeatureWidthConfig(FieldConfig):
     """The path of the table."""
     layers: str
     """The field with the number of layers."""
+    without: dict[str, Any] | None = None
+    """Changes of the spec by path for models without features, which have the width 0; by default, the family has no
+    such models."""
 
     def read(self, name: str, file: Reading) -> None:
         width, n_layers = file.value(name), file.value(self.layers)
+        if self.without is not None and type(width) is int and width == 0:
+            for path, changed in self.without.items():
+                file.put(path, changed)
+            return
         if type(width) is not int or width < 1:
-            message = f"`{name}` must be a positive integer: the family has features in each layer; got {width}"
-            raise tfkit.Invalid("", message)
+            expected = "a positive integer: the family has" if self.without is None else "0, or the number of"
+            raise tfkit.Invalid("", f"`{name}` must be {expected} features in each layer; got {width}")
         file.put("d_features", width)
         if type(n_layers) is int:
             file.put(self.feature_width, {"d_model": n_layers * width, "scale": width**0.5})
 
     def write(self, name: str, file: Writing) -> None:
-        file.put(name, file.value("d_features"))
+        features = file.value("d_features")
+        file.put(name, features if isinstance(features, int) else 0)
 
 
 class EqualConfig(FieldConfig):
