@@ -193,7 +193,9 @@ class RopeFieldConfig(FieldConfig):
         }
         first = {kind: paths[0] for kind, paths in present.items() if paths}
         default = file.default(name) or {}
-        null = {kind: None for kind in self.paths if kind not in first and default.get(kind, {}) is None}
+        null: dict[str, Any] = {
+            kind: None for kind in self.paths if kind not in first and default.get(kind, {}) is None
+        }
         if not first and not null:
             return
         types = {
