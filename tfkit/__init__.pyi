@@ -26,6 +26,7 @@ from tfkit.component import Dropout as Dropout
 from tfkit.component import Extent as Extent
 from tfkit.component import FFNConfig as FFNConfig
 from tfkit.component import FieldConfig as FieldConfig
+from tfkit.component import GateConfig as GateConfig
 from tfkit.component import Head as Head
 from tfkit.component import Immaterial as Immaterial
 from tfkit.component import InitConfig as InitConfig
@@ -102,6 +103,7 @@ from tfkit.learning.loss import Loss as Loss
 from tfkit.learning.loss import loss as loss
 from tfkit.nn import Cache as Cache
 from tfkit.nn import Context as Context
+from tfkit.nn import HeadGate as HeadGate
 from tfkit.nn import Linear as Linear
 from tfkit.nn import Past as Past
 from tfkit.nn import Program as Program

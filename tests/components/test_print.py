@@ -190,6 +190,8 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "d_rope": [6],
     "d_v": [6],
     "kv_scale": [2.0],
+    "low_rank": [False],
+    "max_rate": [5.0],
     "latent_norm": NORMS[1:],
     "additive.position": ["alibi", "t5"],
     "n_experts": [8],

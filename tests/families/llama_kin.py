@@ -169,6 +169,27 @@ LLAMA_KIN: dict[str, Case] = {
     "diffllama_tied": Case("diffllama", {**LLAMA, "num_key_value_heads": None, "tie_word_embeddings": True}),
     "cohere2": Case("cohere2", {**LLAMA, **WINDOW, "num_hidden_layers": 5, "attention_bias": True, "logit_scale": 0.3}),
     "cohere2_listed": Case("cohere2", {**LLAMA, **MIXED, "head_dim": 12}),
+    "cohere_compass_text": Case(
+        "cohere_compass_text",
+        {
+            **LLAMA,
+            **MIXED,
+            "attention_bias": True,
+            "logit_scale": 0.3,
+            "layer_norm_eps": 1e-4,
+            "rope_parameters": {"sliding_attention": ROPE, "full_attention": None},
+        },
+    ),
+    "cohere_compass_text_rotated": Case(
+        "cohere_compass_text",
+        {
+            **LLAMA,
+            **MIXED,
+            "head_dim": 12,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"sliding_attention": ROPE, "full_attention": {**ROPE, "rope_theta": 50.0}},
+        },
+    ),
     "olmo": Case("olmo", {**LLAMA, "attention_bias": True, "tie_word_embeddings": True}),
     "olmo_clip": Case("olmo", {**LLAMA, "clip_qkv": 0.5}),
     "olmo3": Case(

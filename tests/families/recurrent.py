@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from .case import Case
-from .experts import EXPERTS_OF
+from .experts import EXPERTS_OF, YARN
 from .llama_kin import LLAMA, MULTIPLIERS, ROPE, WINDOW
 
 LENGTH = 75
@@ -46,6 +46,11 @@ KIMI = {
     "num_experts": 8,
     "num_experts_per_token": 3,
     "moe_intermediate_size": 12,
+}
+BAILING = {
+    **{name: value for name, value in KIMI.items() if not name.startswith("linear_")},
+    "head_dim": 8,
+    "short_conv_kernel_size": 3,
 }
 FALCON_H1 = {
     "ssm_in_multiplier": 0.7,
@@ -134,6 +139,35 @@ RECURRENT: dict[str, Case] = {
     "lfm2_plain": recurrent(
         "lfm2",
         {**HYBRID, "layer_types": ["full_attention", "conv", "conv"], "block_auto_adjust_ff_dim": False},
+    ),
+    "lfm3": recurrent(
+        "lfm3",
+        {
+            **HYBRID,
+            **WINDOW,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "sliding_attention", "full_attention", "sliding_attention"],
+            "head_dim": 12,
+            "attention_bias": True,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "norm_eps": 1e-4,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "sliding_attention": ROPE,
+                "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.4},
+            },
+        },
+    ),
+    "lfm3_bare": recurrent(
+        "lfm3",
+        {
+            **HYBRID,
+            "layer_types": ["full_attention", "conv", "conv"],
+            "head_dim": 8,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+        },
     ),
     "mamba": recurrent("mamba", {**STATE_SPACE, "use_bias": True, "expand": 3, "time_step_rank": 5}),
     "mamba_untied": recurrent("mamba", {**STATE_SPACE, "use_conv_bias": False, "tie_word_embeddings": False}),
@@ -355,6 +389,37 @@ RECURRENT: dict[str, Case] = {
     "kimi_linear_bare": recurrent(
         "kimi_linear",
         {**KIMI, "layer_types": ["linear_attention", "full_attention"] * 2, "moe_renormalize": False},
+        buffers=correction(1, 2, 3),
+    ),
+    "bailing_hybrid": recurrent(
+        "bailing_hybrid",
+        {
+            **BAILING,
+            "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "attention_bias": True,
+            "q_lora_rank": 10,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "kda_lower_bound": -3.0,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4},
+        },
+        buffers=correction(2, 3),
+    ),
+    "bailing_hybrid_unbounded": recurrent(
+        "bailing_hybrid",
+        {
+            **BAILING,
+            "layer_group_size": 2,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "kda_safe_gate": False,
+        },
         buffers=correction(1, 2, 3),
     ),
     "falcon_h1": recurrent(

@@ -85,6 +85,10 @@ SEQ2SEQ: dict[str, Case] = {
         std=0.15,
         prepare=untie,
     ),
+    "longt5": Case("longt5", {**T5, "local_radius": 3}, "seq2seq", std=0.2),
+    "longt5_unscaled": Case(
+        "longt5", {**T5, **GATED, "local_radius": 2, "tie_word_embeddings": False}, "seq2seq", std=0.15
+    ),
     "mt5": Case("mt5", {**T5, **GATED}, "seq2seq", std=0.15, prepare=untie),
     "umt5": Case("umt5", {**T5, **GATED, "tie_word_embeddings": False}, "seq2seq", std=0.15, prepare=untie),
     "umt5_scaled": Case("umt5", {**T5, **GATED}, "seq2seq", std=0.15, prepare=untie),

@@ -21,7 +21,7 @@ from ..sampling import chosen, slow, some
 from .case import Case, Trial, check_cached, check_logits, check_saved
 from .cases import CASES
 from .config_mutations import config_of, imported
-from .llama_kin import LLAMA, LLAMA_KIN
+from .llama_kin import LLAMA, LLAMA_KIN, ROPE
 
 FIXED = {"type", "beta_fast", "beta_slow", "truncate", "max_position_embeddings", "llama_4_scaling_beta"}
 """Fields that only one of the two writes, where they have their usual values."""
@@ -214,3 +214,21 @@ def test_the_temperature_of_longrope_replaces_its_factor(tmp_path: Path) -> None
     graph = imported("phi3_longrope", {**config, "rope_parameters": parameters}, tmp_path)
     scaling = graph.spec.model.graph["decoder"].attention.position.scaling
     assert (scaling.temperature, scaling.factor) == (1.3, None)
+
+
+def test_null_for_a_type_of_layer_is_no_rotation(tmp_path: Path) -> None:
+    for name, rotated in (("cohere_compass_text", False), ("cohere_compass_text_rotated", True)):
+        config = config_of(name)
+        parameters = {**config["rope_parameters"], "rope_theta": 10000.0, "rope_type": "default"}  # as it is published
+        graph = imported(name, {**config, "rope_parameters": parameters}, tmp_path)
+        stack: Any = graph.spec.model.graph["decoder"]
+        assert stack.attention.position is not None
+        assert (stack.layers.variants["full"].attention.position is not None) == rotated
+        assert export_config(graph)["rope_parameters"] == config["rope_parameters"]
+
+
+def test_fields_that_a_class_ignores_next_to_its_mapping(tmp_path: Path) -> None:
+    config = {**config_of("bailing_hybrid"), "rope_theta": 7.0, "rope_parameters": {**ROPE, "rope_theta": 55.0}}
+    written = export_config(imported("bailing_hybrid", config, tmp_path))
+    assert (written["rope_parameters"]["rope_theta"], written["kda_lower_bound"]) == (55.0, -3.0)
+    assert type(written["kda_lower_bound"]) is float

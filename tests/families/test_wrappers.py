@@ -50,7 +50,7 @@ NO_TOWER = {"fuyu", "granite_speech", "granite_speech_plus"}
 """Types whose images have no encoder, or whose encoder has a different field."""
 
 
-LISTED = {"lfm2", "llama4_text", "qwen3_5_text", "qwen3_5_moe_text"}
+LISTED = {"cohere_compass_text", "lfm2", "lfm3", "llama4_text", "qwen3_5_text", "qwen3_5_moe_text"}
 """Types whose text_config must list the types of the layers."""
 WITH_BUFFERS = {"deepseek_v3", "gemma4_text", "gemma4_unified_text"}
 """Types with buffers that are parameters in tfkit."""

@@ -65,6 +65,7 @@ from tfkit.component.slots import AttentionPositionConfig as AttentionPositionCo
 from tfkit.component.slots import Cached as Cached
 from tfkit.component.slots import ContentScoreConfig as ContentScoreConfig
 from tfkit.component.slots import FFNConfig as FFNConfig
+from tfkit.component.slots import GateConfig as GateConfig
 from tfkit.component.slots import InitConfig as InitConfig
 from tfkit.component.slots import InnerValue as InnerValue
 from tfkit.component.slots import InputPositionConfig as InputPositionConfig

@@ -308,6 +308,21 @@ class TemperatureConfig(Config):
     """Number to add to the position: 1 if the first token counts as position 1."""
 
 
+class GateConfig(Config):
+    """Factors of the heads' outputs, computed from the input: a linear layer without bias, and an activation."""
+
+    word_key: ClassVar[str | None] = "activation"
+
+    activation: ActivationConfig
+    """Activation of the linear layer's output."""
+    per: Literal["channel", "head"] = "channel"
+    """A factor for each channel, or a factor for each head."""
+
+    def factors_of(self, d_head: int) -> int:
+        """Return the number of factors of a head of `d_head` channels."""
+        return d_head if self.per == "channel" else 1
+
+
 class AttentionConfig(SublayerConfig):
     """Slot `attention`: mixes positions, [batch, queries, d_model] -> [batch, queries, d_model].
 

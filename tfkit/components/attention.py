@@ -25,11 +25,10 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from tfkit.component import (
-    ActivationConfig,
     AttentionBackend,
     Cached,
-    Config,
     Count,
+    GateConfig,
     InnerValue,
     Make,
     NormConfig,
@@ -44,7 +43,7 @@ from tfkit.components.flex import MIN_WIDTH, FlexAttention
 from tfkit.components.norm import WeightedNormConfig
 from tfkit.components.projection import ProjectedConfig
 from tfkit.errors import Invalid
-from tfkit.nn import Context, Linear, Rearrange, rotary_of, settings, update_cache, wires_of
+from tfkit.nn import Context, HeadGate, Linear, Rearrange, rotary_of, update_cache, wires_of
 
 
 class Attention(nn.Module):
@@ -190,38 +189,6 @@ class CrossAttention(Attention):
         return k, v
 
 
-class GateConfig(Config):
-    """Factors of the heads' outputs, computed from the input: a linear layer without bias, and an activation."""
-
-    word_key: ClassVar[str | None] = "activation"
-
-    activation: ActivationConfig
-    """Activation of the linear layer's output."""
-    per: Literal["channel", "head"] = "channel"
-    """A factor for each channel, or a factor for each head."""
-
-    def build(self, make: Make, attention: MultiHeadConfig) -> nn.Module:
-        """Build the gate of `attention`."""
-        return Gate(attention, attention.head_width if self.per == "channel" else 1, make(self.activation))
-
-
-class Gate(nn.Module):
-    """Outputs of the heads [b, q, h * d] times `width` factors for each head, computed from x [b, q, d_model]."""
-
-    extra_repr = settings
-
-    def __init__(self, config: MultiHeadConfig, width: int, activation: nn.Module) -> None:
-        super().__init__()
-        self.linear = Linear(config.d_model, config.n_heads * width, bias=False)
-        self.activation = activation
-        self.split_heads = Rearrange("b q (h d) -> b q h d", h=config.n_heads)
-        self.merge_heads = Rearrange("b q h d -> b q (h d)")
-
-    def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        factor = self.activation(self.linear(x))
-        return self.merge_heads(self.split_heads(y) * self.split_heads(factor))
-
-
 class MultiHeadConfig(ProjectedConfig):
     """Multi-head attention; a kind that changes one step of it derives from this config."""
 
@@ -363,6 +330,7 @@ class MultiHeadConfig(ProjectedConfig):
 
     def build(self, make: Make, *, d_memory: int | None, causal: bool) -> nn.Module:
         width, rotated, taking = self.head_width, self.qk_norm_rotated, self.kv_from is not None
+        gate = self.gate
         attention = Attention if d_memory is None else CrossAttention
         if self.gives:
             attention = GivingAttention
@@ -380,7 +348,7 @@ class MultiHeadConfig(ProjectedConfig):
             relative_project=relative.build_projection(self) if relative else None,
             relative=relative.build_scores(self, self.score_scale) if relative else None,
             core=self.build_core(make, causal=causal),
-            gate=self.gate.build(make, self) if self.gate else None,
+            gate=HeadGate(self.d_model, self.n_heads, gate.factors_of(width), make(gate.activation)) if gate else None,
             inner_norm=make(self.inner_norm, self.n_heads * width) if self.inner_norm else None,
             output=Linear(self.n_heads * width, self.d_model, bias=self.biases.o, residual=True),
             wires=self.gives or self.takes,

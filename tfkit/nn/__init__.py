@@ -24,6 +24,7 @@ from tfkit.nn.context import wires_of as wires_of
 from tfkit.nn.context import with_values as with_values
 from tfkit.nn.context import with_wires as with_wires
 from tfkit.nn.forward_text import Value as Value
+from tfkit.nn.head_gate import HeadGate as HeadGate
 from tfkit.nn.layers import Linear as Linear
 from tfkit.nn.layers import Softmax as Softmax
 from tfkit.nn.layers import StackedLinear as StackedLinear

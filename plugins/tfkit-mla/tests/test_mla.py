@@ -24,7 +24,7 @@ ROPE = {"kind": "rope", "style": "interleaved"}
 @pytest.mark.slow
 @pytest.mark.parametrize("within", ["decoder", "encoder", "memory"])
 def test_it_has_every_property(within: Layout) -> None:
-    fields = {"q_rank": 7, "bias": True, "kv_scale": 1.5, "position": ROPE}
+    fields = {"q_rank": 7, "bias": True, "kv_scale": 1.5, "position": ROPE, "gate": "sigmoid"}
     check_component(LatentAttentionConfig, fields={**FIELDS, **fields}, within=[within])
 
 
@@ -50,7 +50,7 @@ def test_it_keeps_them_with_other_fields(fields: dict[str, Any]) -> None:
     "fields",
     [
         {"q_rank": 7, "bias": True, "kv_scale": 1.5, "position": ROPE, "mask": {"left": 2, "right": 0}},
-        {"position": "alibi", "scale": 0.3, "temperature": {"beta": 0.7, "original_max_len": 3}},
+        {"position": "alibi", "scale": 0.3, "temperature": {"beta": 0.7, "original_max_len": 3}, "gate": "sigmoid"},
         {"position": {**ROPE, "scaling": {"kind": "yarn", "factor": 4, "original_max_len": 4, "mscale_all_dim": 0.7}}},
     ],
 )

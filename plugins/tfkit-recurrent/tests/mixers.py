@@ -204,6 +204,14 @@ def kimi(tensors: Tensors) -> dict[str, Tensor]:
     return result
 
 
+def bailing(tensors: Tensors) -> dict[str, Tensor]:
+    project = torch.cat([tensors[f"{name}_proj.weight"] for name in "qkv"])
+    remaining = {name: tensor for name, tensor in tensors.items() if name[:6] not in [f"{x}_proj" for x in "qkv"]}
+    names = {"conv1d": "conv", "b_proj": "beta", "g_proj": "gate_up", "o_norm": "norm", "o_proj": "output"}
+    names |= {"forget_gate.f_proj": "decay_up", "forget_gate.dt_bias": "step_bias", "forget_gate.A_log": "a_log"}
+    return renamed({**remaining, "project.weight": project}, **names)
+
+
 def minimax(tensors: Tensors) -> dict[str, Tensor]:
     project = tensors["qkv_proj.weight"].view(4, 3, 6, WIDTH).transpose(0, 1).reshape(-1, WIDTH)
     remaining = {name: tensor for name, tensor in tensors.items() if "decay" not in name and "qkv" not in name}
@@ -280,6 +288,14 @@ LINEAR = {
     "rms_norm_eps": 0.01,
 }
 DELTA = {"kind": "gated_delta", "n_heads": 6, "n_key_heads": 3, "d_key": 4, "d_value": 5, "size": 3}
+KDA = {"kind": "kda", "n_heads": 3, "d_head": 5, "size": 3, "output_norm": EPS}
+BAILING = {
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": 5,
+    "short_conv_kernel_size": 3,
+    "kda_lower_bound": -3.0,
+}
 OLMO = {**LINEAR, **HEADS, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 
 
@@ -360,14 +376,28 @@ PAIRS: dict[str, Pair] = {
         olmo_hybrid,
     ),
     "kda": Pair(
+        "bailing_hybrid",
+        "BailingHybridDeltaAttention",
+        ("BailingHybridConfig", {**LINEAR, **BAILING}),
+        {**KDA, "low_rank": False, "max_rate": 3.0},
+        bailing,
+    ),
+    "kda, low rank": Pair(
         "kimi_linear",
         "KimiLinearDeltaAttention",
         (
             "KimiLinearConfig",
             {**LINEAR, "num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_heads": 3, "linear_head_dim": 5},
         ),
-        {"kind": "kda", "n_heads": 3, "d_head": 5, "size": 3, "output_norm": EPS},
+        KDA,
         kimi,
+    ),
+    "kda, without a bound": Pair(
+        "bailing_hybrid",
+        "BailingHybridDeltaAttention",
+        ("BailingHybridConfig", {**LINEAR, **BAILING, "kda_safe_gate": False}),
+        {**KDA, "low_rank": False},
+        bailing,
     ),
     "lightning": Pair(
         "minimax",

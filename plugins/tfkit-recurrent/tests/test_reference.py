@@ -14,6 +14,8 @@ SPECS = (
     "falcon_h1_0_5b",
     "kimi_linear_48b_a3b",
     "lfm2_1_2b",
+    "lfm3_1_7b",
+    "ling3_flash",
     "mamba_130m",
     "minimax_text_01",
     "olmo_hybrid_7b",

@@ -78,6 +78,8 @@ class RopeFieldConfig(FieldConfig):
     temperatures: tuple[str, ...] = ()
     """Entries that hold the factor of cos and sin of LongRoPE, the only scaling of such a class:
     `[short_mscale, long_mscale]`. They must be equal."""
+    unread: tuple[str, ...] = ()
+    """Entries that the class ignores next to those of layer types, or fields that it ignores next to such an entry."""
 
     def check(self) -> None:
         """Raise `Invalid` for an entry that no type of layer has."""
@@ -111,9 +113,13 @@ class RopeFieldConfig(FieldConfig):
         self.pass_over(name, file)
         _check_one_form(file, name)
         _check_width(file, name)
-        _check_entries(file, name, self.paths)
+        _check_entries(file, name, self.paths, self.unread)
         default = file.default(name) or {}
         for kind, paths in self.paths.items():
+            if _is_unrotated(file, name, kind):
+                for path in filter(file.reaches, paths):
+                    file.put(path, None)
+                continue
             parameters = self._parameters(file, name, kind)
             _check_numbers(parameters)
             self._read_temperature(parameters)
@@ -130,7 +136,7 @@ class RopeFieldConfig(FieldConfig):
             _extend_max_len(file, patch["scaling"])
             partial = file.knows(f"{name}.{SHARE}")  # true if the family can rotate only a part of a head
             share = 1.0 if partial else parameters.pop(SHARE, 1.0)
-            usual = default.get(kind, default)
+            usual = default.get(kind, default) or {}
             if share != 1 and (SHARE not in usual or usual.get("rope_type") == "proportional"):
                 message = f"{file.model_type} rotates entire heads, but this file rotates {share} of them"
                 help = "use a family with partial rotation, which has a default for `partial_rotary_factor`"
@@ -146,7 +152,7 @@ class RopeFieldConfig(FieldConfig):
         """Return all parameters of a file for the rotation of one layer type, under the newer names."""
         around, fields = _around(name), self.older(kind)
         values, default, name = file.present(around), file.default(name) or {}, name.removeprefix(around)
-        parameters = dict(default.get(kind, {}) if kind else default)
+        parameters = dict(default.get(kind) or {} if kind else default)
         inside = {quoted(field): _mapping(values, field) for field in self.mappings(name, kind)}
         if any(inside.values()):  # without its scaling, a default has no effect
             names = () if "rope_type" in parameters else (THETA, SHARE)
@@ -156,7 +162,8 @@ class RopeFieldConfig(FieldConfig):
         if kind:
             parameters |= {THETA: default[THETA]} if kind in inside[quoted(name)] and THETA in default else {}
             inside[quoted(name)] = _mapping(inside[quoted(name)], kind)
-        outside = {entry: values[field] for entry, field in fields.items() if field in values}
+        unread = {field for field in self.unread for entries in inside.values() if field in entries}
+        outside = {entry: values[field] for entry, field in fields.items() if field in values and field not in unread}
         _check_beside(fields, outside, inside)
         for entries in (outside, *inside.values()):
             parameters |= entries
@@ -185,15 +192,22 @@ class RopeFieldConfig(FieldConfig):
             for kind, candidates in self.paths.items()
         }
         first = {kind: paths[0] for kind, paths in present.items() if paths}
-        if not first:
-            return
         default = file.default(name) or {}
+        null: dict[str, Any] = {
+            kind: None for kind in self.paths if kind not in first and default.get(kind, {}) is None
+        }
+        if not first and not null:
+            return
         types = {
-            kind: _written(file.value(path.rpartition(".")[0]).head_width, file.value(path), default.get(kind, default))
+            kind: _written(
+                file.value(path.rpartition(".")[0]).head_width, file.value(path), default.get(kind, default) or {}
+            )
             for kind, path in first.items()
         }
-        by_kind = {kind: entries for kind, entries in default.items() if kind in self.paths and "rope_type" in entries}
-        written: dict[str, Any] = types.get("", {**by_kind, **types})
+        by_kind = {
+            kind: entries for kind, entries in default.items() if kind in self.paths and "rope_type" in (entries or {})
+        }
+        written: dict[str, Any] = types.get("", {**by_kind, **null, **types})
         if written.get("rope_type") == "longrope":
             file.put(ORIGINAL, written[ORIGINAL])  # the place of it in these files
             if self.temperatures:
@@ -242,10 +256,16 @@ def _check_width(file: Reading, name: str) -> None:
         raise Invalid("", message, help="remove the wrong field: transformers uses the first")
 
 
-def _check_entries(file: Reading, name: str, kinds: Collection[str]) -> None:
+def _is_unrotated(file: Reading, name: str, kind: str) -> bool:
+    """Return True if a file has null for a layer type. Only a class with null as the default supports it."""
+    entries = file.present(_around(name)).get(name.removeprefix(_around(name)), {})
+    return (file.default(name) or {}).get(kind, {}) is None and entries.get(kind) is None
+
+
+def _check_entries(file: Reading, name: str, kinds: Collection[str], unread: Collection[str]) -> None:
     """Raise `Invalid` if a mapping with an entry for each layer type has any other entry."""
     entries = _mapping(file.present(_around(name)), name.removeprefix(_around(name)))
-    unknown = [] if "" in kinds else [key for key in entries if key not in kinds]
+    unknown = [] if "" in kinds else [key for key in entries if key not in kinds and key not in unread]
     if unknown:
         raise Invalid("", f"{quoted(unknown[0])} is not a type of layer", notes=[f"types of layers: {listing(kinds)}"])
 

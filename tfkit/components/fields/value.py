@@ -63,7 +63,9 @@ class ValueConfig(FieldConfig):
         if any(value != present[0] for value in present):
             differing = ", ".join(f"{quoted(path)} {value}" for path, value in values.items())
             raise Invalid("", f"the values of the spec that one field represents must be equal; got {differing}")
-        return file.put(name, file.evaluate(self.expressions[0], present[0]))
+        number = file.evaluate(self.expressions[0], present[0])
+        # Strict classes of transformers reject an integer in place of a float.
+        return file.put(name, float(number) if type(number) is int and type(file.default(name)) is float else number)
 
 
 def _is(word: str, value: Any, file: Reading) -> bool:

@@ -9,7 +9,7 @@ A cache contains only the latent and the shared key: kv_rank + d_rope numbers pe
 b batch, t positions, q queries, k keys, h heads, c kv_rank, n d_nope, p d_rope, v d_v, d two of these.
 
 https://arxiv.org/abs/2405.04434, section 2.1 and appendix C. Scaled latents: https://arxiv.org/abs/2509.01322.
-Temperature: https://arxiv.org/abs/2501.19399.
+Temperature: https://arxiv.org/abs/2501.19399. Gate: https://arxiv.org/abs/2505.06708.
 """
 
 from __future__ import annotations
@@ -24,7 +24,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tfkit
-from tfkit.nn import Context, Linear, Rearrange, Softmax, is_scripting, is_untouched, named, rotary_of, update_cache
+from tfkit.nn import (
+    Context,
+    HeadGate,
+    Linear,
+    Rearrange,
+    Softmax,
+    is_scripting,
+    is_untouched,
+    named,
+    rotary_of,
+    update_cache,
+)
 
 
 class LatentAttentionConfig(tfkit.AttentionConfig):
@@ -61,6 +72,8 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
     """Norm of both latents."""
     temperature: tfkit.TemperatureConfig | None = None
     """Growth of queries with their position, against a softmax that flattens as more keys are read."""
+    gate: tfkit.GateConfig | None = None
+    """Gate of the outputs of the heads: factors that are computed from the input."""
 
     def check(self) -> None:
         """Raise `Invalid` for positions that cannot rotate d_rope channels. n_heads need not divide d_model."""
@@ -123,11 +136,13 @@ class LatentAttentionConfig(tfkit.AttentionConfig):
 
     def _build_keys(self, make: tfkit.Make, d_source: int) -> dict[str, Any]:
         """Build the modules after the queries, for keys and values of `d_source` channels."""
+        gate = self.gate
         return {
             "kv_down": Linear(d_source, {"latent": self.kv_rank, "rope": self.d_rope}, bias=self.bias),
             "kv_norm": make(self.latent_norm, self.kv_rank),
             "kv_up": Linear(self.kv_rank, self.n_heads * (self.d_nope + self.d_v), bias=False),
             "rotate": None if self.rotary is None else self.rotary.build_rotation(self),
+            "gate": gate and HeadGate(self.d_model, self.n_heads, gate.factors_of(self.d_v), make(gate.activation)),
             "output": Linear(self.n_heads * self.d_v, self.d_model, bias=self.bias, residual=True),
         }
 
@@ -157,6 +172,7 @@ class LatentAttention(nn.Module):
         kv_norm: nn.Module,
         kv_up: Linear,
         rotate: nn.Module | None,
+        gate: nn.Module | None,
         output: nn.Module,
         causal: bool,
         eager: bool,
@@ -171,6 +187,7 @@ class LatentAttention(nn.Module):
         self.kv_up = kv_up
         self.rotate = rotate
         self.softmax = Softmax()
+        self.gate = gate
         self.output = output
         self.n_heads = h = config.n_heads
         k_and_v = {"k": config.d_nope, "v": config.d_v}
@@ -205,7 +222,8 @@ class LatentAttention(nn.Module):
             mixed = self.absorbed(q_nope, q_rope, latent, k_rope, mask)
         else:
             mixed = self.expanded(q_nope, q_rope, latent, k_rope, mask)
-        return self.output(self.merge_heads(mixed))
+        y = self.merge_heads(mixed)
+        return self.output(y if self.gate is None else self.gate(y, x))
 
     def queries(self, x: Tensor) -> Tensor:
         """Compute the queries: [b, q, d_model] -> [b, q, h * (n + p)]."""

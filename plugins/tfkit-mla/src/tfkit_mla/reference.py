@@ -37,8 +37,11 @@ def mla(part: Part, x: Any, scope: Scope) -> Any:
     scores = scale_of(config) * (
         np.einsum("qhd,khd->hqk", q_nope, kv[..., :n]) + np.einsum("qhd,kd->hqk", q_rope, k_rope)
     )
-    y = [softmax(scores[head] + bias[head], scope.visible) @ kv[:, head, n:] for head in range(h)]
-    return part.at("output").linear(np.concatenate(y, axis=1), config.bias)
+    y = np.stack([softmax(scores[head] + bias[head], scope.visible) @ kv[:, head, n:] for head in range(h)], axis=1)
+    if config.gate is not None:  # a factor of each channel or head: https://arxiv.org/abs/2505.06708
+        factor = part.at("gate.activation", config.gate.activation)(part.at("gate.linear").linear(x, False))
+        y = y * factor.reshape(len(x), h, -1)
+    return part.at("output").linear(y.reshape(len(x), -1), config.bias)
 
 
 def query_latent(part: Part, x: Any) -> Any:

@@ -128,12 +128,14 @@ def kda(part: Part, x: Any) -> Any:
     config = part.config
     mixed = part.at("activation", config.activation)(conv(part, linear(part, "project", x), bias=False))
     q, k, v = (y.reshape(len(x), config.n_heads, -1) for y in np.split(mixed, 3, axis=-1))
-    step = softplus(linear(part, "decay_up", linear(part, "decay_down", x)) + part.weight("step_bias"))
-    decay = np.exp(-np.exp(part.weight("a_log"))[:, None] * step.reshape(q.shape))
+    hidden = [linear(part, name, x) if config.low_rank else x for name in ("decay_down", "gate_down")]
+    step = (linear(part, "decay_up", hidden[0]) + part.weight("step_bias")).reshape(q.shape)
+    scale, bound = np.exp(part.weight("a_log"))[:, None], config.max_rate
+    decay = np.exp(-scale * softplus(step) if bound is None else -bound * sigmoid(scale * step))
     beta = sigmoid(linear(part, "beta", x))
     heads = range(config.n_heads)
     y = np.stack([delta_rule(q[:, h], k[:, h], v[:, h], decay[:, h], beta[:, h]) for h in heads], axis=1)
-    gate = sigmoid(linear(part, "gate_up", linear(part, "gate_down", x))).reshape(y.shape)
+    gate = sigmoid(linear(part, "gate_up", hidden[1])).reshape(y.shape)
     return linear(part, "output", (part.at("norm", config.output_norm)(y) * gate).reshape(len(x), -1))
 
 
