@@ -204,6 +204,14 @@ memory_of_two:
     embedding: {block: embedding, input: tokens}
     decoder: {<<: *decoder, memory: memory}
     logits: {block: lm_head}
+memory_of_two_encoded:
+  inputs: {tokens: tokens, a: {type: features, width: 16}, b: {type: features, width: 16}}
+  graph:
+    both: {block: concat, inputs: [a, b]}
+    memory: {block: encoder, n_layers: 1, attention: {n_heads: 4, position: rope}}
+    embedding: {block: embedding, input: tokens}
+    decoder: {<<: *decoder, memory: memory}
+    logits: {block: lm_head}
 several_outputs:
   inputs: {tokens: tokens, source: {type: features, width: 12}}
   outputs: [first, second, classes, middle]
@@ -252,7 +260,10 @@ COVERED_SPECS |= {
 
 
 @pytest.mark.parametrize(
-    "name", chosen(SPECS, ["looped", *spread([name for name in SPECS if name not in COVERED_SPECS], 3)])
+    "name",
+    chosen(
+        SPECS, ["looped", "memory_of_two_encoded", *spread([name for name in SPECS if name not in COVERED_SPECS], 3)]
+    ),
 )
 def test_pieces(name: str) -> None:
     model = build(SPECS[name])

@@ -139,13 +139,39 @@ STABLE = {
     "num_conv_pos_embeddings": 5,
     "hidden_act": "silu",
 }
+DEEP = {
+    **{name: value for name, value in SPEECH.items() if name != "num_conv_pos_embeddings"},
+    "num_conv_pos_embeddings": 3,
+    "conv_pos_kernel_size": 4,
+    "feat_extract_activation": "relu",
+}
+"""Positions by three convolutions."""
+MOONSHINE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 3,
+    "encoder_num_attention_heads": 4,
+    "decoder_num_attention_heads": 4,
+    "max_position_embeddings": 20,
+    "attention_dropout": 0.2,
+    "initializer_range": 0.03,
+    "pad_token_id": 0,
+    "input_length": 3300,
+}
+"""Of the 8 channels of a head, transformers rotates 8 at the frequencies of 7."""
 TOWERS = {"text_config": TEXT, "vision_config": SIGLIP}
 SPECTROGRAM, WAVEFORM = {"input_values": normal(19, 12)}, {"input_values": normal(131)}
+SPEECH_TO_TEXT = {"input_values": normal(3300), "decoder_input_ids": ids(9)}
 SOUND = {"input_features": normal(10, 24), "decoder_input_ids": ids(9)}
 WIDE_IMAGE, IMAGE = {"pixel_values": normal(2, 14, 19)}, {"pixel_values": normal(2, 16, 16)}
 MEDIA: dict[str, MediaCase] = {
     "vit": MediaCase("ViTForImageClassification", {**WIDE, "qkv_bias": False, "hidden_act": "relu"}, WIDE_IMAGE),
     "vit_body": MediaCase("ViTModel", WIDE, WIDE_IMAGE, left_out=("pooler.*",)),
+    "vit_msn": MediaCase("ViTMSNModel", {**WIDE, "qkv_bias": False}, WIDE_IMAGE),
+    "ijepa": MediaCase("IJepaModel", WIDE, WIDE_IMAGE),
+    "ijepa_classes": MediaCase("IJepaForImageClassification", {**WIDE, "qkv_bias": False}, WIDE_IMAGE),
     "deit": MediaCase("DeiTForImageClassification", {**WIDE, "hidden_act": "gelu_new"}, WIDE_IMAGE),
     "dinov2": MediaCase("Dinov2ForImageClassification", {**DINO, "qkv_bias": False}, IMAGE, left_out=("*.mask_token",)),
     "dinov2_gated": MediaCase(
@@ -189,6 +215,33 @@ MEDIA: dict[str, MediaCase] = {
     "hubert": MediaCase("HubertForCTC", {**STABLE, "feat_proj_layer_norm": False}, WAVEFORM),
     "hubert_body": MediaCase("HubertModel", SPEECH, WAVEFORM),
     "hubert_classes": MediaCase("HubertForSequenceClassification", {**STABLE, "num_labels": 3}, WAVEFORM),
+    "unispeech": MediaCase("UniSpeechForCTC", {**STABLE, "feat_extract_norm": "group"}, WAVEFORM),
+    "unispeech_classes": MediaCase("UniSpeechForSequenceClassification", {**SPEECH, "num_labels": 3}, WAVEFORM),
+    "unispeech_sat": MediaCase("UniSpeechSatForCTC", STABLE, WAVEFORM, left_out=("*.masked_spec_embed",)),
+    "unispeech_sat_classes": MediaCase(
+        "UniSpeechSatForSequenceClassification", SPEECH, WAVEFORM, left_out=("*.masked_spec_embed",)
+    ),
+    "data2vec_audio": MediaCase("Data2VecAudioForCTC", DEEP, WAVEFORM),
+    "data2vec_audio_body": MediaCase("Data2VecAudioModel", {**DEEP, "conv_pos_kernel_size": 5}, WAVEFORM),
+    "data2vec_audio_classes": MediaCase(
+        "Data2VecAudioForSequenceClassification", {**DEEP, "conv_bias": True}, WAVEFORM
+    ),
+    "moonshine": MediaCase("MoonshineForConditionalGeneration", MOONSHINE, SPEECH_TO_TEXT),
+    "moonshine_untied": MediaCase(
+        "MoonshineForConditionalGeneration",
+        {
+            **MOONSHINE,
+            "head_dim": 12,
+            "attention_bias": True,
+            "pad_head_dim_to_multiple_of": 8,
+            "encoder_hidden_act": "silu",
+            "decoder_hidden_act": "relu",
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+        },
+        SPEECH_TO_TEXT,
+    ),
+    "moonshine_body": MediaCase("MoonshineModel", {**MOONSHINE, "partial_rotary_factor": 0.5}, SPEECH_TO_TEXT),
     "siglip": MediaCase(
         "SiglipModel",
         {**TOWERS, "text_config": {**TEXT, "projection_size": 32, "eos_token_id": 2}},

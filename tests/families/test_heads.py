@@ -45,10 +45,19 @@ NO_BODY = {
 }
 NOT_SERVED = {
     "gemma3": {"Gemma3ForSequenceClassification"},  # no head of texts with images
-    "wav2vec2": {"Wav2Vec2ForPreTraining"},  # no head with a quantizer
+    "unispeech": {"UniSpeechForPreTraining"},  # no head with a quantizer, as the next two
+    "unispeech-sat": {"UniSpeechSatForPreTraining"},
+    "wav2vec2": {"Wav2Vec2ForPreTraining"},
 }
-OF_SOUNDS = {"hubert": {"HubertForSequenceClassification"}, "wav2vec2": {"Wav2Vec2ForSequenceClassification"}}
-"""Classes of transformers for the classification of sounds."""
+CLASSIFIERS = {
+    "data2vec-audio": {"Data2VecAudioForSequenceClassification"},
+    "hubert": {"HubertForSequenceClassification"},
+    "ijepa": {"IJepaForImageClassification"},
+    "unispeech": {"UniSpeechForSequenceClassification"},
+    "unispeech-sat": {"UniSpeechSatForSequenceClassification"},
+    "wav2vec2": {"Wav2Vec2ForSequenceClassification"},
+}
+"""Classes of transformers for the classification of sounds and images, next to the class of the family."""
 SERVED = {key for name in FIRST for key, _ in served(name, CASES[name])}
 
 
@@ -73,7 +82,7 @@ def test_a_family_serves_the_classes_that_transformers_has(model_type: str) -> N
     family = tfkit.load(KNOWN.by_model_type[model_type]).spec.family
     assert family is not None
     encoders = {cls for cls, head in family.classes.items() if head == "EncoderModel"}
-    served_classes = {*classes(model_type).values(), family.architecture, *OF_SOUNDS.get(model_type, set())}
+    served_classes = {*classes(model_type).values(), family.architecture, *CLASSIFIERS.get(model_type, set())}
     expected = served_classes - NOT_SERVED.get(model_type, set())
     body = set() if model_type in NO_BODY else {MODEL_MAPPING_NAMES[model_type]}
     assert {*family.classes} - encoders - {*family.aliases} == expected | body

@@ -31,6 +31,8 @@ from .changed_fields import NOT_THE_MODEL, others, quiet
 from .media import BATCH, MEDIA, MediaCase
 
 QUICK_CASES = {"vit", "wav2vec2"}
+SOUND_INPUTS = {"whisper": "mel", "moonshine": "waveform"}
+"""The input of the encoder of models that write the text of a sound."""
 AXES: dict[str, Callable[[Tensor], Tensor]] = {
     "waveform": lambda samples: samples[:, :, None],
     "spectrogram": lambda frames: frames.transpose(1, 2)[:, None],
@@ -137,28 +139,57 @@ def test_compared_and_ejected(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", SOUND_INPUTS)
 @torch.no_grad()
-def test_whisper_decodes_with_its_cache(tmp_path: Path) -> None:
-    trial = MediaTrial.of("whisper", tmp_path)
+def test_the_text_of_a_sound_is_decoded_with_a_cache(name: str, tmp_path: Path) -> None:
+    trial = MediaTrial.of(name, tmp_path)
     sound, target = trial.inputs.values()
+    inputs = {SOUND_INPUTS[name]: sound}
     expected = output_of(trial.theirs, trial.case)
     cached = tfkit.CachedModel(trial.ours, length=target.size(1))
-    cached.start(BATCH, mel=sound)
+    cached.start(BATCH, **inputs)
     close(torch.cat([cached(piece) for piece in target.split([4, 1, 1, 3], dim=1)], dim=1), expected)
-    tokens = tfkit.generate(trial.ours, target[:, :3], max_new_tokens=4, mel=sound).tokens
+    tokens = tfkit.generate(trial.ours, target[:, :3], max_new_tokens=4, **inputs).tokens
     for step in range(4):
-        inputs = {**trial.case.inputs, "decoder_input_ids": torch.cat((target[:, :3], tokens[:, :step]), dim=1)}
-        with torch.no_grad():
-            assert trial.theirs(**inputs).logits[:, -1].argmax(-1).tolist() == tokens[:, step].tolist()
+        text = {**trial.case.inputs, "decoder_input_ids": torch.cat((target[:, :3], tokens[:, :step]), dim=1)}
+        assert trial.theirs(**text).logits[:, -1].argmax(-1).tolist() == tokens[:, step].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["moonshine", "moonshine_untied"])
+@torch.no_grad()
+def test_the_text_of_a_padded_waveform(name: str, tmp_path: Path) -> None:
+    """Logits of rows with padding in sound and text equal logits of the row alone, also with a cache."""
+    trial = MediaTrial.of(name, tmp_path)
+    sound, target = trial.case.inputs.values()
+    lengths = ((3300, 9), (2048, 5), (2047, 6))  # 7, 4 and 3 frames
+    mask, text_mask = (
+        torch.arange(x.size(1)) < torch.tensor(sizes)[:, None]
+        for x, sizes in zip((sound, target), zip(*lengths, strict=True), strict=True)
+    )
+    inputs = {"waveform": sound[:, :, None], "waveform_mask": mask}
+    together = trial.ours(**inputs, target=target, target_mask=text_mask)
+    cached = tfkit.CachedModel(trial.ours, length=9)
+    cached.start(BATCH, **inputs)
+    incremental = torch.cat([cached(piece) for piece in target.split([3, 1, 5], dim=1)], dim=1)
+    for row, (samples, tokens) in enumerate(lengths):
+        text = {"input_values": sound[row : row + 1, :samples], "decoder_input_ids": target[row : row + 1, :tokens]}
+        alone = trial.theirs(**text).logits[0]
+        close(together[row, :tokens], alone)
+        close(incremental[row, :tokens], alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["wav2vec2", "wav2vec2_stable", "hubert", "hubert_body", "wav2vec2_classes", "hubert_classes"]
+    "name",
+    """
+    wav2vec2 wav2vec2_stable wav2vec2_classes hubert hubert_body hubert_classes unispeech unispeech_sat_classes
+    data2vec_audio data2vec_audio_classes
+    """.split(),  # noqa: SIM905
 )
 @torch.no_grad()
 def test_padded_waveforms(name: str, tmp_path: Path) -> None:
-    """Frames of a padded row equal the frames of the row alone, and of the class unless it has a group norm."""
+    """Frames of a padded row equal the frames of the row alone, and of the class unless padding has an effect there."""
     trial = MediaTrial.of(name, tmp_path)
     samples, lengths = trial.case.inputs["input_values"], (131, 95, 37)
     mask = torch.arange(131) < torch.tensor(lengths)[:, None]
@@ -170,7 +201,7 @@ def test_padded_waveforms(name: str, tmp_path: Path) -> None:
         ]
         frames = slice(len(alone)) if actual.dim() == 3 else slice(None)
         close(actual[row, frames], alone)
-        if trial.theirs.config.feat_extract_norm == "layer":
+        if getattr(trial.theirs.config, "feat_extract_norm", "") == "layer":
             close(actual[row, frames], (together.logits if hasattr(together, "logits") else together[0])[row, frames])
 
 
@@ -196,6 +227,8 @@ def test_older_files_have_other_names_of_a_weight_norm(tmp_path: Path) -> None:
         ("wav2vec2", "conv_dim", [12, 12], "must have as many numbers as `stem.sizes`"),
         ("wav2vec2_classes", "use_weighted_layer_sum", True, "the spec has the last layer alone"),
         ("hubert_body", "conv_pos_batch_norm", True, "its norm would count padding"),
+        ("moonshine", "decoder_num_attention_heads", 2, "`encoder_num_attention_heads` gives `4`"),
+        ("moonshine", "encoder_num_key_value_heads", 2, "`encoder_num_attention_heads` gives `4`"),
         ("beit", "use_shared_relative_position_bias", True, "which beit does not support here"),
         ("beit", "use_mean_pooling", False, "the spec has the mean of the patches"),
         ("beit", "image_size", [16, 12], "`image_size` must have equal sides; got [16, 12]"),
@@ -218,7 +251,13 @@ SIZES = {"image_size", "input_length", "max_length", "num_channels", "num_mel_bi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ast", "beit", "hubert", "wav2vec2", "wav2vec2_classes", "wav2vec2_stable"])
+@pytest.mark.parametrize(
+    "name",
+    """
+    ast beit data2vec_audio hubert ijepa_classes moonshine moonshine_untied unispeech unispeech_sat vit_msn wav2vec2
+    wav2vec2_classes wav2vec2_stable
+    """.split(),  # noqa: SIM905
+)
 @torch.no_grad()
 def test_a_changed_field_is_followed_or_refused(name: str, tmp_path: Path) -> None:
     case, followed = MEDIA[name], set()
@@ -241,4 +280,6 @@ def test_a_changed_field_is_followed_or_refused(name: str, tmp_path: Path) -> No
             difference = (ours(**inputs_of(ours, changed)) - expected).abs().max()
             assert difference <= 1e-3 * max(1.0, expected.abs().max()), f"{field}={other}"
             followed.add(field)
-    assert followed >= {"hidden_act", "hidden_size", "layer_norm_eps", "num_hidden_layers"}
+    usual = {"hidden_act", "hidden_size", "layer_norm_eps", "num_hidden_layers"}
+    moonshine = {"encoder_hidden_act", "decoder_hidden_act", "encoder_num_attention_heads", "rope_parameters"}
+    assert followed >= (moonshine if name.startswith("moonshine") else usual)

@@ -44,8 +44,10 @@ def reading_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> f
 
 def initial_value_names(parts: DecodeSplit) -> list[str]:
     """Return the names of the values and masks that the second half takes from the first."""
-    read = [node for node in parts.initial_nodes if node.name in parts.static_sources]
-    return [name for node in read for name in (node.name, *[f"{node.name}_mask"] * node.makes_mask)]
+    computed = {node.output.mask for node in parts.initial_nodes if node.makes_mask}
+    read = {node.name: node.output.mask for node in parts.initial_nodes if node.name in parts.static_sources}
+    names = dict.fromkeys(name for value, mask in read.items() for name in (value, *[mask] * (mask in computed)))
+    return [name for name in names if name is not None]
 
 
 def stepping_module(model: fx.GraphModule, graph: Graph, parts: DecodeSplit) -> fx.GraphModule:

@@ -38,7 +38,7 @@ TENSORS, EXTRA, FAMILIES = "tensors", "extra", "families"
 HEADS = "heads"
 """Folder, below the specs, of the heads that many families share."""
 _WORDS = re.compile(r"\[([^\[\]]*)\]")
-_END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel).*")
+_END = re.compile(r"(For[A-Z]|WithLM|LMHead|MTModel|Model$).*")
 """The suffix of a class name that identifies its head."""
 _HOLE = re.compile(r"\{\w+\}")
 _ZERO = re.compile(r"0( without (?P<path>[\w.]+))?")

@@ -245,6 +245,8 @@ SLOW = (
     "beit_base_16",
     "hubert_base",
     "wav2vec2_large_lv60",
+    "moonshine_tiny",
+    "data2vec_audio_base",
     "siglip_base_16",
     "dinov2_with_registers_base",
     "dinov3_vit_small_16",

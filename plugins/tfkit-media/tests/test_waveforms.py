@@ -97,17 +97,57 @@ def test_a_new_convolution_has_the_spread_of_the_published_models() -> None:
     [
         ({"sizes": [], "strides": []}, waveform(), "`sizes` must have a number for each convolution; got none"),
         ({"sizes": [3, 3]}, waveform(), "`strides` must have a number for each of 2 convolutions; got 7"),
-        ({}, waveform(length=399), "`input` must have 400 samples, which a frame covers; got 399"),
-        ({}, waveform(width=2), "`input` must be samples, features of width 1; got a sequence of width 2"),
+        ({}, waveform(length=399), "`input` must have 400 positions, which a frame covers; got 399"),
     ],
 )
 def test_stems_that_cannot_be(fields: Mapping[str, Any], input: Mapping[str, Any], message: str) -> None:
     assert message in error_of("waveform_stem", fields, input=input)
 
 
-def test_groups_divide_the_width() -> None:
+@pytest.mark.parametrize("size", [4, 5])
+@torch.no_grad()
+def test_positions_by_several_convolutions(size: int) -> None:
+    fields = {"n_layers": 3, "size": size, "groups": 2, "activation": "relu"}
+    model = sequence_of("deep_conv_position", fields, input={"type": "features", "width": 8})
+    x, lengths = torch.randn(3, 11, 8), (11, 7, 2)
+    padded = model(x, torch.arange(11) < torch.tensor(lengths)[:, None])
+    for row, length in enumerate(lengths):
+        y = alone = x[row : row + 1, :length]
+        for conv in model.front.convs:
+            y = F.conv1d(y.mT, conv.weight, conv.bias, padding=size // 2, groups=2)[:, :, :length].mT
+            y = F.relu(F.layer_norm(y, (8,)))
+        torch.testing.assert_close(model(alone), alone + y)
+        torch.testing.assert_close(padded[row, :length], (alone + y)[0])
+
+
+@pytest.mark.parametrize("block", ["conv_position", "deep_conv_position", "group_norm"])
+def test_groups_divide_the_width(block: str) -> None:
     input = {"type": "features", "width": 8}
-    assert "`groups` must divide d_model, 8; got 3" in error_of("conv_position", {"groups": 3}, input=input)
+    assert "`groups` must divide d_model, 8; got 3" in error_of(block, {"groups": 3}, input=input)
+
+
+NORMALIZED = {
+    "normed": {"block": "group_norm", "d_model": 8, "groups": 2, "eps": 0.1},
+    "stem_2": {"block": "waveform_stem", "d_model": 6, "sizes": [3], "strides": [2], "normalize": "none"},
+}
+"""A norm of groups, and a second stem, which takes vectors."""
+
+
+@torch.no_grad()
+def test_stems_and_norms_in_a_row() -> None:
+    model = sequence_of("waveform_stem", {**STEM, "normalize": "none"}, NORMALIZED, input=waveform())
+    samples, lengths = torch.randn(3, SAMPLES, 1), (SAMPLES, 59, 47)
+    mask = torch.arange(SAMPLES) < torch.tensor(lengths)[:, None]
+    padded = model(samples, mask)
+    for row, length in enumerate(lengths):
+        x = samples[row : row + 1, :length].mT
+        for layer, stride in zip(model.front.layers, (3, 2, 1), strict=True):
+            x = F.gelu(F.conv1d(x, layer.conv.weight, stride=stride))
+        x = F.group_norm(x, 2, model.normed.norm.weight, model.normed.norm.bias, eps=0.1)
+        expected = F.gelu(F.conv1d(x, model.stem_2.layers[0].conv.weight, stride=2))[0].mT
+        assert len(expected) == (4, 3, 2)[row]
+        torch.testing.assert_close(model(samples[row : row + 1, :length])[0], expected)
+        torch.testing.assert_close(padded[row, : len(expected)], expected)
 
 
 @pytest.mark.parametrize(
@@ -121,4 +161,18 @@ def test_waveforms_are_what_the_reference_says(stem: Mapping[str, Any], position
     more = {"front_position": {**POSITIONS["front_position"], **positions}}
     input = waveform(length=SAMPLES, padded=True)  # the last frame ends with the last sample
     graph = tfkit.load(spec_of("waveform_stem", {**STEM, **stem}, more, input), plugins=PLUGINS)
+    tfkit.testing.check_model(graph, plugins=PLUGINS, only=["meaning"])
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_several_convolutions_are_what_the_reference_says(size: int) -> None:
+    fields = {"n_layers": 2, "size": size, "groups": 2, "norm": "layernorm"}
+    input = {"type": "features", "width": 8, "padded": True, "length": 9}
+    graph = tfkit.load(spec_of("deep_conv_position", fields, None, input), plugins=PLUGINS)
+    tfkit.testing.check_model(graph, plugins=PLUGINS, only=["meaning"])
+
+
+def test_norms_of_groups_are_what_the_reference_says() -> None:
+    input = waveform(length=SAMPLES, padded=True)
+    graph = tfkit.load(spec_of("waveform_stem", {**STEM, "normalize": "none"}, NORMALIZED, input), plugins=PLUGINS)
     tfkit.testing.check_model(graph, plugins=PLUGINS, only=["meaning"])

@@ -315,10 +315,14 @@ class _Shrink:
         return value
 
     def _of_head(self, value: int, attention: AttentionConfig) -> int:
-        """Shrink a width in proportion to a head, or to the residual stream if it is wider than a head."""
+        """Shrink a width in proportion to a head, or to the residual stream if it is wider than a head.
+
+        A width below the width of a head stays below it.
+        """
         if value > attention.head_width:
             return self._hidden(value)
-        return max(4, round(value * HEAD / attention.head_width / 2) * 2)
+        largest = HEAD if value == attention.head_width else HEAD - 2
+        return max(4, min(round(value * HEAD / attention.head_width / 2) * 2, largest))
 
     def _hidden(self, value: int) -> int:
         """Shrink a width in proportion to the residual stream. Equal widths stay equal, and different widths different.

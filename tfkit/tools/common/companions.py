@@ -92,6 +92,7 @@ START_ROLES = {
     **dict.fromkeys(("t5", "mt5", "umt5", "pegasus", "marian"), "pad_token"),
     **dict.fromkeys(("bart", "mvp", "m2m_100", "fsmt"), "eos_token"),
     **dict.fromkeys(("blenderbot", "blenderbot-small", "t5gemma"), "bos_token"),
+    "moonshine": "bos_token",
     "whisper": "<|startoftranscript|>",
 }
 """By `model_type`, the special token that begins a text in published encoder-decoders: its role or its text. Families

@@ -39,7 +39,16 @@ from tfkit_media.placing import (
 )
 from tfkit_media.pooling import AttentionPool, AttentionPoolConfig, EndPool, EndPoolConfig, TokenPool, TokenPoolConfig
 from tfkit_media.rope import GridRope, GridRopeConfig
-from tfkit_media.waveforms import ConvPosition, ConvPositionConfig, WaveformStem, WaveformStemConfig
+from tfkit_media.waveforms import (
+    ConvPosition,
+    ConvPositionConfig,
+    DeepConvPosition,
+    DeepConvPositionConfig,
+    GroupNorm,
+    GroupNormConfig,
+    WaveformStem,
+    WaveformStemConfig,
+)
 
 __all__ = [
     "AttentionPool",
@@ -50,6 +59,8 @@ __all__ = [
     "ConvPositionConfig",
     "ConvStem",
     "ConvStemConfig",
+    "DeepConvPosition",
+    "DeepConvPositionConfig",
     "EndPool",
     "EndPoolConfig",
     "GridBias",
@@ -58,6 +69,8 @@ __all__ = [
     "GridRopeConfig",
     "GridWindows",
     "GridWindowsConfig",
+    "GroupNorm",
+    "GroupNormConfig",
     "ImageBlocks",
     "ImageBlocksConfig",
     "ImagePairsConfig",
@@ -93,6 +106,8 @@ def tfkit_register(register: tfkit.Register) -> None:
         ConvStemConfig,
         WaveformStemConfig,
         ConvPositionConfig,
+        DeepConvPositionConfig,
+        GroupNormConfig,
         StackFramesConfig,
         TokenPoolConfig,
         EndPoolConfig,

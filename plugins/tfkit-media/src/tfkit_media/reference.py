@@ -84,13 +84,22 @@ def waveform_stem(part: Part, *, input: Value) -> Value:
         x = np.einsum("tkc,ock->to", windows, layer.weight("conv.weight"))
         x = x + (layer.weight("conv.bias") if config.bias else 0)
         real = np.array([real[start : start + size].all() for start in starts])
-        if config.normalize == "each" or number == 0:
+        if config.normalize == "each" or (config.normalize == "first" and number == 0):
             over = x if config.normalize == "each" else x[real] if real.any() else x
             axis = int(config.normalize == "each")
             y = (x - over.mean(axis, keepdims=True)) / np.sqrt(over.var(axis, keepdims=True) + 1e-5)
             x = y * layer.weight("norm.weight") + layer.weight("norm.bias")
         x = layer.at("activation", config.activation)(x)
     return Value(part.at("output_norm", config.output_norm)(x), np.tile(real, (len(real), 1)))
+
+
+def group_norm(part: Part, *, input: Value) -> Value:
+    """Normalize groups of channels over all positions that are not padding. https://arxiv.org/abs/1803.08494."""
+    config, x, real = part.config, input.x, input.tokens
+    groups = np.split(x, config.groups, axis=1)
+    sources = [group[real] if real.any() else group for group in groups]
+    y = [(g - over.mean()) / np.sqrt(over.var() + config.eps) for g, over in zip(groups, sources, strict=True)]
+    return Value(np.concatenate(y, axis=1) * part.weight("norm.weight") + part.weight("norm.bias"), input.pairs)
 
 
 def conv_position(part: Part, *, input: Value) -> Value:
@@ -104,6 +113,21 @@ def conv_position(part: Part, *, input: Value) -> Value:
     kernels = weight.reshape(config.groups, width, width, config.size)
     y = np.einsum("tgkc,gock->tgo", np.array(windows), kernels).reshape(x.shape) + part.weight("conv.bias")
     return Value(part.at("norm", config.norm)(x + part.at("activation", config.activation)(y)), input.pairs)
+
+
+def deep_conv_position(part: Part, *, input: Value) -> Value:
+    """Add the output of convolutions, each with a norm of every position and an activation. arXiv:2202.03555."""
+    config, y = part.config, input.x
+    before, width = config.size // 2, config.d_model // config.groups
+    for number in range(config.n_layers):
+        padded = np.pad(y * input.tokens[:, None], ((before, before), (0, 0)))
+        windows = [np.split(padded[t : t + config.size], config.groups, axis=1) for t in range(len(y))]
+        kernels = part.weight(f"convs.{number}.weight").reshape(config.groups, width, width, config.size)
+        y = np.einsum("tgkc,gock->tgo", np.array(windows), kernels).reshape(y.shape)
+        y = y + part.weight(f"convs.{number}.bias")
+        y = (y - y.mean(axis=1, keepdims=True)) / np.sqrt(y.var(axis=1, keepdims=True) + 1e-5)
+        y = part.at("activation", config.activation)(y)
+    return Value(part.at("norm", config.norm)(input.x + y), input.pairs)
 
 
 def stack_frames(part: Part, *, input: Value) -> Value:
@@ -252,6 +276,8 @@ FUNCTIONS = (
     conv_stem,
     waveform_stem,
     conv_position,
+    deep_conv_position,
+    group_norm,
     stack_frames,
     token_pool,
     end_pool,

@@ -1,8 +1,9 @@
-"""The front of a model of raw sound: convolutions over the samples of a waveform, and positions by a convolution.
+"""The front of a model of raw sound: convolutions over the samples of a waveform, norms, and positions by convolutions.
 
-wav2vec 2.0: https://arxiv.org/abs/2006.11477. HuBERT: https://arxiv.org/abs/2106.07447.
+wav2vec 2.0: https://arxiv.org/abs/2006.11477. HuBERT: https://arxiv.org/abs/2106.07447. data2vec:
+https://arxiv.org/abs/2202.03555. Moonshine: https://arxiv.org/abs/2410.15608.
 
-b batch, t samples, f frames, c channels, m d_model, k size of a convolution.
+b batch, t samples, f frames, c channels, m d_model, g groups, k size of a convolution.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ NORM_EPS = 1e-5
 
 
 class WaveformStemConfig(tfkit.BlockConfig):
-    """Samples to vectors: convolutions without padding, each with an activation, and norms.
+    """Samples, or other positions of a sequence, to vectors: convolutions without padding, each with an activation.
 
     A frame is padding if any of its samples is.
     """
 
     block: Literal["waveform_stem"] = "waveform_stem"
     input: tfkit.MaskedWire | None = None
-    """The samples to read, features of width 1."""
+    """The sequence to read, such as the samples of a waveform, features of width 1."""
     d_model: tfkit.Shared[tfkit.Dim]
     """Number of channels of each convolution, and width of the output."""
     sizes: tuple[tfkit.Dim, ...] = (10, 3, 3, 3, 3, 2, 2)
@@ -39,9 +40,9 @@ class WaveformStemConfig(tfkit.BlockConfig):
     """The stride of each convolution."""
     bias: bool = False
     """If true, convolutions have a bias."""
-    normalize: Literal["first", "each"] = "first"
+    normalize: Literal["first", "each", "none"] = "first"
     """`first`: after the first convolution, each channel over all frames that are not padding; `each`: after every
-    convolution, each frame over all channels."""
+    convolution, each frame over all channels; `none`: no norms."""
     activation: tfkit.ActivationConfig = tfkit.slot("gelu")
     """Activation after each convolution."""
     output_norm: tfkit.NormConfig | None = None
@@ -74,24 +75,23 @@ class WaveformStemConfig(tfkit.BlockConfig):
 
     def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
         samples = tfkit.expect(inputs, "input", "sequence")
-        if samples.width != 1:
-            raise Invalid("input", f"`input` must be samples, features of width 1; got {samples.in_words()}")
         length = None if samples.length is None else self.frames(samples.length)
         if length is not None and length < 1:
             raise Invalid(
-                "input", f"`input` must have {self.covered} samples, which a frame covers; got {samples.length}"
+                "input", f"`input` must have {self.covered} positions, which a frame covers; got {samples.length}"
             )
         return tfkit.Signal("sequence", self.d_model, length, mask=None if samples.mask is None else OWN_MASK)
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
         layers = []
         for number, (size, stride) in enumerate(zip(self.sizes, self.strides, strict=True)):
-            conv = nn.Conv1d(self.d_model if number else 1, self.d_model, size, stride=stride, bias=self.bias)
+            width = self.d_model if number else inputs["input"].width
+            conv = nn.Conv1d(width, self.d_model, size, stride=stride, bias=self.bias)
             norm: nn.Module | None = None
             if self.normalize == "each":
                 norm = FrameNorm(self.d_model, NORM_EPS)
-            elif number == 0:
-                norm = ChannelNorm(self.d_model, self.d_model, NORM_EPS)
+            elif self.normalize == "first" and number == 0:
+                norm = PaddedGroupNorm(self.d_model, self.d_model, NORM_EPS)
             layers.append(StemLayer(conv, norm, make(self.activation)))
         output_norm = None if self.output_norm is None else make(self.output_norm, self.d_model)
         stem = WaveformStem if inputs["input"].mask is None else PaddedWaveformStem
@@ -113,8 +113,9 @@ class StemLayer(nn.Module):
         if mask is not None:
             mask = mask.unfold(1, self.size, self.stride).all(dim=2)
         x = self.conv(x)
-        if self.norm is not None:
-            x = self.norm(x, mask)
+        # On a CPU, a convolution of one channel returns the channels of a frame next to each other. A later norm would
+        # save a copy for the backward pass, in addition to the values that the activation saves.
+        x = x.contiguous() if self.norm is None else self.norm(x, mask)
         return self.activation(x), mask
 
 
@@ -132,19 +133,24 @@ class FrameNorm(nn.LayerNorm):
         return channels
 
 
-class ChannelNorm(nn.GroupNorm):
-    """A norm of each channel over the frames that are not padding, [b, m, f] -> [b, m, f]."""
+class PaddedGroupNorm(nn.GroupNorm):
+    """A norm of groups of channels over the frames that are not padding, [b, m, f] -> [b, m, f]."""
+
+    def __init__(self, groups: int, width: int, eps: float) -> None:
+        super().__init__(groups, width, eps=eps)
+        self.to_groups = Rearrange("b (g c) f -> b g (c f)", g=groups)
+        self.to_channels = Rearrange("b g (c f) -> b (g c) f", c=width // groups)
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
             return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
-        padding = ~mask[:, None]
-        count = mask.sum(dim=1).clamp(min=1)[:, None, None]
-        wide = input if input.dtype == torch.float64 else input.float()
+        count = mask.sum(dim=1).clamp(min=1)[:, None, None] * (self.num_channels // self.num_groups)
+        padding = self.to_groups((~mask)[:, None].expand_as(input))
+        wide = self.to_groups(input if input.dtype == torch.float64 else input.float())
         mean = wide.masked_fill(padding, 0.0).sum(dim=2, keepdim=True) / count
         centered = wide - mean
         variance = centered.masked_fill(padding, 0.0).square().sum(dim=2, keepdim=True) / count
-        normalized = (centered * (variance + self.eps).rsqrt()).to(input.dtype)
+        normalized = self.to_channels(centered * (variance + self.eps).rsqrt()).to(input.dtype)
         return normalized * self.weight[:, None] + self.bias[:, None]
 
 
@@ -181,6 +187,51 @@ class PaddedWaveformStem(Convolutions):
 
     def forward(self, waveform: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         return self.frames(waveform, None if mask is None else mask.to(torch.bool))
+
+
+class GroupNormConfig(tfkit.BlockConfig):
+    """A norm of a sequence as in images: a group of channels has one mean and one variance over all positions.
+
+    Padding does not count. A single group normalizes all channels together, d_model groups each channel alone.
+    """
+
+    block: Literal["group_norm"] = "group_norm"
+    input: tfkit.MaskedWire | None = None
+    """The sequence to normalize."""
+    d_model: tfkit.Shared[tfkit.Dim]
+    """Width of the sequence."""
+    groups: tfkit.Count = 1
+    """Number of groups of channels."""
+    eps: tfkit.PositiveFloat = NORM_EPS
+    """Term added to the variances."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for groups that do not divide the width."""
+        super().check()
+        if self.d_model % self.groups:
+            raise Invalid("groups", f"`groups` must divide d_model, {self.d_model}; got {self.groups}")
+
+    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+        return tfkit.expect(inputs, "input", "sequence", width=self.d_model)
+
+    def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
+        return GroupNorm(self.groups, self.d_model, self.eps)
+
+
+class GroupNorm(nn.Module):
+    """[b, f, m] -> [b, f, m]."""
+
+    def __init__(self, groups: int, width: int, eps: float) -> None:
+        super().__init__()
+        self.to_channels = Rearrange("b f m -> b m f")
+        self.norm = PaddedGroupNorm(groups, width, eps)
+        self.to_frames = Rearrange("b m f -> b f m")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        normalized: Tensor = self.to_frames(
+            self.norm(self.to_channels(x), None if mask is None else mask.to(torch.bool))
+        )
+        return normalized
 
 
 class ConvPositionConfig(tfkit.BlockConfig):
@@ -273,3 +324,71 @@ class WeightNormConv(nn.Module):
 
     def extra_repr(self) -> str:
         return named(self.direction.size(0), size=self.size, groups=self.groups)
+
+
+class DeepConvPositionConfig(tfkit.BlockConfig):
+    """Positions from the vectors around each: the output of several convolutions is added, then a norm.
+
+    Each convolution has a norm of every position, without weights, and an activation.
+    """
+
+    block: Literal["deep_conv_position"] = "deep_conv_position"
+    input: tfkit.MaskedWire | None = None
+    """The sequence to read."""
+    d_model: tfkit.Shared[tfkit.Dim]
+    """Width of the sequence."""
+    n_layers: tfkit.Count = 5
+    """Number of convolutions, one after the other."""
+    size: tfkit.Dim = 19
+    """Positions that each convolution covers, centered; of an even number, one more before than after."""
+    groups: tfkit.Count = 16
+    """Number of groups of channels that do not mix."""
+    activation: tfkit.ActivationConfig = tfkit.slot("gelu")
+    """Activation after each convolution and its norm."""
+    norm: tfkit.NormConfig | None = None
+    """Norm of the sum."""
+    dropout: tfkit.Shared[tfkit.Immaterial[tfkit.Changeable[tfkit.Probability]]] = 0.0
+    """Dropout on the output."""
+
+    def check(self) -> None:
+        """Raise `Invalid` for groups that do not divide the width."""
+        super().check()
+        if self.d_model % self.groups:
+            raise Invalid("groups", f"`groups` must divide d_model, {self.d_model}; got {self.groups}")
+
+    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
+        return tfkit.expect(inputs, "input", "sequence", width=self.d_model)
+
+    def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
+        norm = None if self.norm is None else make(self.norm, self.d_model)
+        return DeepConvPosition(self, make(self.activation), norm)
+
+
+class DeepConvPosition(nn.Module):
+    """[b, f, m] -> [b, f, m]. For every convolution, padding is zeros, as beyond both ends of a sequence."""
+
+    def __init__(self, config: DeepConvPositionConfig, activation: nn.Module, norm: nn.Module | None) -> None:
+        super().__init__()
+        width = config.d_model
+        self.to_channels = Rearrange("b f m -> b m f")
+        self.convs = nn.ModuleList(
+            nn.Conv1d(width, width, config.size, padding=config.size // 2, groups=config.groups)
+            for _ in range(config.n_layers)
+        )
+        self.to_frames = Rearrange("b m f -> b f m")
+        self.frame_norm = nn.LayerNorm(width, eps=NORM_EPS, elementwise_affine=False)
+        self.activation = activation
+        self.norm = norm
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        y = x
+        for conv in self.convs:
+            if mask is not None:
+                y = y.masked_fill(~mask.to(torch.bool)[:, :, None], 0.0)
+            y = self.to_frames(conv(self.to_channels(y)))[:, : x.size(1)]
+            y = self.activation(self.frame_norm(y))
+        x = x + y
+        if self.norm is not None:
+            x = self.norm(x)
+        return self.dropout(x)

@@ -20,7 +20,7 @@ from tfkit.decoding.cached import CachedModel
 from tfkit.errors import SpecError
 from tfkit.graph.decode_split import split_for_decoding
 from tfkit.graph.expand import Node
-from tfkit.graph.input_shapes import fixed_length, max_len
+from tfkit.graph.input_shapes import fixed_length, fixed_lengths, max_len
 from tfkit.nn import StackedLinear
 from tfkit.tools.check.measure import (
     TOLERANCE,
@@ -140,11 +140,14 @@ class SequenceBatch:
         return replace(self, stepwise=stepwise, once=once)
 
     def alone(self) -> list[Tensor]:
-        """Return the outputs [b, t, ...] of full forwards over each row alone, without padding."""
-        rows = []
+        """Return the outputs [b, t, ...] of full forwards over each row alone, without padding.
+
+        Inputs of a fixed length keep their padding.
+        """
+        rows, fixed = [], fixed_lengths(graph_of(self.model))
         for row in range(self.batch):
             arguments = {name: value[row : row + 1] for name, value in {**self.stepwise, **self.once}.items()}
-            for name in [name for name in arguments if f"{name}_mask" in arguments]:
+            for name in [name for name in arguments if f"{name}_mask" in arguments and name not in fixed]:
                 arguments[name] = arguments[name][arguments.pop(f"{name}_mask")][None]
             rows.append(call(self.model, arguments))
         return [torch.cat(outputs) for outputs in zip(*rows, strict=True)]
