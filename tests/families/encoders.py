@@ -33,7 +33,7 @@ SHAPES = {
 }
 NO_PADDING = {"pad_token_id": None}  # theirs are far above so few tokens
 COUNTS_PADDING = ("none", "right")
-ALONE = ("none", "left")
+ROWS_ALONE = ("none", "left")
 """Their class counts padding: rows with padding in front are compared with the rows alone."""
 NO_HEADS = {name: value for name, value in BERT.items() if name != "num_attention_heads"}
 DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
@@ -279,7 +279,7 @@ ENCODERS: dict[str, Case] = {
     "fnet": masked(
         "fnet",
         NO_HEADS | {"type_vocab_size": 3, "hidden_act": "relu"},
-        sides=ALONE,
+        sides=ROWS_ALONE,
         alone=True,
         token_types=3,
         uncounted={"fnet.pooler.*": "not read by this head"},
@@ -288,14 +288,14 @@ ENCODERS: dict[str, Case] = {
     "convbert": masked(
         "convbert",
         BERT | {"embedding_size": 24, "conv_kernel_size": 5, "num_groups": 2, "hidden_act": "relu"},
-        sides=ALONE,
+        sides=ROWS_ALONE,
         alone=True,
         token_types=2,
     ),
     "convbert_plain": masked(
         "convbert",
         BERT | {"embedding_size": 32, "head_ratio": 3, "conv_kernel_size": 3, "tie_word_embeddings": False},
-        sides=ALONE,
+        sides=ROWS_ALONE,
         alone=True,
         token_types=2,
         leaves_out=None,

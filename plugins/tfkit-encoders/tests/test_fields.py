@@ -15,11 +15,17 @@ import tfkit
 PLUGINS = tfkit.load_plugins(plugin_dirs=[Path(__file__).parents[1]], entry_points=False)
 
 
-SMALL = {"model_type": "convbert", "hidden_size": 48, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 11}
+SMALL_CONFIG = {
+    "model_type": "convbert",
+    "hidden_size": 48,
+    "num_hidden_layers": 1,
+    "intermediate_size": 8,
+    "vocab_size": 11,
+}
 
 
 def imported(folder: Path, **fields: object) -> tfkit.Graph:
-    (folder / "config.json").write_text(json.dumps({**SMALL, **fields}))
+    (folder / "config.json").write_text(json.dumps({**SMALL_CONFIG, **fields}))
     return tfkit.import_config(folder, plugins=PLUGINS).graph
 
 
