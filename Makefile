@@ -104,7 +104,8 @@ imports: $(VENV)/.dev
 
 $(SCHEMA): $(shell find tfkit plugins -name '*.py') | $(VENV)/.base
 	$(BIN)/tfkit schema --no-plugins --plugin-dir plugins/tfkit-moe --plugin-dir plugins/tfkit-mla \
-	  --plugin-dir plugins/tfkit-recurrent --plugin-dir plugins/tfkit-media --plugin-dir plugins/tfkit-streams -o $@
+	  --plugin-dir plugins/tfkit-recurrent --plugin-dir plugins/tfkit-media --plugin-dir plugins/tfkit-streams \
+	  --plugin-dir plugins/tfkit-encoders -o $@
 
 # Set-up. The stamp .dev implies .base: `make demo` after `make test` installs nothing.
 

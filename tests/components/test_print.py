@@ -225,6 +225,9 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "moe.shared": [{"d_ff": 24}, {"d_ff": 20}, {"d_ff": 24, "gate": True}, {"d_ff": 24, "combine": "average"}],
     "moe.norm_in": NORMS,
     "moe.norm_out": NORMS,
+    "conv_size": [3, 5],
+    "mixed_conv.mask": [{"left": 5}, {"left": 6}],
+    "groups": [2],
     "qk_norm_weight": ["per_head"],
     "project_bias": [False],
     "stages": [["norm", "scale", "dropout"], ["dropout", "norm", "scale"]],
@@ -292,7 +295,7 @@ def test_every_field_shows(slot: str, kind: str, name: str) -> None:
 
 def in_a_stack(config: Any, kind: str) -> Callable[[Part], Part]:
     def spec_of(part: Part) -> Part:
-        return small_spec("decoder", config, {"kind": kind, **part})
+        return small_spec("decoder" if getattr(config, "causal", True) else "encoder", config, {"kind": kind, **part})
 
     return spec_of
 

@@ -33,6 +33,9 @@ SHAPES = {
 }
 NO_PADDING = {"pad_token_id": None}  # theirs are far above so few tokens
 COUNTS_PADDING = ("none", "right")
+ROWS_ALONE = ("none", "left")
+"""Their class counts padding: rows with padding in front are compared with the rows alone."""
+NO_HEADS = {name: value for name, value in BERT.items() if name != "num_attention_heads"}
 DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 
 
@@ -271,6 +274,30 @@ ENCODERS: dict[str, Case] = {
         "deberta",
         BERT | DISENTANGLED | {"pos_att_type": ["c2p"], "tie_word_embeddings": False},
         uncounted={"cls.predictions.bias": "the class ignores it if the head is not tied"},
+        leaves_out=None,
+    ),
+    "fnet": masked(
+        "fnet",
+        NO_HEADS | {"type_vocab_size": 3, "hidden_act": "relu"},
+        sides=ROWS_ALONE,
+        alone=True,
+        token_types=3,
+        uncounted={"fnet.pooler.*": "not read by this head"},
+        leaves_out=True,
+    ),
+    "convbert": masked(
+        "convbert",
+        BERT | {"embedding_size": 24, "conv_kernel_size": 5, "num_groups": 2, "hidden_act": "relu"},
+        sides=ROWS_ALONE,
+        alone=True,
+        token_types=2,
+    ),
+    "convbert_plain": masked(
+        "convbert",
+        BERT | {"embedding_size": 32, "head_ratio": 3, "conv_kernel_size": 3, "tie_word_embeddings": False},
+        sides=ROWS_ALONE,
+        alone=True,
+        token_types=2,
         leaves_out=None,
     ),
 }

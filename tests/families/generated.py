@@ -48,9 +48,11 @@ def served(name: str, case: Case) -> Iterator[tuple[str, Case]]:
     for kind, cls in classes(case.model_type).items():
         if cls == NAMES[case.kind].get(case.model_type):
             continue
-        unread = {key: why for key, why in case.uncounted.items() if kind != "sequence" or "pooler" not in key}
+        pooled = kind in ("sequence", "pretraining")
+        unread = {key: why for key, why in case.uncounted.items() if not pooled or "pooler" not in key}
         prepare = None if case.kind == "seq2seq" else case.prepare  # `untie` needs the head
-        variant = replace(case, kind=kind, prepare=prepare, uncounted=unread)
+        leaves_out = case.leaves_out and (bool(unread) or not case.uncounted)
+        variant = replace(case, kind=kind, prepare=prepare, uncounted=unread, leaves_out=leaves_out)
         if kind == "causal" and case.kind == "masked":
             variant = replace(variant, config={**case.config, "is_decoder": True})
         if kind == "causal" and case.kind == "seq2seq":  # their cache counts the layers of the encoder

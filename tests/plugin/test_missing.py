@@ -41,7 +41,7 @@ def test_it_has_all_specs_of_the_plugins(request: pytest.FixtureRequest) -> None
         FILE.write_text(HEAD + "".join(tables), encoding="utf-8")
         missing.specs_elsewhere.cache_clear()
     assert missing.specs_elsewhere() == index()
-    plugins = {"tfkit-media", "tfkit-mla", "tfkit-moe", "tfkit-recurrent", "tfkit-streams"}
+    plugins = {"tfkit-encoders", "tfkit-media", "tfkit-mla", "tfkit-moe", "tfkit-recurrent", "tfkit-streams"}
     assert set(missing.specs_elsewhere()) == plugins
 
 

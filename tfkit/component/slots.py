@@ -128,6 +128,8 @@ class SublayerConfig(Component):
     output may depend on them. `tfkit check` sets them to 5: its short sequences then have several chunks."""
     restarts: ClassVar[bool] = False
     """True if its states restart with each of the `documents` of a `Context`, as packed rows need."""
+    causal: ClassVar[bool] = True
+    """False if outputs depend on later positions, whatever a mask allows: such a sublayer belongs in an encoder."""
 
     def check(self) -> None:
         """Raise `Invalid` for a norm inside the sublayer that takes a condition: only norms of layers get it."""
@@ -197,8 +199,6 @@ class MixerConfig(SublayerConfig):
     """
 
     slot = "mixer"
-    causal: ClassVar[bool] = True
-    """False if outputs depend on later positions: such a mixer belongs in an encoder."""
     free_length: ClassVar[bool] = True
     """False if a Python loop over positions or chunks fixes the sequence length of a program of `torch.export`."""
     d_model: Shared[Dim]
@@ -342,6 +342,9 @@ class AttentionConfig(SublayerConfig):
     """False if the attention is self-attention only, so that it cannot attend to a memory."""
     chooses_keys: ClassVar[bool] = False
     """True if a query attends to only some of the keys that its mask allows, depending on the tokens."""
+    reads_neighbors: ClassVar[bool] = False
+    """True if the module also reads the tokens next to a query: its context then has `padding`, `order` and
+    `documents`, as with a state."""
 
     d_model: Shared[Dim]
     """Width of the residual stream."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tfkit.component.config import Component, Config, Make, PositiveFloat
 from tfkit.component.slots import (
+    AttentionConfig,
     Cached,
     FFNConfig,
     MaskConfig,
@@ -172,8 +173,9 @@ class Step:
 
     @property
     def keeps_state(self) -> bool:
-        """True if it carries a state from token to token, as mixers do."""
-        return self.ordered or any(isinstance(entry, State) for entry in self.cached or ())
+        """True if it carries a state from token to token, as mixers do, or reads the tokens next to each token."""
+        neighbors = isinstance(self.config, AttentionConfig) and self.config.reads_neighbors and not self.reads_memory
+        return neighbors or self.ordered or any(isinstance(entry, State) for entry in self.cached or ())
 
     @property
     def ordered(self) -> bool:

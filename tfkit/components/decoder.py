@@ -48,9 +48,11 @@ class DecoderConfig(StackConfig):
                     "a decoder's self-attention must not attend to later keys",
                     help="write `right: 0`, or use `block: encoder` for attention in both directions",
                 )
-            if layer.mixer is not None and not layer.mixer.causal:
-                help = "use `block: encoder` for mixers in both directions"
-                raise Invalid(f"{path}mixer", "a decoder's mixer must not depend on later positions", help=help)
+            for name, sublayer in layer.sublayer_configs().items():
+                if not sublayer.causal:
+                    message = f"a decoder's {name} must not depend on later positions; got `{sublayer.kind_name()}`"
+                    help = "use `block: encoder` for sublayers in both directions"
+                    raise Invalid(f"{path}{name}", message, help=help)
         if self.memory is not None and self.prefix is not None:
             raise Invalid("prefix", "a decoder cannot have both a memory and a prefix")
         if self.blocks is not None:

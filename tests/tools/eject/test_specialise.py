@@ -361,6 +361,22 @@ def test_a_method_is_inlined_if_it_assigns_only_names_that_its_call_assigns_and_
     assert bodies[Shifts].startswith("first = self.linear(x).sum()\nfirst, second = self.halves(x, first)\n")
 
 
+class Rescales(Settings):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.rescaled(x)
+        return y + x
+
+    def rescaled(self, x: Tensor) -> Tensor:
+        x, scale = x * 2, self.weight
+        return x * scale
+
+
+def test_a_method_that_assigns_a_parameter_is_not_inlined_if_the_argument_is_used_later() -> None:
+    specialiser = specialised(module := Rescales())
+    draw_in(specialiser.functions, {})
+    assert (module, "rescaled") in specialiser.functions
+
+
 class Alike(Settings):
     def __init__(self) -> None:
         super().__init__()

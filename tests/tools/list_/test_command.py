@@ -39,6 +39,7 @@ def test_list_says_which_specs_need_a_plugin_that_is_not_there(run: Callable[...
     entries = json.loads(run("list", "--json", "--no-plugins"))
     needing = [entry for entry in entries if entry.get("requires")]
     assert {name for entry in needing for name in entry["requires"]} == {
+        "tfkit-encoders",
         "tfkit-media",
         "tfkit-mla",
         "tfkit-moe",

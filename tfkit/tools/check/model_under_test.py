@@ -23,7 +23,6 @@ from tfkit.component import (
     FieldPath,
     Layer,
     Layers,
-    MixerConfig,
     Step,
     SublayerConfig,
     leaf_values,
@@ -326,7 +325,7 @@ def _keeps_order(node: Node) -> bool:
             if isinstance(step.config, AttentionConfig) and not step.reads_memory
         ]
         configs = [step.config for layer in node.stack.layers for step in layer.steps]
-        ordered = all(config.causal for config in configs if isinstance(config, MixerConfig))
+        ordered = all(config.causal for config in configs if isinstance(config, SublayerConfig))
         one_way = node.stack.prefix is None and node.stack.blocks is None
         return one_way and ordered and all(mask is not None and mask.causal for mask in masks)
     try:

@@ -124,7 +124,8 @@ def _drawn_into(host: Function, guest: Function) -> bool:
             if _is_reference(call.func, guest):
                 replaced = {*assigned_names(step)} - variable_names(call)  # the function may assign these names first
                 outer = {name for statement in host.body for name in variable_names(statement)} - replaced
-                steps = _inlined_statements(guest, call, outer)
+                later = {name for after in _statements_after(host.body, step) for name in variable_names(after)}
+                steps = _inlined_statements(guest, call, outer, later - {*assigned_names(step)})
                 if steps is None:
                     return False
                 *before, last = steps
@@ -136,8 +137,23 @@ def _drawn_into(host: Function, guest: Function) -> bool:
     return False
 
 
-def _inlined_statements(guest: Function, call: ast.Call, outer: set[str]) -> list[ast.stmt] | None:
-    """Return the statements of a function for the arguments of a call; None if a name would have two meanings."""
+def _statements_after(body: list[ast.stmt], step: ast.stmt) -> list[ast.stmt]:
+    """Return the statements of a body that may run after a statement in it; of a loop around it, all statements."""
+    index = next(index for index, outer in enumerate(body) if any(node is step for node in ast.walk(outer)))
+    outer, rest = body[index], body[index + 1 :]
+    if outer is step:
+        return rest
+    if isinstance(outer, ast.If):
+        branch = outer.body if any(node is step for inner in outer.body for node in ast.walk(inner)) else outer.orelse
+        return [*_statements_after(branch, step), *rest]
+    return [outer, *rest]
+
+
+def _inlined_statements(guest: Function, call: ast.Call, outer: set[str], later: set[str]) -> list[ast.stmt] | None:
+    """Return the statements of a function for the arguments of a call; None if a name would have two meanings.
+
+    `outer` are the other names of the calling function, and `later` those that it uses after the call.
+    """
     arguments = _call_arguments(guest, call)
     renamed: dict[str, ast.expr] = {
         name: value for name, value in arguments.items() if isinstance(value, ast.Name) and value.id != name
@@ -145,9 +161,8 @@ def _inlined_statements(guest: Function, call: ast.Call, outer: set[str]) -> lis
     local = {name for step in guest.body for name in variable_names(step)} - {*guest.uses, *vars(builtins), "self"}
     if any(name in outer and not _is_same_name(arguments.get(name), name) for name in local):
         return None
-    if set(arguments) != set(guest.parameters) or any(
-        name in renamed for step in guest.body for name in assigned_names(step)
-    ):
+    assigned = {name for step in guest.body for name in assigned_names(step)}
+    if set(arguments) != set(guest.parameters) or assigned & (renamed.keys() | (arguments.keys() & later)):
         return None
     first = [
         ast.Assign([ast.Name(name)], value, lineno=0)
