@@ -166,6 +166,9 @@ def test_an_empty_list_of_layers_says_nothing(name: str, empty: list[Any], tmp_p
         ("deepseek_v3", "intermediate_size", "18432", r"got `18432`(.|\n)*write the number without quotes"),
         ("deepseek_v3", "num_key_value_heads", 64, "`num_key_value_heads` gives `64`, but `num_attention_heads` gives"),
         ("falcon_h1_0_5b", "mamba_rms_norm", "no", "`mamba_rms_norm` must be true or false; got `no`"),
+        ("falcon_h1_0_5b", "key_multiplier", [0.5], "`key_multiplier` must be a number; got"),
+        ("llama31_8b", "attention_bias", {}, "`attention_bias` cannot be a mapping"),
+        ("modernbert_base", "local_attention", 6.5, "the value must be an integer; got 6.5"),
         ("bert_base", "architectures", "BertForTokenClassification", "`architectures` must be a list"),
     ],
 )

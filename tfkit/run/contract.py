@@ -32,9 +32,9 @@ Ids: TypeAlias = "NDArray[np.int64]"
 Array: TypeAlias = "NDArray[Any]"
 """Inputs of examples: token ids, or real numbers."""
 IGNORE_INDEX = -100
-# Products of a rate, a decay and the factors of a parametrization stay within float32, which optimizers require.
-MAX_RATE = 1e18
 """The target of a position that does not count."""
+MAX_RATE = 1e18
+"""The largest learning rate or weight decay. Products of both and of factors are then float32, as optimizers need."""
 Order = Literal["sampled", "shuffled", "sequential"]
 NonNegative = Annotated[float, Field(ge=0)]
 """A number of at least 0."""
