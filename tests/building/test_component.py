@@ -45,7 +45,7 @@ def cases() -> Iterator[Any]:
                 continue  # it needs the values of an earlier layer
             for layout in layouts if slot == "attention" else layouts[:1]:
                 yield pytest.param(slot, config, layout, {}, id=f"{slot}-{config.kind_name()}-{layout}")
-            if issubclass(config, AttentionConfig) and not config.chooses_keys:
+            if issubclass(config, AttentionConfig) and config.takes_memory and not config.chooses_keys:
                 yield pytest.param("cross_attention", config, "memory", {}, id=f"cross_attention-{config.kind_name()}")
     (mha,) = (config for config in kinds("attention") if config.kind_name() == "mha")
     for position in ("rope", "alibi", "t5", {"kind": "t5", "shared": False}, "disentangled"):

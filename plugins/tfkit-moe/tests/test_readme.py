@@ -17,7 +17,8 @@ from .layer import PLUGINS, spec
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r"^```(yaml|console)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
+BLOCKS = re.findall(r"^```(yaml|console)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+SPECS = {match[1]: text for _, text in BLOCKS if (match := re.search(r"^name: (\w+)$", text, re.MULTILINE))}
 MODELS = dict(re.findall(r"^\| (.+?) \| `(\{n_experts.*\})` \|$", TEXT, re.MULTILINE))
 
 
@@ -26,9 +27,10 @@ def test_no_block_is_left_unread() -> None:
     assert len(MODELS) == TEXT.count("| `{")
 
 
-def test_the_spec_builds_and_runs() -> None:
+@pytest.mark.parametrize("name", SPECS)
+def test_the_specs_build_and_run(name: str) -> None:
     sets = ["d_model=64", "vocab_size=50", "decoder.n_layers=3"]
-    model = tfkit.build(tfkit.loads(BLOCKS["yaml"], sets=sets, plugins=PLUGINS))
+    model = tfkit.build(tfkit.loads(SPECS[name], sets=sets, plugins=PLUGINS))
     assert model(torch.randint(50, (2, 7))).shape == (2, 7, 50)
 
 
@@ -41,14 +43,14 @@ def test_the_fields_of_published_models_are_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "output"), re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", BLOCKS["console"], re.MULTILINE)
+    ("command", "output"), re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", dict(BLOCKS)["console"], re.MULTILINE)
 )
 def test_commands_print_what_is_shown(
     command: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    Path("small_moe.yaml").write_text(BLOCKS["yaml"], encoding="utf-8")
+    Path("small_moe.yaml").write_text(SPECS["small_moe"], encoding="utf-8")
     program, *arguments = shlex.split(command)
     assert program == "tfkit"
     status = main([*arguments, "--plugin-dir", str(ROOT), "--no-plugins"])

@@ -82,7 +82,9 @@ def test_only_types_of_plugins_for_such_layers_have_such_a_word() -> None:
     matches = {file.stem for file in PUBLISHED.glob("*.json") if other_layers(read(file))}
     assert matches
     plugins = {name: KNOWN.files[name].plugin for name in matches}
-    assert set(plugins.values()) == {"tfkit-recurrent 0.1.0", "tfkit-media 0.1.0"}
+    assert set(plugins.values()) == {"tfkit-recurrent 0.1.0", "tfkit-media 0.1.0", "tfkit-encoders 0.1.0"}
     media = {name for name, plugin in plugins.items() if plugin == "tfkit-media 0.1.0"}
     wav2vec2 = {"wav2vec2_base", "wav2vec2_large_lv60", "data2vec_audio_base", "unispeech_large", "unispeech_sat_base"}
     assert media == {"hubert_base", "hubert_large", *wav2vec2}
+    encoders = {name for name, plugin in plugins.items() if plugin == "tfkit-encoders 0.1.0"}
+    assert encoders == {"convbert_base", "convbert_medium_small"}

@@ -79,7 +79,7 @@ class RopeFieldConfig(FieldConfig):
     """Entries that hold the factor of cos and sin of LongRoPE, the only scaling of such a class:
     `[short_mscale, long_mscale]`. They must be equal."""
     unread: tuple[str, ...] = ()
-    """Entries that the class ignores next to those of layer types, or fields that it ignores next to such an entry."""
+    """Entries that the class ignores next to entries of layer types, or fields that it ignores next to such an entry."""
 
     def check(self) -> None:
         """Raise `Invalid` for an entry that no type of layer has."""
