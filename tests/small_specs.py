@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tfkit.components.stack import StackConfig
 from tfkit.graph.expand import Graph, load
 
 from .known import NAMES
@@ -110,12 +111,14 @@ def reductions(graph: Graph, layers: int = 2) -> Iterator[str]:
     yield from _everywhere(graph, "vocab_size", 13)
     yield from _everywhere(graph, "max_len", 8)
     for node in graph.built_nodes:
+        if getattr(node.config, "d_embed", None) == node.output.width:
+            yield f"{node.name}.d_embed=16"
         if node.config.placeholders():
             yield f"{node.name}.token=12"
             same_width = [other for other in graph.built_nodes if other.output.width == node.output.width]
             stated = [other for other in same_width if ("graph", other.name, "d_model") in graph.spec.provenance.spans]
             yield from (f"{other.name}.d_model=16" for other in stated)
-        if hasattr(node.config, "n_layers"):
+        if isinstance(node.config, StackConfig):
             changes = [*stack_reductions(node.config, layers)]
             yield from (f"{node.name}.{change}" for change in changes)
             if node.stack is not None and "layer_features" in node.wires:  # which have a part for each layer

@@ -43,7 +43,7 @@ def cases() -> Iterator[Any]:
         for config in kinds(slot):
             if config.kind_name() == "value_residual":
                 continue  # it needs the values of an earlier layer
-            for layout in layouts if slot == "attention" else layouts[:1]:
+            for layout in layouts if slot == "attention" and config.causal else layouts[:1]:
                 yield pytest.param(slot, config, layout, {}, id=f"{slot}-{config.kind_name()}-{layout}")
             if issubclass(config, AttentionConfig) and config.takes_memory and not config.chooses_keys:
                 yield pytest.param("cross_attention", config, "memory", {}, id=f"cross_attention-{config.kind_name()}")

@@ -101,7 +101,8 @@ def test_at_any_width(d_model: int) -> None:
 def small(name: str) -> tfkit.Graph:
     """A shipped spec, wide enough for its start to be seen; what scales its logits is unchanged."""
     graph = tfkit.load(name)
-    sizes = {"d_model=16": "d_model=128", "vocab_size=13": f"vocab_size={VOCAB}", "max_len=8": "max_len=32"}
+    sizes = {"d_model=16": "d_model=128", "d_embed=16": "d_embed=128", "max_len=8": "max_len=32"}
+    sizes["vocab_size=13"] = f"vocab_size={VOCAB}"
     sizes["width=16"] = "width=128"
     sizes["sections=[2, 1, 1]"] = "sections=[8, 12, 12]"
     sizes[f"_factor={[1.5] * 4}"] = f"_factor={[1.5] * 32}"  # of the pairs of a head, which are eight times as many

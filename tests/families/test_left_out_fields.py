@@ -17,6 +17,7 @@ from .config_mutations import Mutation, config_of
 from .left_out_fields import outcomes
 
 EXCEPT = {
+    "bailing_hybrid rope_parameters.original_*": "its class sets its length from `model_max_length` after this",
     "dbrx rope_parameters*": "`attn_config.rope_theta`, which its class ignores, must have the same value",
     "deepseek_v2* qk_rope_head_dim": "`head_dim` is there, too, and still has its value",
     "dots1* layer_types": "the list also says what `max_window_layers` does, which the file has for another depth",

@@ -25,8 +25,8 @@ from .llama_kin import LLAMA, LLAMA_KIN, ROPE
 
 FIXED = {"type", "beta_fast", "beta_slow", "truncate", "max_position_embeddings", "llama_4_scaling_beta"}
 """Fields that only one of the two writes, where they have their usual values."""
-NEEDED = {"ministral3", "granitemoehybrid"}
-"""Types that need more than sizes: a part of the rotary position, or the types of layers."""
+NEEDED = {"ministral3", "granitemoehybrid", "cohere_compass_text"}
+"""Types that need more than sizes: a part of the rotary position, its values for each type of layer, or these types."""
 
 
 def plain(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ ROTARY = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_facto
 QUICK_CASES = {"gemma3_text"}
 EXCEPT = {
     "dbrx": "`attn_config.rope_theta`, which its class ignores, is the base of a file that has no other",
-    "laguna_channels": "it has one type of layers, so nothing reads the other's entry",
+    **dict.fromkeys(("laguna_channels", "lfm3_bare"), "it has one type of layers, so nothing reads the other's entry"),
 }
 """Cases whose rotary positions may differ; each with the reason."""
 EVEN = {name: {"head_dim": 16} for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")}

@@ -79,7 +79,7 @@ class RopeFieldConfig(FieldConfig):
     """Entries that hold the factor of cos and sin of LongRoPE, the only scaling of such a class:
     `[short_mscale, long_mscale]`. They must be equal."""
     unread: tuple[str, ...] = ()
-    """Entries that the class ignores next to entries of layer types, or fields that it ignores next to such an entry."""
+    """Entries that the class ignores next to entries of layer types, or fields that it ignores next to this entry."""
 
     def check(self) -> None:
         """Raise `Invalid` for an entry that no type of layer has."""
@@ -259,13 +259,15 @@ def _check_width(file: Reading, name: str) -> None:
 def _is_unrotated(file: Reading, name: str, kind: str) -> bool:
     """Return True if a file has null for a layer type. Only a class with null as the default supports it."""
     entries = file.present(_around(name)).get(name.removeprefix(_around(name)), {})
-    return (file.default(name) or {}).get(kind, {}) is None and entries.get(kind) is None
+    return entries.get(kind, {}) is None and (file.default(name) or {}).get(kind, {}) is None
 
 
 def _check_entries(file: Reading, name: str, kinds: Collection[str], unread: Collection[str]) -> None:
     """Raise `Invalid` if a mapping with an entry for each layer type has any other entry."""
-    entries = _mapping(file.present(_around(name)), name.removeprefix(_around(name)))
-    unknown = [] if "" in kinds else [key for key in entries if key not in kinds and key not in unread]
+    values, name = file.present(_around(name)), name.removeprefix(_around(name))
+    entries = _mapping(values, name)
+    ignored = unread if any(kind in values.get(name, {}) for kind in kinds) else ()
+    unknown = [] if "" in kinds else [key for key in entries if key not in kinds and key not in ignored]
     if unknown:
         raise Invalid("", f"{quoted(unknown[0])} is not a type of layer", notes=[f"types of layers: {listing(kinds)}"])
 
