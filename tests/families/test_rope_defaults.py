@@ -121,6 +121,8 @@ def unlike(name: str, config: dict[str, Any], folder: Path) -> tuple[Any, Any] |
     [
         ("gemma3_text", {"rope_parameters": {**DEFAULT_ROPE, **THETA}}, "`rope_type` is not a type of layer"),
         ("gemma3_text", {"local_rope_theta": 55.0}, "gemma3_text does not have the field `local_rope_theta`"),
+        ("cohere_compass_text", {"rope_parameters": THETA}, "`rope_theta` is not a type of layer"),
+        ("cohere_compass_text", {}, "`rope_theta` of `sliding_attention` is missing"),
         ("modernbert", THETA, "modernbert does not have the field `rope_theta`"),
         ("gpt_neox", THETA, "gpt_neox does not have the field `rope_theta`"),
         ("llama", {"rotary_emb_base": 55.0}, "llama does not have the field `rotary_emb_base`"),

@@ -364,7 +364,7 @@ def test_a_method_is_inlined_if_it_assigns_only_names_that_its_call_assigns_and_
 class Rescales(Settings):
     def forward(self, x: Tensor) -> Tensor:
         y = self.rescaled(x)
-        return y + x
+        return (y + x) * y
 
     def rescaled(self, x: Tensor) -> Tensor:
         x, scale = x * 2, self.weight
