@@ -31,6 +31,7 @@ SIZES: dict[str, str] = yaml.safe_load("""
   flan_t5_base: t5_v1_1_base
   flan_t5_large: t5_v1_1_large
   flan_t5_small: t5_v1_1_small
+  fnet_base: fnet_large
   gemma2_2b: gemma2_9b
   gpt2: distilgpt2 gpt2_large gpt2_medium gpt2_xl
   gpt_neo_125m: gpt_neo_1_3b gpt_neo_2_7b

@@ -111,7 +111,7 @@ def reductions(graph: Graph, layers: int = 2) -> Iterator[str]:
     yield from _everywhere(graph, "vocab_size", 13)
     yield from _everywhere(graph, "max_len", 8)
     for node in graph.built_nodes:
-        if getattr(node.config, "d_embed", None) == node.output.width:
+        if getattr(node.config, "d_embed", None) == (node.output.width or 0):
             yield f"{node.name}.d_embed=16"
         if node.config.placeholders():
             yield f"{node.name}.token=12"

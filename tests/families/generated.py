@@ -48,7 +48,8 @@ def served(name: str, case: Case) -> Iterator[tuple[str, Case]]:
     for kind, cls in classes(case.model_type).items():
         if cls == NAMES[case.kind].get(case.model_type):
             continue
-        pooled = kind in ("sequence", "pretraining")
+        # RoCBERT's class for pretraining has a pooler without reading it.
+        pooled = kind == "sequence" or (kind == "pretraining" and case.model_type != "roc_bert")
         unread = {key: why for key, why in case.uncounted.items() if not pooled or "pooler" not in key}
         prepare = None if case.kind == "seq2seq" else case.prepare  # `untie` needs the head
         leaves_out = case.leaves_out and (bool(unread) or not case.uncounted)

@@ -143,7 +143,7 @@ def check_text(text: str, run: Run) -> None:
 def _without_paths(key: str, part: Any) -> Any:
     """A value without paths, which are made absolute."""
     if key in ("weights", "branch") and isinstance(part, str):
-        return {}
+        return None if part == "none" else {}
     if key in PATHS and isinstance(part, dict):
         return {name: value for name, value in part.items() if name != PATHS[key]}
     return part

@@ -52,6 +52,7 @@ from tfkit.component.config import marker as marker
 from tfkit.component.config import optional_slot as optional_slot
 from tfkit.component.config import parts as parts
 from tfkit.component.config import slot as slot
+from tfkit.component.config import training_only_values as training_only_values
 from tfkit.component.config import with_values as with_values
 from tfkit.component.field import ABSENT as ABSENT
 from tfkit.component.field import FieldConfig as FieldConfig

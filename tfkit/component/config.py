@@ -142,6 +142,9 @@ class Config(BaseModel):
     """The key whose value may be written in place of the mapping; None if only a mapping is valid."""
     derived: ClassVar[Mapping[str, str]] = {}
     """Arithmetic for the value of a field that is not set: `{"d_head": "d_model // n_heads"}`."""
+    training_only: ClassVar[Mapping[str, Any]] = {}
+    """Fields that act only in training, each with the value at which it has no effect: `{"sampled": False}`. With these
+    values, and without dropout, a module computes the same in train mode as in eval mode."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -217,6 +220,14 @@ def leaf_values(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, A
     else:
         for name, entry in entries.items():
             yield from leaf_values(entry, (*path, name))
+
+
+def training_only_values(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+    """Yield the path of every field inside a config that acts only in training, with its value without an effect."""
+    if isinstance(value, Config):
+        yield from (((*path, name), neutral) for name, neutral in value.training_only.items())
+    for name, entry in (_config_entries(value) or {}).items():
+        yield from training_only_values(entry, (*path, name))
 
 
 def with_values(value: Any, values: Mapping[FieldPath, Any], path: FieldPath = ()) -> Any:

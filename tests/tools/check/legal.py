@@ -72,6 +72,7 @@ SIZES: Mapping[str, list[Any]] = {
     "pattern": [["other", "base"], {"0": "other", "rest": "base"}],
     "q_rank": [8],
     "short_factor": [[1.0, 1.5]],
+    "size": [2, 3],  # in a window of a single position, scores have no effect
     "std": [0.02, 0.1],
     "theta": [10.0, 10000.0],
     "width": [2, 4],

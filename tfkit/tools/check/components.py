@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from tfkit.component import AttentionConfig, Component, Config, InputPositionConfig, SharedMarker, marker
+from tfkit.component import (
+    AttentionConfig,
+    Component,
+    Config,
+    InputPositionConfig,
+    SharedMarker,
+    SublayerConfig,
+    marker,
+)
 from tfkit.errors import SpecError
 from tfkit.graph.expand import expand
 from tfkit.plugin.manager import Plugins
@@ -194,6 +202,8 @@ def models_of(
         words = "".join(f", {name}: {json.dumps(value)}" for name, value in row.items())
         for layout in within:
             if layout == "memory" and issubclass(config, AttentionConfig) and not config.takes_memory:
+                continue
+            if layout != "encoder" and issubclass(config, SublayerConfig) and not config.causal:
                 continue
             try:
                 graph = expand(take_spec(small_spec(layout, config, part), plugins))

@@ -16,6 +16,7 @@ s tokens, e experts, a experts of one token.
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import Annotated
 
 import torch
@@ -28,6 +29,8 @@ from tfkit.nn import settings
 
 class SparseMixerConfig(Config):
     """Choice of one expert after another, each weighted by a softmax over the experts near the best."""
+
+    training_only = MappingProxyType({"sampled": False})
 
     jitter: Annotated[float, Field(ge=0)] = 0.01
     """Half of the largest distance of a logit from the best logit, relative to the larger of the two. Experts beyond it

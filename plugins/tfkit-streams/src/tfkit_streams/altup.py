@@ -16,6 +16,7 @@ b batch, t positions, l streams, m d_model, c features of a layer.
 from __future__ import annotations
 
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -33,6 +34,7 @@ class AltUpConfig(tfkit.StreamConfig):
     kind: Literal["altup"] = "altup"
     enters = True
     takes_features = True
+    training_only = MappingProxyType({"clip": None})
     streams: tfkit.Count = 4
     """Number of streams."""
     d_features: tfkit.Shared[tfkit.Dim]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tfkit.building.placement import forked_generator
-from tfkit.component import FieldPath, MaskConfig, SublayerConfig, leaf_values
+from tfkit.component import FieldPath, MaskConfig, SublayerConfig, leaf_values, training_only_values
 from tfkit.errors import listing
 from tfkit.graph.expand import wire_sources
 from tfkit.graph.wiring import heads_of_tables
@@ -24,8 +24,6 @@ from tfkit.tools.check.runs import Choices, Inputs, call, cast_inputs, eval_outp
 
 BATCHES = 24
 """Number of batches within which every row and column of a parameter must receive a gradient."""
-DRAWS_OFF = {"dropout": 0.0, "sampled": False}
-"""Values of the fields by which a component draws random numbers in training, such that it draws none."""
 STEPS, TOLERANCE = (3e-4, 3e-5), 2e-2
 """The steps of a finite difference, at least one of which must agree, and the largest deviation.
 
@@ -201,14 +199,15 @@ def train_mode(subject: ModelUnderTest) -> Iterator[Deviation]:
 
 
 def without_dropout(subject: ModelUnderTest, but: FieldPath = ()) -> dict[FieldPath, Any]:
-    """Return the values of a spec without dropout and draws, except the rate at `but` and the stages next to it."""
-    values: dict[FieldPath, Any] = {}
-    for path, value in leaf_values(subject.graph.spec.model):
+    """Return the values of a spec without effects in training, except the rate at `but` and the stages next to it."""
+    model = subject.graph.spec.model
+    values = dict(training_only_values(model))
+    for path, value in leaf_values(model):
         if path[:-1] != but[:-1] and value is not None:
             if path[-1] == "stages":
                 values[path] = tuple(stage for stage in value if stage != "dropout")
-            elif path[-1] in DRAWS_OFF:
-                values[path] = DRAWS_OFF[path[-1]]
+            elif path[-1] == "dropout":
+                values[path] = 0.0
     return values
 
 
