@@ -30,7 +30,7 @@ EXCEPT = {
     "granite*swa* rope_parameters.rope_theta=*": "their class reads `layer_rope_theta` instead, where it is not null",
     "umt5* tie_word_embeddings=*": "`scale_decoder_outputs` is beside it",
     "longt5* tie_word_embeddings=*": "the same",
-    "bailing_hybrid* mlp_layer_types=*: not written*": "`first_k_dense_replace` is beside it, and lacks such a pattern",
+    "bailing_hybrid* not written: *`first_k_dense_replace`*": "no number says the pattern that `mlp_layer_types` says",
     "*original_max_position_embeddings=* is passed over": "their classes read it with a scaling alone",
     "phi3_longrope original_max_position_embeddings=* is written as 4096": "what their class believes",
     "* use_sliding_window=* is passed over": "`layer_types` is beside it, and no layer there has a window",
