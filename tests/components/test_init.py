@@ -99,6 +99,12 @@ def test_each_part_of_a_linear_layer_has_the_spread_of_the_formula(kind: str, ro
     check_spread(weights(kind)[name][first:last], shape, size)
 
 
+def test_only_the_last_layer_of_a_plain_ffn_is_scaled_by_depth() -> None:
+    state = weights("gpt2", f"decoder.ffn={{kind: gelu, d_ff: {FF}}}")
+    for layer, residual in (("up", False), ("down", True)):
+        check_spread(state[f"{LAYER}.ffn.{layer}.weight"], *formula("gpt2", D, FF, residual=residual))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(kind: str, name: str) -> None:

@@ -23,7 +23,7 @@ from tfkit.tools.eject.write import eject
 from tfkit.tools.export.export import export
 from tfkit.torch_private.torchscript import no_deprecation_warnings
 
-from ..sampling import some
+from ..sampling import chosen, some
 
 SPEC = """
 tfkit: 1
@@ -180,8 +180,7 @@ EINMIX = """
         return result.flatten(2)"""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize("name", chosen(PLUGINS, ("mixes",)))
 def test_an_ejected_file_has_operations_of_torch_next_to_patterns(name: str, alone: Alone, tmp_path: Path) -> None:
     graph = graph_with(tmp_path, *PLUGINS[name])
     text = eject(graph)
@@ -243,7 +242,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", some(BODIES, 1))
+@pytest.mark.parametrize("name", chosen(BODIES, ("taken names", "other shapes")))
 def test_any_use_of_einops_is_ejected(name: str, alone: Alone, tmp_path: Path) -> None:
     graph = graph_with(tmp_path, *BODIES[name])
     text = eject(graph)

@@ -22,16 +22,18 @@ def edit(model: Any) -> None:
 
 
 class Editing(Callback):
-    """Changes a module after a step; 0 is the start of the run."""
+    """Registers hooks that read values, and changes a module after a step; 0 is the start of the run."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
     def on_start(self, training: Any) -> None:
-        training.model.decoder.layers[0].register_forward_hook(lambda module, inputs, output: None)
         self.on_step(training, {})
 
     def on_step(self, training: Any, numbers: Any) -> None:
+        if training.step in (0, 2):
+            training.model.decoder.layers[0].register_forward_hook(lambda module, inputs, output: None)
+            training.model.decoder.layers[1].register_forward_pre_hook(lambda module, inputs: None)
         if training.step == self.step:
             edit(training.model)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tfkit.errors import SpecError
 from tfkit.tools.eject.inline import draw_in
 from tfkit.tools.eject.specialise import Specialiser
+from tfkit.tools.eject.values import ANY_VALUE, Items, Maybe, may_be_none
 
 
 class Settings(nn.Module):
@@ -359,6 +360,12 @@ def test_a_method_is_inlined_if_it_assigns_only_names_that_its_call_assigns_and_
         bodies[cls] = "\n".join(ast.unparse(ast.fix_missing_locations(step)) for step in body)
     assert bodies[Unbinds] == "first, second = x.unbind()\nreturn self.linear(first) * second"
     assert bodies[Shifts].startswith("first = self.linear(x).sum()\nfirst, second = self.halves(x, first)\n")
+
+
+def test_a_list_or_none_may_be_none() -> None:
+    tensors = Items(ANY_VALUE)
+    assert may_be_none(Maybe(tensors))
+    assert not may_be_none(tensors)
 
 
 class Rescales(Settings):

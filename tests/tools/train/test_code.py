@@ -15,7 +15,7 @@ from tests.run.training.runs import PLUGINS, small_run
 from tfkit.cli import main
 from tfkit.run.run_code import EXAMPLES, LOOP, code_of
 
-from ...sampling import slow, some
+from ...sampling import chosen, slow, some
 from .plugin import OWN_RUN, edit, forget, write_plugin
 
 
@@ -161,7 +161,7 @@ warning: the code of the run in `out` has changed since it began
 """
 
 
-@pytest.mark.parametrize("use", some(USES, 1))
+@pytest.mark.parametrize("use", chosen(USES, ("eval", "save")))
 def test_weights_of_other_code_are_used_with_a_warning(use: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train() == 0
     edit("__init__.py", "% 12", "% 11")  # the code of a kind that is not in use
