@@ -154,10 +154,10 @@ def run_of(folder: Path, loss: str = "masked", *sets: str) -> Run:
     return load_run(write_run(folder), PLUGINS, sets=[f"loss={loss}", "steps=4", evaluation, *sets])
 
 
-def step_of(run: Run, rank: int | None = None) -> tuple[dict[str, Tensor], Memory]:
-    """Return the gradients of the first step of a run, or of one of two processes, and its record."""
+def step_of(run: Run, rank: int | None = None, until: int = 1) -> tuple[dict[str, Tensor], Memory]:
+    """Return the gradients of the last step until a step, of a run or of one of two processes, and its record."""
     memory = Memory()
-    trainer = Trainer(run, memory, until=1, processes=None if rank is None else Half(rank))
+    trainer = Trainer(run, memory, until=until, processes=None if rank is None else Half(rank))
     trainer.train()
     return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}, memory
 
@@ -255,6 +255,13 @@ def test_an_undivided_loss_is_evaluated_in_batches_of_the_size_of_the_run(tmp_pa
         with torch.no_grad():
             totals.append(loss({"tokens": torch.from_numpy(batch.inputs["tokens"])}, None).total / 6)
     assert numbers["val.objective"] == pytest.approx(torch.stack(totals).mean().item(), rel=1e-6)
+
+
+def test_each_step_has_its_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws, rand = list[Tensor](), Noise.rand
+    monkeypatch.setattr(Noise, "rand", lambda noise, *shape: draws.append(rand(noise, *shape)) or draws[-1])
+    step_of(run_of(tmp_path, "masked", "eval=null"), until=3)
+    assert len({tuple(draw.flatten().tolist()) for draw in draws}) == len(draws) == 6
 
 
 def test_a_resumed_run_has_the_noise_and_the_state_of_its_steps(tmp_path: Path) -> None:
