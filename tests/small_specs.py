@@ -111,7 +111,8 @@ def reductions(graph: Graph, layers: int = 2) -> Iterator[str]:
     yield from _everywhere(graph, "vocab_size", 13)
     yield from _everywhere(graph, "max_len", 8)
     for node in graph.built_nodes:
-        if getattr(node.config, "d_embed", None) == (node.output.width or 0):
+        d_embed = getattr(node.config, "d_embed", None)
+        if d_embed is not None and d_embed == node.output.width:
             yield f"{node.name}.d_embed=16"
         if node.config.placeholders():
             yield f"{node.name}.token=12"

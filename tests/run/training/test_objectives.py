@@ -155,7 +155,7 @@ def run_of(folder: Path, loss: str = "masked", *sets: str) -> Run:
 
 
 def step_of(run: Run, rank: int | None = None, until: int = 1) -> tuple[dict[str, Tensor], Memory]:
-    """Return the gradients of the last step until a step, of a run or of one of two processes, and its record."""
+    """Return the gradients of step `until`, of a run or of one of two processes, and the record of the run."""
     memory = Memory()
     trainer = Trainer(run, memory, until=until, processes=None if rank is None else Half(rank))
     trainer.train()

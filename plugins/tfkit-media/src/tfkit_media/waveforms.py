@@ -189,21 +189,15 @@ class PaddedWaveformStem(Convolutions):
         return self.frames(waveform, None if mask is None else mask.to(torch.bool))
 
 
-class GroupNormConfig(tfkit.BlockConfig):
-    """A norm of a sequence as in images: a group of channels has one mean and one variance over all positions.
+class GroupedConfig(tfkit.BlockConfig):
+    """Base class of blocks that compute groups of channels of a sequence separately, and keep its shape."""
 
-    Padding does not count. A single group normalizes all channels together, d_model groups each channel alone.
-    """
-
-    block: Literal["group_norm"] = "group_norm"
     input: tfkit.MaskedWire | None = None
-    """The sequence to normalize."""
+    """The sequence to read."""
     d_model: tfkit.Shared[tfkit.Dim]
     """Width of the sequence."""
-    groups: tfkit.Count = 1
-    """Number of groups of channels."""
-    eps: tfkit.PositiveFloat = NORM_EPS
-    """Term added to the variances."""
+    groups: tfkit.Count
+    """Number of groups of channels that do not mix."""
 
     def check(self) -> None:
         """Raise `Invalid` for groups that do not divide the width."""
@@ -213,6 +207,19 @@ class GroupNormConfig(tfkit.BlockConfig):
 
     def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
         return tfkit.expect(inputs, "input", "sequence", width=self.d_model)
+
+
+class GroupNormConfig(GroupedConfig):
+    """A norm of a sequence as in images: a group of channels has one mean and one variance over all positions.
+
+    Padding does not count. A single group normalizes all channels together, d_model groups each channel alone.
+    """
+
+    block: Literal["group_norm"] = "group_norm"
+    groups: tfkit.Count = 1
+    """Number of groups of channels."""
+    eps: tfkit.PositiveFloat = NORM_EPS
+    """Term added to the variances."""
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
         return GroupNorm(self.groups, self.d_model, self.eps)
@@ -234,17 +241,13 @@ class GroupNorm(nn.Module):
         return normalized
 
 
-class ConvPositionConfig(tfkit.BlockConfig):
+class ConvPositionConfig(GroupedConfig):
     """Positions from the vectors around each: a convolution and an activation that are added, then a norm.
 
     The weight of the convolution is a direction times a gain for each of its taps.
     """
 
     block: Literal["conv_position"] = "conv_position"
-    input: tfkit.MaskedWire | None = None
-    """The sequence to read."""
-    d_model: tfkit.Shared[tfkit.Dim]
-    """Width of the sequence."""
     size: tfkit.Dim = 128
     """Positions that the convolution covers, centered; of an even number, one more before than after."""
     groups: tfkit.Count = 16
@@ -255,15 +258,6 @@ class ConvPositionConfig(tfkit.BlockConfig):
     """Norm of the sum."""
     dropout: tfkit.Shared[tfkit.Immaterial[tfkit.Changeable[tfkit.Probability]]] = 0.0
     """Dropout on the output."""
-
-    def check(self) -> None:
-        """Raise `Invalid` for groups that do not divide the width."""
-        super().check()
-        if self.d_model % self.groups:
-            raise Invalid("groups", f"`groups` must divide d_model, {self.d_model}; got {self.groups}")
-
-    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
-        return tfkit.expect(inputs, "input", "sequence", width=self.d_model)
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
         norm = None if self.norm is None else make(self.norm, self.d_model)
@@ -326,38 +320,19 @@ class WeightNormConv(nn.Module):
         return named(self.direction.size(0), size=self.size, groups=self.groups)
 
 
-class DeepConvPositionConfig(tfkit.BlockConfig):
+class DeepConvPositionConfig(ConvPositionConfig):
     """Positions from the vectors around each: the output of several convolutions is added, then a norm.
 
     Each convolution has a norm of every position, without weights, and an activation.
     """
 
-    block: Literal["deep_conv_position"] = "deep_conv_position"
-    input: tfkit.MaskedWire | None = None
-    """The sequence to read."""
-    d_model: tfkit.Shared[tfkit.Dim]
-    """Width of the sequence."""
+    block: Literal["deep_conv_position"] = "deep_conv_position"  # type: ignore[assignment]
     n_layers: tfkit.Count = 5
     """Number of convolutions, one after the other."""
     size: tfkit.Dim = 19
     """Positions that each convolution covers, centered; of an even number, one more before than after."""
-    groups: tfkit.Count = 16
-    """Number of groups of channels that do not mix."""
     activation: tfkit.ActivationConfig = tfkit.slot("gelu")
     """Activation after each convolution and its norm."""
-    norm: tfkit.NormConfig | None = None
-    """Norm of the sum."""
-    dropout: tfkit.Shared[tfkit.Immaterial[tfkit.Changeable[tfkit.Probability]]] = 0.0
-    """Dropout on the output."""
-
-    def check(self) -> None:
-        """Raise `Invalid` for groups that do not divide the width."""
-        super().check()
-        if self.d_model % self.groups:
-            raise Invalid("groups", f"`groups` must divide d_model, {self.d_model}; got {self.groups}")
-
-    def output(self, inputs: tfkit.Signals) -> tfkit.Signal:
-        return tfkit.expect(inputs, "input", "sequence", width=self.d_model)
 
     def build(self, make: tfkit.Make, inputs: tfkit.Signals) -> nn.Module:
         norm = None if self.norm is None else make(self.norm, self.d_model)
