@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 import tfkit
+from tfkit.testing import check_model
 
 from .layer import PLUGINS, spec
 
@@ -67,3 +68,9 @@ def test_it_warns_of_weights_that_are_always_1(jitter: float) -> None:
     assert gradient is not None
     assert bool(gradient.any()) == bool(jitter)
     assert len(list(idle_routers(graph))) == (not jitter)
+
+
+def test_without_draws_training_computes_what_evaluation_does() -> None:
+    router = {"sparse_mixer": {"jitter": 0.9}}
+    graph = tfkit.loads(spec(n_experts=4, n_experts_per_token=2, d_ff=8, router=router), plugins=PLUGINS)
+    check_model(graph, plugins=PLUGINS, only=["train-mode"])

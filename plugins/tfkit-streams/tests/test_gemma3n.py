@@ -65,6 +65,11 @@ def test_weights_are_bounded_in_training() -> None:
     torch.testing.assert_close(model.eval()(ids), trained)
 
 
+def test_without_the_bound_training_computes_what_evaluation_does() -> None:
+    bounded = tfkit.loads(SPEC.replace("around: altup", "around: {kind: altup, clip: 0.25}"))
+    check_model(bounded, only=["train-mode"])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
